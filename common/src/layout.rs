@@ -3,7 +3,8 @@
 //! A model is one flat vector of `f32`. Its tensors lie in it one after another in the order the model names
 //! them. The vector is cut into *buckets* of a fixed length; a tensor may cross a bucket's edge. Parameters
 //! and buffers (BatchNorm's running statistics) never share a bucket, since the servers update them by
-//! different rules: so all parameters come first and all buffers after them.
+//! different rules: so all parameters come first and all buffers after them. Parameters may be in *groups*, each with its own
+//! rate and decay; a bucket is of one group.
 //!
 //! ```text
 //!  offset 0                                   params_len          len
@@ -59,6 +60,21 @@ impl TensorSpec {
     }
 }
 
+/// Parameters that lie together and have a rate and a decay of their own; all else of the job's optimizer is theirs too.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParamGroup {
+    /// How many values they are.
+    pub values: usize,
+    /// In the place of the optimizer's.
+    pub lr: f64,
+    /// In the place of the optimizer's.
+    pub weight_decay: f64,
+}
+
+/// The most groups of parameters.
+pub const MAX_GROUPS: usize = 1024;
+
 /// One bucket: a range of the flat vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BucketSpec {
@@ -68,6 +84,8 @@ pub struct BucketSpec {
     pub len: usize,
     /// Parameters or buffers; never both.
     pub kind: TensorKind,
+    /// Of the parameters' groups the one that it is of; 0 where there are none, and of buffers.
+    pub group: u16,
 }
 
 impl BucketSpec {
@@ -105,6 +123,20 @@ pub enum LayoutError {
     /// More buckets than [`MAX_BUCKETS`].
     #[error("{0} buckets; a layout has at most {MAX_BUCKETS}: make them longer (cluster.bucket_bytes)")]
     TooManyBuckets(usize),
+    /// More groups than [`MAX_GROUPS`].
+    #[error("{0} groups of parameters; there are at most {MAX_GROUPS}")]
+    TooManyGroups(usize),
+    /// A group of parameters holds no value.
+    #[error("group {0} of the parameters holds no value")]
+    EmptyGroup(usize),
+    /// The groups are not all parameters.
+    #[error("the groups hold {groups} values, and the model has {params} parameters")]
+    GroupsLength {
+        /// Values of all groups.
+        groups: u128,
+        /// Values of all parameters.
+        params: usize,
+    },
     /// The bucket length is zero.
     #[error("a bucket must hold at least one value")]
     EmptyBucket,
@@ -114,14 +146,55 @@ pub enum LayoutError {
 /// them, as many as a message holds.
 pub const MAX_BUCKETS: usize = 1 << 17;
 
+/// The parts of the flat vector whose edges no bucket crosses: the groups of parameters, or all of them, then the buffers.
+pub(crate) fn parts(
+    params_len: usize,
+    buffers_len: usize,
+    groups: &[ParamGroup],
+) -> impl Iterator<Item = (usize, TensorKind)> {
+    let all = groups.is_empty().then_some(params_len);
+    let params = all.into_iter().chain(groups.iter().map(|g| g.values)).map(|n| (n, TensorKind::Param));
+    params.chain(Some((buffers_len, TensorKind::Buffer)))
+}
+
+/// How many buckets that gives; the error says why it gives none. Lengths and groups may come from anyone.
+pub(crate) fn count(
+    params_len: usize,
+    buffers_len: usize,
+    groups: &[ParamGroup],
+    bucket_len: usize,
+) -> Result<usize, LayoutError> {
+    if bucket_len == 0 {
+        return Err(LayoutError::EmptyBucket);
+    }
+    if groups.len() > MAX_GROUPS {
+        return Err(LayoutError::TooManyGroups(groups.len()));
+    }
+    if let Some(empty) = groups.iter().position(|g| g.values == 0) {
+        return Err(LayoutError::EmptyGroup(empty));
+    }
+    let held: u128 = groups.iter().map(|g| g.values as u128).sum();
+    if !groups.is_empty() && held != params_len as u128 {
+        return Err(LayoutError::GroupsLength { groups: held, params: params_len });
+    }
+    let count = parts(params_len, buffers_len, groups).map(|(n, _)| n.div_ceil(bucket_len)).sum();
+    if count > MAX_BUCKETS { Err(LayoutError::TooManyBuckets(count)) } else { Ok(count) }
+}
+
 impl Layout {
     /// Lays the tensors out one after another and cuts the vector into buckets of at most `bucket_len` values.
     ///
     /// Errors say which tensor is wrong; nothing else can fail.
     pub fn new(tensors: Vec<TensorSpec>, bucket_len: usize) -> Result<Self, LayoutError> {
-        if bucket_len == 0 {
-            return Err(LayoutError::EmptyBucket);
-        }
+        Self::in_groups(tensors, &[], bucket_len)
+    }
+
+    /// Likewise, with parameters in groups, in the order of the flat vector; none: all are one.
+    pub fn in_groups(
+        tensors: Vec<TensorSpec>,
+        groups: &[ParamGroup],
+        bucket_len: usize,
+    ) -> Result<Self, LayoutError> {
         let mut names = std::collections::BTreeSet::new();
         let (mut offsets, mut len, mut params_len, mut seen_buffer) = (Vec::new(), 0usize, 0, false);
         for t in &tensors {
@@ -148,18 +221,17 @@ impl Layout {
             return Err(LayoutError::Empty);
         }
         // Before the list is made: its length may come from anyone.
-        let count = params_len.div_ceil(bucket_len) + (len - params_len).div_ceil(bucket_len);
-        if count > MAX_BUCKETS {
-            return Err(LayoutError::TooManyBuckets(count));
-        }
+        let count = count(params_len, len - params_len, groups, bucket_len)?;
         let mut buckets = Vec::with_capacity(count);
-        for (start, end, kind) in [(0, params_len, TensorKind::Param), (params_len, len, TensorKind::Buffer)]
-        {
-            let mut at = start;
+        let mut at = 0;
+        for (group, part) in (0u16..).zip(parts(params_len, len - params_len, groups)) {
+            let (values, kind) = part;
+            let group = if kind == TensorKind::Param { group } else { 0 };
+            let end = at + values;
             while at < end {
-                let n = bucket_len.min(end - at);
-                buckets.push(BucketSpec { offset: at, len: n, kind });
-                at += n;
+                let len = bucket_len.min(end - at);
+                buckets.push(BucketSpec { offset: at, len, kind, group });
+                at += len;
             }
         }
         Ok(Self { tensors, offsets, buckets, params_len, len })
@@ -225,6 +297,31 @@ mod tests {
         }
         assert_eq!(at, 25);
         assert_eq!(l.tensor_range(1), 15..19);
+    }
+
+    fn group(values: usize) -> ParamGroup {
+        ParamGroup { values, lr: 0.1, weight_decay: 0.0 }
+    }
+
+    #[test]
+    fn a_bucket_is_of_one_group_and_one_group_is_as_none() {
+        let tensors = || vec![TensorSpec::param("a", &[19]), TensorSpec::buffer("m", &[6])];
+        let l = Layout::in_groups(tensors(), &[group(6), group(1), group(12)], 4).expect("valid");
+        let cut: Vec<_> = l.buckets().iter().map(|b| (b.offset, b.len, b.group)).collect();
+        let params = [(0, 4, 0), (4, 2, 0), (6, 1, 1), (7, 4, 2), (11, 4, 2), (15, 4, 2)];
+        assert_eq!(cut[..6], params);
+        assert_eq!(cut[6..], [(19, 4, 0), (23, 2, 0)]);
+        assert_eq!(Layout::in_groups(tensors(), &[group(19)], 4), Layout::new(tensors(), 4));
+    }
+
+    #[test]
+    fn wrong_groups_are_named() {
+        let with = |groups: &[ParamGroup]| Layout::in_groups(vec![TensorSpec::param("a", &[9])], groups, 1);
+        assert_eq!(with(&[group(5), group(0), group(4)]), Err(LayoutError::EmptyGroup(1)));
+        assert_eq!(with(&[group(5), group(5)]), Err(LayoutError::GroupsLength { groups: 10, params: 9 }));
+        let huge = with(&[group(usize::MAX), group(usize::MAX)]).expect_err("too many").to_string();
+        assert!(huge.contains("the model has 9"), "{huge}");
+        assert_eq!(with(&vec![group(1); 1025]), Err(LayoutError::TooManyGroups(1025)));
     }
 
     #[test]

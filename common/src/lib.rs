@@ -31,5 +31,5 @@ pub use consistency::{InForce, Mode};
 pub use durability::{Durability, LeaderWindow};
 pub use encoding::Encoding;
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
-pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};
+pub use layout::{BucketSpec, Layout, ParamGroup, TensorKind, TensorSpec};
 pub use payload::Payload;

@@ -171,16 +171,23 @@ fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
     if shard >= shards {
         return (0, 0, 0);
     }
-    let (params, buffers) = (job.params_len as u64, job.buffers_len as u64);
-    let (params_here, of_params) = of(0, params);
-    let (buffers_here, of_buffers) = of(params.div_ceil(len), buffers);
-    (params_here, buffers_here, of_params + of_buffers)
+    let (mut first, mut params, mut buffers, mut buckets) = (0, 0, 0, 0);
+    for (values, kind) in job.parts() {
+        let (here, count) = of(first, values as u64);
+        first += (values as u64).div_ceil(len);
+        buckets += count;
+        *if kind == TensorKind::Param { &mut params } else { &mut buffers } += here;
+    }
+    (params, buffers, buckets)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{consistency::Mode, durability::Durability, optim::OptimizerConfig, placement::buckets_of};
+    use crate::{
+        consistency::Mode, durability::Durability, layout::ParamGroup, optim::OptimizerConfig,
+        placement::buckets_of,
+    };
     use proptest::prelude::*;
 
     fn job(params_len: usize, bucket_len: usize) -> ServerJob {
@@ -239,8 +246,11 @@ mod tests {
         #[test]
         fn what_a_shard_holds_is_what_its_buckets_add_up_to(
             params in 1usize..500, buffers in 0usize..100, len in 1usize..40, shards in 1u32..8,
+            groups in prop::collection::vec(1usize..90, 0..5),
         ) {
-            let job = ServerJob { buffers_len: buffers, ..job(params, len) };
+            let params = if groups.is_empty() { params } else { groups.iter().sum() };
+            let groups = groups.iter().map(|n| ParamGroup { values: *n, lr: 0.1, weight_decay: 0.0 }).collect();
+            let job = ServerJob { buffers_len: buffers, groups, ..job(params, len) };
             for shard in (0..shards).map(ShardId) {
                 let buckets = buckets_of(&job.layout(), shard, shards);
                 let of = |kind| buckets.iter().filter(|(_, b)| b.kind == kind).map(|(_, b)| b.len as u64).sum();

@@ -26,13 +26,17 @@
 //!
 //! What it is not: it does not average pushes, count updates or keep the clock; the shard does.
 
+pub mod adadelta;
 pub mod adagrad;
 pub mod adam;
+pub mod adamax;
 pub mod clip;
 pub mod delayed_nesterov;
 pub mod descent;
 pub mod exact;
 mod gradient;
+pub mod nadam;
+pub mod radam;
 pub mod rmsprop;
 pub mod schedule;
 pub mod sgd;
@@ -44,12 +48,16 @@ mod identities;
 #[cfg(test)]
 mod speed;
 
+pub use adadelta::{Adadelta, AdadeltaRule};
 pub use adagrad::{Adagrad, AdagradRule};
 pub use adam::{Adam, AdamRule, AdamW};
+pub use adamax::{Adamax, AdamaxRule};
 pub use clip::{ClipConfig, norm_factor};
 pub use delayed_nesterov::{DelayedNesterov, DelayedNesterovRule};
 pub use descent::{Descent, NotFinite};
 pub use gradient::{Gradient, apply_buffer};
+pub use nadam::{NAdam, NAdamRule};
+pub use radam::{RAdam, RAdamRule};
 pub use rmsprop::{Norm, RmsProp, RmsPropRule};
 pub use schedule::{LrScale, ScheduleConfig, Shape};
 pub use sgd::{Momentum, MomentumRule, Nesterov, NesterovRule, Sgd};
@@ -87,6 +95,14 @@ pub enum OptimizerConfig {
     Adam(Adam),
     /// AdamW; its weight decay shrinks the weights directly.
     AdamW(AdamW),
+    /// Adadelta.
+    Adadelta(Adadelta),
+    /// Adamax: Adam by the largest size.
+    Adamax(Adamax),
+    /// NAdam: Adam with Nesterov's momentum.
+    NAdam(NAdam),
+    /// RAdam: Adam that waits until it knows the mean square.
+    RAdam(RAdam),
 }
 
 crate::kinds!(OptimizerConfig {
@@ -98,6 +114,10 @@ crate::kinds!(OptimizerConfig {
     "rmsprop" => Self::RmsProp,
     "adam" => Self::Adam,
     "adamw" => Self::AdamW,
+    "adadelta" => Self::Adadelta,
+    "adamax" => Self::Adamax,
+    "nadam" => Self::NAdam,
+    "radam" => Self::RAdam,
 });
 
 /// What changes from one update to the next. It must be the same on every replica: derive it from replicated
@@ -148,6 +168,10 @@ impl OptimizerConfig {
             Self::RmsProp(_) => "rmsprop",
             Self::Adam(_) => "adam",
             Self::AdamW(_) => "adamw",
+            Self::Adadelta(_) => "adadelta",
+            Self::Adamax(_) => "adamax",
+            Self::NAdam(_) => "nadam",
+            Self::RAdam(_) => "radam",
         }
     }
 
@@ -162,7 +186,46 @@ impl OptimizerConfig {
             Self::RmsProp(c) => c.lr,
             Self::Adam(c) => c.lr,
             Self::AdamW(c) => c.lr,
+            Self::Adadelta(c) => c.lr,
+            Self::Adamax(c) => c.lr,
+            Self::NAdam(c) => c.lr,
+            Self::RAdam(c) => c.lr,
         }
+    }
+
+    /// Whether a GPU has a kernel of it, for ranks that apply their gradients themselves.
+    pub fn has_kernel(&self) -> bool {
+        !matches!(
+            self,
+            Self::DelayedNesterov(_) | Self::Adadelta(_) | Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_)
+        )
+    }
+
+    /// The same with this base rate and weight decay.
+    pub fn with(&self, lr: f64, weight_decay: f64) -> Self {
+        let mut with = self.clone();
+        macro_rules! set {
+            ($($kind:ident),*) => {
+                match &mut with {
+                    $(Self::$kind(c) => (c.lr, c.weight_decay) = (lr, weight_decay),)*
+                }
+            };
+        }
+        set!(
+            Sgd,
+            Momentum,
+            Nesterov,
+            DelayedNesterov,
+            Adagrad,
+            RmsProp,
+            Adam,
+            AdamW,
+            Adadelta,
+            Adamax,
+            NAdam,
+            RAdam
+        );
+        with
     }
 
     /// Checks every option; the error names the key and its range.
@@ -176,6 +239,10 @@ impl OptimizerConfig {
             Self::RmsProp(c) => c.validate(),
             Self::Adam(c) => c.validate(),
             Self::AdamW(c) => c.validate(),
+            Self::Adadelta(c) => c.validate(),
+            Self::Adamax(c) => c.validate(),
+            Self::NAdam(c) => c.validate(),
+            Self::RAdam(c) => c.validate(),
         }
     }
 
@@ -186,6 +253,7 @@ impl OptimizerConfig {
             Self::Momentum(_) | Self::Nesterov(_) | Self::Adagrad(_) => 1,
             Self::RmsProp(c) => c.slots(),
             Self::DelayedNesterov(_) | Self::Adam(_) | Self::AdamW(_) => 2,
+            Self::Adadelta(_) | Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_) => 2,
         }
     }
 
@@ -197,7 +265,11 @@ impl OptimizerConfig {
             Self::DelayedNesterov(_) => vec!["momentum_buffer", "gradient_sum"],
             Self::Adagrad(_) => vec!["sum"],
             Self::RmsProp(c) => c.slot_names(),
-            Self::Adam(_) | Self::AdamW(_) => vec!["exp_avg", "exp_avg_sq"],
+            Self::Adadelta(_) => vec!["square_avg", "acc_delta"],
+            Self::Adamax(_) => vec!["exp_avg", "exp_inf"],
+            Self::Adam(_) | Self::AdamW(_) | Self::NAdam(_) | Self::RAdam(_) => {
+                vec!["exp_avg", "exp_avg_sq"]
+            }
         }
     }
 
@@ -240,7 +312,12 @@ impl OptimizerConfig {
             Self::Adagrad(c) => c.weight_decay,
             Self::RmsProp(c) => c.weight_decay,
             Self::Adam(c) => c.weight_decay,
-            Self::AdamW(_) => 0.0, // decoupled: its rule shrinks the weights itself
+            Self::Adadelta(c) => c.weight_decay,
+            Self::Adamax(c) => c.weight_decay,
+            Self::NAdam(c) if !c.decoupled_weight_decay => c.weight_decay,
+            Self::RAdam(c) if !c.decoupled_weight_decay => c.weight_decay,
+            // Decoupled: their rules shrink the weights themselves.
+            Self::AdamW(_) | Self::NAdam(_) | Self::RAdam(_) => 0.0,
         };
         decay as f32
     }
@@ -257,6 +334,10 @@ impl OptimizerConfig {
             Self::RmsProp(c) => Rule::RmsProp(c.rule(hyper)),
             Self::Adam(c) => Rule::Adam(c.rule(hyper)),
             Self::AdamW(c) => Rule::Adam(c.rule(hyper)),
+            Self::Adadelta(c) => Rule::Adadelta(c.rule(hyper)),
+            Self::Adamax(c) => Rule::Adamax(c.rule(hyper)),
+            Self::NAdam(c) => Rule::NAdam(c.rule(hyper)),
+            Self::RAdam(c) => Rule::RAdam(c.rule(hyper)),
         }
     }
 }
@@ -281,6 +362,14 @@ pub enum Rule {
     RmsProp(RmsPropRule),
     /// Of [`Adam`] and [`AdamW`].
     Adam(AdamRule),
+    /// Of [`Adadelta`].
+    Adadelta(AdadeltaRule),
+    /// Of [`Adamax`].
+    Adamax(AdamaxRule),
+    /// Of [`NAdam`].
+    NAdam(NAdamRule),
+    /// Of [`RAdam`].
+    RAdam(RAdamRule),
 }
 
 /// The loops of the rules read a value's weight and slots, compute, and write them, in this order: what is read again after
@@ -299,6 +388,10 @@ impl Rule {
             (Rule::Adagrad(r), [sum]) => r.run(weights, &mut sum[at], grad),
             (Rule::RmsProp(r), slots) => r.run(weights, slots, at, grad),
             (Rule::Adam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
+            (Rule::Adadelta(r), [s, a]) => r.run(weights, &mut s[at.clone()], &mut a[at], grad),
+            (Rule::Adamax(r), [m, u]) => r.run(weights, &mut m[at.clone()], &mut u[at], grad),
+            (Rule::NAdam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
+            (Rule::RAdam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
             _ => unreachable!("the number of slots was checked by the caller"),
         }
     }
@@ -333,6 +426,21 @@ impl Check {
     /// `eps` keeps 0/0 away, so it must not become 0 as an `f32`.
     pub(crate) fn eps(&self, v: f64) -> Result<(), OptimError> {
         self.that("eps", v, (1e-30..=1.0).contains(&v), "between 1e-30 and 1")
+    }
+
+    /// What Adam and its kin have in common.
+    pub(crate) fn adaptive(
+        &self,
+        lr: f64,
+        [beta1, beta2]: [f64; 2],
+        eps: f64,
+        weight_decay: f64,
+    ) -> Result<(), OptimError> {
+        self.not_negative("lr", lr)?;
+        self.below_one("beta1", beta1)?;
+        self.below_one("beta2", beta2)?;
+        self.eps(eps)?;
+        self.not_negative("weight_decay", weight_decay)
     }
 }
 

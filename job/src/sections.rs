@@ -1,7 +1,7 @@
 //! Sections whose types are somebody else's: what each goes together with in a job.
 
 use crate::{
-    Exchange, Job, SamplerKind,
+    DeviceConfig, Exchange, Job, SamplerKind,
     check::{Check, bad},
 };
 use paraft_common::{
@@ -80,6 +80,13 @@ pub(crate) fn algorithm(job: &Job) -> Check {
             let why = "delayed-nesterov is for gradients that come late, and in an all-reduce job none does";
             return bad("optimizer.kind", why, "set optimizer.kind = \"nesterov\"");
         }
+        if !job.optimizer.has_kernel() && job.train.device != DeviceConfig::Cpu {
+            let why = format!(
+                "a GPU has no kernel of {}, and in an all-reduce job it needs one",
+                job.optimizer.kind()
+            );
+            return bad("optimizer.kind", why, "set train.device = \"cpu\", or train.exchange = \"servers\"");
+        }
     }
     Ok(())
 }
@@ -88,4 +95,29 @@ pub(crate) fn algorithm(job: &Job) -> Check {
 pub(crate) fn schedule_and_clip(job: &Job) -> Check {
     job.schedule.validate().or_else(|e| bad("schedule.kind", e.to_string(), SEE))?;
     job.clip.validate().or_else(|e| bad("clip.norm", e.to_string(), SEE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn what_gpus_have_no_kernel_of_is_refused_where_ranks_apply_their_gradients() {
+        let parse = |optimizer: &str, set: &[&str]| {
+            let text = format!(
+                "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[optimizer]\nkind = \"{optimizer}\"\n"
+            );
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            Job::parse(&text, Path::new("test.toml"), &set).map_err(|e| e.to_string())
+        };
+        let alone = ["train.exchange=all-reduce", "train.workers=1"];
+        for optimizer in ["adadelta", "adamax", "nadam", "radam"] {
+            let error = parse(optimizer, &alone).expect_err("refused");
+            assert!(error.contains("optimizer.kind") && error.contains("no kernel of"), "{error}");
+            parse(optimizer, &[&alone[..], &["train.device=cpu"]].concat()).expect("on the CPU");
+            parse(optimizer, &[]).expect("with servers");
+        }
+        parse("adamw", &alone).expect("it has one");
+    }
 }

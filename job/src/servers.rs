@@ -2,8 +2,8 @@
 
 use crate::{Exchange, Job, fingerprint};
 use paraft_common::{
-    Layout, TensorKind, TensorSpec, codec::F32_BYTES, config::ServerJob, layout::LayoutError, optim::Descent,
-    placement,
+    Layout, ParamGroup, TensorKind, TensorSpec, codec::F32_BYTES, config::ServerJob, layout::LayoutError,
+    optim::Descent, placement,
 };
 
 /// What a shard should have, where there are too few buckets for as many as were asked for.
@@ -12,7 +12,17 @@ const SHARD_BYTES: usize = 1 << 20;
 impl Job {
     /// As [`Self::server_job`], for this data: workers with other data are refused.
     pub fn server_job_on(&self, tensors: &[TensorSpec], data: &dyn std::fmt::Display) -> ServerJob {
-        let mut job = self.server_job(tensors);
+        self.server_job_in_groups_on(tensors, &[], data)
+    }
+
+    /// As [`Self::server_job_in_groups`], for this data.
+    pub fn server_job_in_groups_on(
+        &self,
+        tensors: &[TensorSpec],
+        groups: &[ParamGroup],
+        data: &dyn std::fmt::Display,
+    ) -> ServerJob {
+        let mut job = self.server_job_in_groups(tensors, groups);
         job.fingerprint = format!("{}, {data}", job.fingerprint);
         job
     }
@@ -36,6 +46,12 @@ impl Job {
 
     /// What the servers need to know, for a model with these tensors.
     pub fn server_job(&self, tensors: &[TensorSpec]) -> ServerJob {
+        self.server_job_in_groups(tensors, &[])
+    }
+
+    /// Likewise, with trained tensors in groups that have rates and decays of their own. They are those of the optimizer on the
+    /// servers, which local steps make another than the job file's.
+    pub fn server_job_in_groups(&self, tensors: &[TensorSpec], groups: &[ParamGroup]) -> ServerJob {
         let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
         let params_len: usize = len(TensorKind::Param);
         let bucket_len = self.bucket_len(params_len);
@@ -61,13 +77,23 @@ impl Job {
             schedule,
             clip,
             start: None,
+            groups: groups.to_vec(),
             chunks: None,
         }
     }
 
     /// The layout that [`Self::server_job`] describes, with the model's tensor names.
     pub fn layout(&self, tensors: Vec<TensorSpec>) -> Result<Layout, LayoutError> {
+        self.layout_in_groups(tensors, &[])
+    }
+
+    /// That of [`Self::server_job_in_groups`].
+    pub fn layout_in_groups(
+        &self,
+        tensors: Vec<TensorSpec>,
+        groups: &[ParamGroup],
+    ) -> Result<Layout, LayoutError> {
         let bucket_len = self.server_job(&tensors).bucket_len;
-        Layout::new(tensors, bucket_len)
+        Layout::in_groups(tensors, groups, bucket_len)
     }
 }

@@ -33,5 +33,5 @@ pub const SOCKET_BUFFER_BYTES: usize = 3 << 19;
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// ...and given up after this long without one.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest job text a session may open with.
-pub const MAX_JOB_BYTES: usize = 64 << 10;
+/// The longest job text a session may open with: as many groups of parameters as a job may have take 100 KiB.
+pub const MAX_JOB_BYTES: usize = 128 << 10;

@@ -68,6 +68,8 @@ pub enum RefusalKind {
         "a message without a kind, or of a kind that this server does not know; use the same paraft on both sides"
     )]
     NoKind,
+    #[error("a push of {bucket} has the rate {got}: {why}")]
+    BadRate { bucket: BucketId, got: f64, why: &'static str },
     #[error("a push of {bucket} has seq 0: they count from 1")]
     BadSeq { bucket: BucketId },
     #[error("{message} names {got}: steps go up to 2^53")]
@@ -166,6 +168,7 @@ impl RefusalKind {
             K::Unavailable(_) => W::Unavailable,
             K::Unreadable(_) => W::Unreadable,
             K::NoKind => W::NoKind,
+            K::BadRate { .. } => W::BadRate,
             K::BadSeq { .. } => W::BadSeq,
             K::BadStep { .. } => W::BadStep,
             K::BadInitPart { .. } => W::BadInitPart,

@@ -63,6 +63,8 @@ fn push(len: usize) -> ToShard {
         sum_of_squares: 0.5,
         payload: payload(len).into(),
         samples: 64,
+        rate: Some(0.25),
+        skip: true,
     };
     ToShard { kind: Some(to_shard::Kind::Push(push)) }
 }
@@ -82,6 +84,7 @@ fn weights(len: usize) -> FromShard {
         clock: 6,
         mode: "ssp:4".into(),
         mode_number: 2,
+        skipped: 3,
     };
     FromShard { kind: Some(from_shard::Kind::Weights(w)) }
 }

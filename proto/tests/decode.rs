@@ -5,11 +5,22 @@ use proptest::prelude::*;
 use prost::Message;
 
 fn a_push() -> impl Strategy<Value = ToShard> {
-    let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<f64>());
+    let numbers =
+        (any::<u64>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<f64>(), any::<Option<f64>>());
     (numbers, prop::collection::vec(any::<u8>(), 0..64)).prop_map(
-        |((seq, step, bucket, version, sum), payload)| {
-            let push =
-                Push { seq, step, bucket, version, sum_of_squares: sum, payload: payload.into(), samples: 3 };
+        |((seq, step, bucket, version, sum_of_squares, rate), payload)| {
+            let payload = payload.into();
+            let push = Push {
+                seq,
+                step,
+                bucket,
+                version,
+                sum_of_squares,
+                payload,
+                samples: 3,
+                rate,
+                ..Push::default()
+            };
             ToShard { kind: Some(to_shard::Kind::Push(push)) }
         },
     )
@@ -53,6 +64,15 @@ fn a_push_has_the_bytes_of_its_protocol() {
         0x04, 0x00, 0x00, 0x80, 0x3f, 0x38, 0x03,
     ];
     let payload = 1f32.to_le_bytes().to_vec().into();
-    let push = Push { seq: 7, step: 3, bucket: 2, version: 5, sum_of_squares: 2.5, payload, samples: 3 };
+    let push = Push {
+        seq: 7,
+        step: 3,
+        bucket: 2,
+        version: 5,
+        sum_of_squares: 2.5,
+        payload,
+        samples: 3,
+        ..Push::default()
+    };
     assert_eq!(ToShard::decode(&sample[..]), Ok(ToShard { kind: Some(to_shard::Kind::Push(push)) }));
 }

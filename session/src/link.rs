@@ -9,8 +9,8 @@
 use crate::{error::SessionError, search::Search, session::Reported};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
 use paraft_proto::{
-    Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pause, Pull, Push,
-    Refused, Resume, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
+    Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, PUSH_FORM, Pause, Pull,
+    Push, Refused, Resume, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -198,6 +198,8 @@ pub(crate) struct Link {
     causes: BTreeMap<String, String>,
     /// When the open stream was opened, and by which leader.
     opened: (Duration, ServerId),
+    /// What the leader of the open stream reads of a push.
+    push_form: u32,
     /// The servers may still need the initial state.
     has_initial: bool,
 }
@@ -232,6 +234,7 @@ impl Link {
             trouble: None,
             causes: BTreeMap::new(),
             opened: (Duration::ZERO, ServerId(0)),
+            push_form: PUSH_FORM,
             has_initial: true,
         }
     }
@@ -397,7 +400,27 @@ impl Link {
         }
         out.in_flight += push.payload.len();
         self.unacked.push_back((push.clone(), at));
-        self.send(Kind::Push(push), out);
+        match self.is_read(&push) {
+            true => self.send(Kind::Push(push), out),
+            false => self.fails(self.too_old(), out),
+        }
+    }
+
+    /// Whether the leader of the open stream reads all that a push says.
+    fn is_read(&self, push: &Push) -> bool {
+        !matches!(self.state, State::Open(_))
+            || self.push_form >= PUSH_FORM
+            || push.rate.is_none() && !push.skip
+    }
+
+    fn too_old(&self) -> SessionError {
+        let message = "pushes say their rate or skip a step, which this server, of a release before, does not read: update all servers";
+        SessionError::Refused { shard: self.shard, kind: WireKind::Protocol, message: message.into() }
+    }
+
+    /// Whether a push of this step waits for its ack.
+    pub fn has_pushed(&self, step: u64) -> bool {
+        self.unacked.iter().any(|(push, _)| push.step == step)
     }
 
     pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut Outlet) {
@@ -517,6 +540,10 @@ impl Link {
         self.founding = o.founding;
         self.holds = false;
         self.opened = (now, ServerId(o.server));
+        self.push_form = o.push_form;
+        if !self.unacked.iter().all(|(push, _)| self.is_read(push)) {
+            return self.fails(self.too_old(), out);
+        }
         self.trouble = None;
         self.search.found();
         self.causes.clear();

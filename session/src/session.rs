@@ -127,6 +127,8 @@ pub struct Session {
     held: Vec<(Push, Duration, f64)>,
     /// That the next pushes are computed from.
     samples: u32,
+    /// At which the next pushes are to be applied; none: at the job's own.
+    rates: Vec<f64>,
     modes: Modes,
     /// Of the step that the next pull comes behind.
     loss: Option<f32>,
@@ -137,6 +139,8 @@ pub struct Session {
     failed: Option<SessionError>,
     rejoins: u64,
     dropped: u64,
+    /// Of this session's steps, as each shard has said, those that were skipped; and of the sessions that were lost.
+    skipped: (BTreeMap<ShardId, u64>, u64),
 }
 
 impl Session {
@@ -189,12 +193,14 @@ impl Session {
             requests: 0,
             held: Vec::new(),
             samples: 1,
+            rates: Vec::new(),
             loss: None,
             evaluations: Vec::new(),
             evaluated: BTreeSet::new(),
             failed: None,
             rejoins: 0,
             dropped: 0,
+            skipped: (BTreeMap::new(), 0),
         }
     }
 
@@ -283,6 +289,12 @@ impl Session {
         self.dropped
     }
 
+    /// Steps of this worker that were skipped: by itself or, where they were rounds, by anybody. Of those up to the last pull.
+    pub fn skipped(&self) -> u64 {
+        let (by_shard, before) = &self.skipped;
+        before + by_shard.values().copied().max().unwrap_or_default()
+    }
+
     /// Joins the job on every shard: [`Event::Joined`].
     pub fn join(&mut self) {
         self.wait = Wait::Join;
@@ -309,6 +321,17 @@ impl Session {
         self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
     }
 
+    /// The rates at which the next pushes are to be applied, one for each group of parameters (one where the job has none), in
+    /// the place of the optimizer's times the schedule's factor. None: at the job's own.
+    ///
+    /// # Panics
+    /// When they are not as many as the groups.
+    pub fn rates(&mut self, rates: Vec<f64>) {
+        let groups = self.job.groups.len().max(1);
+        assert!(rates.is_empty() || rates.len() == groups, "{} rates for {groups} groups", rates.len());
+        self.rates = rates;
+    }
+
     /// Pushes one bucket's gradient for `step`, in the encoding that the job has for it. It is kept until its ack, and sent
     /// again after a break.
     pub fn push(&mut self, now: Duration, bucket: BucketId, step: Step, payload: Bytes) {
@@ -316,6 +339,9 @@ impl Session {
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before the last
         // bucket is known. (BSP clips the mean; there the servers exchange the norm.)
         let waits = self.job.clip.norm.is_some() && self.any_asynchronous();
+        let spec = self.layout.buckets()[bucket.0 as usize];
+        let of_group = self.rates.get(usize::from(spec.group));
+        let rate = of_group.filter(|_| spec.kind == TensorKind::Param).copied();
         let Some(link) = self.links.get_mut(&shard) else { return };
         link.seq += 1;
         let push = Push {
@@ -326,6 +352,8 @@ impl Session {
             sum_of_squares: 0.0,
             payload,
             samples: self.samples,
+            rate,
+            skip: false,
         };
         if waits {
             let squares = self.squares(&push);
@@ -334,6 +362,29 @@ impl Session {
                 self.release();
             }
         } else {
+            link.push(push, now, &mut self.out);
+        }
+    }
+
+    /// Says that the worker has nothing for `step`, in the place of its pushes: of every bucket, kept and sent as they are. A
+    /// round in which anybody skips changes nothing, and where pushes are applied one by one this worker's does.
+    ///
+    /// # Panics
+    /// When something was pushed for this step.
+    pub fn skip(&mut self, now: Duration, step: Step) {
+        assert!(
+            !self.links.values().any(|l| l.has_pushed(step.0)),
+            "{step} was pushed, and cannot be skipped"
+        );
+        // What waits for the rest of its step was sent to nobody.
+        self.held.clear();
+        for (bucket, version) in (0u32..).zip(&self.versions) {
+            let Some(link) = self.links.get_mut(&placement::shard_of(BucketId(bucket), self.shards)) else {
+                continue;
+            };
+            link.seq += 1;
+            let (seq, step, version) = (link.seq, step.0, *version);
+            let push = Push { seq, step, bucket, version, skip: true, ..Push::default() };
             link.push(push, now, &mut self.out);
         }
     }
@@ -528,6 +579,7 @@ impl Session {
         }
         if self.joining.is_none() {
             self.rejoins += 1;
+            self.skipped = (BTreeMap::new(), self.skipped());
         }
         self.joining = Some(BTreeMap::new());
         self.held.clear();

@@ -1,9 +1,11 @@
 //! A session against servers that answer as they like: what it keeps, sends again, waits for and lets go.
 
 use bytes::Bytes;
-use paraft_common::{BucketId, Mode, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy};
+use paraft_common::{
+    BucketId, Mode, ParamGroup, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy,
+};
 use paraft_proto::{
-    Ack, Advice, FromShard, Opened, Refused, ToShard, Weights, from_shard, limits, to_shard::Kind,
+    Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, ToShard, Weights, from_shard, limits, to_shard::Kind,
 };
 use paraft_session::{Effect, Event, HANDOVER, Input, Options, Pull, Session, SessionError};
 use proptest::prelude::*;
@@ -75,7 +77,14 @@ impl Servers {
     }
 
     fn opens(&mut self, session: &mut Session, shard: ShardId, of: u64, clock: u64) {
-        let opened = Opened { session: of, clock, initialised: true, term: 1, ..Opened::default() };
+        let opened = Opened {
+            session: of,
+            clock,
+            initialised: true,
+            term: 1,
+            push_form: PUSH_FORM,
+            ..Opened::default()
+        };
         self.says(session, shard, from_shard::Kind::Opened(opened));
     }
 
@@ -126,6 +135,130 @@ fn shards_that_are_behind_are_brought_to_the_latest_clock() {
     assert_eq!(joined(&mut session, &mut servers, &[3, 5]), Step(5));
     assert!(matches!(servers.came[&ShardId(0)].back(), Some(Kind::Advance(a)) if a.step == 5));
     assert!(servers.came[&ShardId(1)].is_empty());
+}
+
+#[test]
+fn pushes_say_the_rate_that_the_worker_has_set_last() {
+    let job = ServerJob { buffers_len: LEN, ..job(Mode::Asp) };
+    let (mut session, mut servers) = (session(job, 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    let rate = |servers: &Servers| match servers.came[&ShardId(0)].back() {
+        Some(Kind::Push(p)) => p.rate,
+        other => panic!("{other:?}"),
+    };
+    let mut seen = Vec::new();
+    for rates in [vec![], vec![0.5], vec![0.25], vec![]] {
+        session.rates(rates);
+        push(&mut session, &mut servers, 0, 1);
+        seen.push(rate(&servers));
+    }
+    assert_eq!(seen, [None, Some(0.5), Some(0.25), None]);
+    session.rates(vec![0.5]);
+    push(&mut session, &mut servers, BUCKETS as u32, 1);
+    assert_eq!(rate(&servers), None, "running statistics have none");
+}
+
+#[test]
+fn each_group_of_parameters_has_its_rate() {
+    let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
+    let job = ServerJob { groups: vec![group(2 * LEN), group(LEN), group(LEN)], ..job(Mode::Asp) };
+    let (mut session, mut servers) = (session(job, 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    session.rates(vec![0.5, 0.25, 0.125]);
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    let rate = |kind: &Kind| if let Kind::Push(p) = kind { p.rate } else { None };
+    let said: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(rate).collect();
+    assert_eq!(said, [0.5, 0.5, 0.25, 0.125]);
+}
+
+#[test]
+fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_the_shards_say() {
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::default());
+    joined(&mut session, &mut servers, &[0, 0]);
+    session.rates(vec![0.5]);
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    session.skip(servers.now, Step(2));
+    servers.carry_out(&mut session);
+    servers.breaks(&mut session, ShardId(1));
+    servers.passes(&mut session, Duration::from_secs(1));
+    servers.opens(&mut session, ShardId(1), 7, 0);
+    for shard in [ShardId(0), ShardId(1)] {
+        let came = servers.came[&shard].iter();
+        let marks: Vec<_> = came
+            .filter_map(|k| match k {
+                Kind::Push(p) => Some((p.seq, p.step, p.bucket % 2, p.skip, p.payload.len(), p.rate)),
+                _ => None,
+            })
+            .collect();
+        let (of, len, rate) = (shard.0, LEN * 4, Some(0.5));
+        assert_eq!(marks[..2], [(1, 1, of, false, len, rate), (2, 1, of, false, len, rate)]);
+        assert_eq!(marks[2..], [(3, 2, of, true, 0, None), (4, 2, of, true, 0, None)]);
+    }
+    session.pull(servers.now, Pull::of(Step(2)), false);
+    servers.carry_out(&mut session);
+    assert_eq!(session.skipped(), 0);
+    for shard in [ShardId(0), ShardId(1)] {
+        for (bucket, last) in [(shard.0, false), (shard.0 + 2, true)] {
+            let skipped = u64::from(last);
+            let weights =
+                Weights { bucket, done: 2, last, skipped, mode: "bsp".into(), ..Weights::default() };
+            servers.says(&mut session, shard, from_shard::Kind::Weights(weights));
+        }
+    }
+    let pulled = loop {
+        match session.poll(servers.now).expect("it goes on") {
+            Some(Event::Pulled(pulled)) => break pulled,
+            Some(_) => {}
+            None => panic!("the pull is answered"),
+        }
+    };
+    assert_eq!((pulled.done, session.skipped()), (Step(2), 1));
+}
+
+#[test]
+fn what_waits_for_the_norm_of_a_step_that_is_skipped_is_sent_to_nobody() {
+    let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
+    let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    push(&mut session, &mut servers, 0, 1);
+    session.skip(servers.now, Step(1));
+    servers.carry_out(&mut session);
+    let skips = |k: &Kind| if let Kind::Push(p) = k { Some((p.bucket, p.skip)) } else { None };
+    let came: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(skips).collect();
+    assert_eq!(came, [(0, true), (1, true), (2, true), (3, true)]);
+}
+
+#[test]
+fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none() {
+    let of_before = |servers: &mut Servers, session: &mut Session| {
+        let opened = Opened { session: 7, initialised: true, term: 1, ..Opened::default() };
+        servers.says(session, ShardId(0), from_shard::Kind::Opened(opened));
+    };
+    for breaks in [false, true] {
+        let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::default());
+        servers.carry_out(&mut session);
+        of_before(&mut servers, &mut session);
+        push(&mut session, &mut servers, 0, 1);
+        assert!(session.poll(servers.now).is_ok(), "what it reads is pushed as ever");
+        if breaks {
+            servers.breaks(&mut session, ShardId(0));
+        }
+        session.rates(vec![0.5]);
+        push(&mut session, &mut servers, 1, 1);
+        if breaks {
+            servers.passes(&mut session, Duration::from_secs(1));
+            of_before(&mut servers, &mut session);
+        }
+        let said = loop {
+            match session.poll(servers.now) {
+                Err(e) => break e.to_string(),
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("it goes on"),
+            }
+        };
+        assert!(said.contains("update all servers"), "{said}");
+        assert!(!servers.pushes(ShardId(0)).contains(&2));
+    }
 }
 
 #[test]

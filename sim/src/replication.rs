@@ -123,7 +123,8 @@ impl Log {
         };
         let trip = self.round_trip(&mut log.chance);
         log.last = out.saturating_add(trip).max(log.last);
-        let weighs = matches!(proposal.command, Command::Update { .. } | Command::DeltaPart { .. });
+        let is_part = matches!(proposal.command, Command::DeltaPart { .. });
+        let weighs = is_part || proposal.command.pushes().is_some();
         log.open.push_back(Entry { proposal, number });
         if weighs && self.follow > 0 {
             let (cores, follow) = (self.cores.clone(), self.follow);

@@ -167,5 +167,5 @@ pub fn open(job: &ServerJob, worker: u32) -> Result<Open> {
 /// A push of the same value everywhere.
 pub fn push(seq: u64, step: u64, bucket: u32, value: f32, len: usize) -> Push {
     let payload: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), len).flatten().collect();
-    Push { seq, step, bucket, version: 0, sum_of_squares: 0.0, payload: payload.into(), samples: 1 }
+    Push { seq, step, bucket, payload: payload.into(), samples: 1, ..Push::default() }
 }

@@ -44,6 +44,23 @@ CASES = [  # name, table as the job file has it, optimizer class, its arguments,
     ("adamw", {"kind": "adamw"}, "AdamW", {}, None, False),
     ("adamw-options", {"kind": "adamw", "lr": 0.05, "beta1": 0.85, "beta2": 0.98, "weight_decay": 0.2},
      "AdamW", {}, 0.8, True),
+    ("adadelta", {"kind": "adadelta"}, "Adadelta", {}, None, False),
+    ("adadelta-options", {"kind": "adadelta", "lr": 0.5, "rho": 0.8, "eps": 1e-4, "weight_decay": 0.05},
+     "Adadelta", {}, 0.9, True),
+    ("adamax", {"kind": "adamax"}, "Adamax", {}, None, False),
+    ("adamax-options", {"kind": "adamax", "lr": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.1},
+     "Adamax", {}, 0.7, True),
+    ("nadam", {"kind": "nadam"}, "NAdam", {}, None, False),
+    ("nadam-options", {"kind": "nadam", "lr": 0.05, "beta1": 0.8, "beta2": 0.99, "eps": 1e-6, "momentum_decay": 0.5,
+                       "weight_decay": 0.1}, "NAdam", {}, None, True),
+    ("nadam-decoupled", {"kind": "nadam", "lr": 0.05, "weight_decay": 0.2, "decoupled_weight_decay": True},
+     "NAdam", {}, 0.8, False),
+    # beta2 of 0.9: the mean square is trusted from the 7th update on, so both ways of the rule are in the 20.
+    ("radam", {"kind": "radam"}, "RAdam", {}, None, False),
+    ("radam-options", {"kind": "radam", "lr": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.1},
+     "RAdam", {}, None, True),
+    ("radam-decoupled", {"kind": "radam", "lr": 0.05, "beta2": 0.95, "weight_decay": 0.2,
+                         "decoupled_weight_decay": True}, "RAdam", {}, 0.8, False),
 ]
 
 SCHEDULES = [  # name, table, function from optimizer to scheduler

@@ -484,6 +484,7 @@ impl Author {
             epochs_done: None,
             shards: self.shards,
             bucket_len: job.bucket_len,
+            groups: job.groups.clone(),
             optimizer: job.optimizer.clone(),
             slots: job.slot_names().iter().map(ToString::to_string).collect(),
             tensors: self.tensors.clone(),

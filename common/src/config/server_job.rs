@@ -7,7 +7,7 @@ use crate::{
     consistency::Mode,
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
-    layout::{Layout, LayoutError, MAX_BUCKETS, TensorKind, TensorSpec},
+    layout::{self, Layout, ParamGroup, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
 };
@@ -68,6 +68,10 @@ pub struct ServerJob {
     /// Where the weights come from when the seed does not give them: a checkpoint or a model file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Start>,
+    /// Parameters with rates and decays of their own, in the order of the flat vector: all parameters, or none (then all have
+    /// the optimizer's).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ParamGroup>,
     /// With the leased sampler: the chunks that shard 0 gives out. Without: every worker knows its share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<ChunkPlan>,
@@ -175,6 +179,7 @@ impl ServerJob {
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
             start: None,
+            groups: Vec::new(),
             chunks: None,
         }
     }
@@ -202,10 +207,8 @@ impl ServerJob {
         if job.bucket_len == 0 || job.bucket_len > MAX_BUCKET_LEN {
             return bad(format!("bucket_len {} is not within 1 to {MAX_BUCKET_LEN}", job.bucket_len));
         }
-        let buckets = job.params_len.div_ceil(job.bucket_len) + job.buffers_len.div_ceil(job.bucket_len);
-        if buckets > MAX_BUCKETS {
-            return bad(LayoutError::TooManyBuckets(buckets).to_string());
-        }
+        layout::count(job.params_len, job.buffers_len, &job.groups, job.bucket_len)
+            .map_err(|e| ServerJobError(e.to_string()))?;
         if job.workers == 0 || job.workers > 65_536 {
             return bad(format!("{} workers; a job has from 1 to 65536", job.workers));
         }
@@ -277,6 +280,13 @@ impl ServerJob {
                 "grace_ms {} is more than a day: a member that is gone would hold the others up for so long",
                 self.grace_ms
             ));
+        }
+        for group in 0..self.groups.len() {
+            let (optimizer, of) = (self.optimizer_of(group as u16), |e: &dyn std::fmt::Display| {
+                ServerJobError(format!("group {group} of the parameters: {e}"))
+            });
+            optimizer.validate().map_err(|e| of(&e))?;
+            self.algorithm.algorithm().validate(&optimizer).map_err(|e| of(&e))?;
         }
         if let Some(e) = self.early_stop {
             if e.patience == 0 {
@@ -353,6 +363,19 @@ impl ServerJob {
         slots
     }
 
+    /// The job's optimizer as a group of parameters has it, before the algorithm.
+    pub fn optimizer_of(&self, group: u16) -> OptimizerConfig {
+        match self.groups.get(usize::from(group)) {
+            Some(g) => self.optimizer.with(g.lr, g.weight_decay),
+            None => self.optimizer.clone(),
+        }
+    }
+
+    /// The parts of the flat vector whose edges no bucket crosses.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (usize, TensorKind)> {
+        layout::parts(self.params_len, self.buffers_len, &self.groups)
+    }
+
     /// The optimizer that the shards apply.
     pub fn on_shard(&self) -> OptimizerConfig {
         self.algorithm.algorithm().on_shard(&self.optimizer)
@@ -372,7 +395,7 @@ impl ServerJob {
         if self.buffers_len > 0 {
             tensors.push(TensorSpec::buffer("buffers", &[self.buffers_len]));
         }
-        Layout::new(tensors, self.bucket_len).expect("from_toml has checked the lengths")
+        Layout::in_groups(tensors, &self.groups, self.bucket_len).expect("from_toml has checked the lengths")
     }
 }
 
@@ -445,6 +468,19 @@ mod tests {
             assert!(why.contains(word), "`{word}` is not in: {why}");
             ServerJob::from_first_release(&text).expect("its log may hold it, and is replayed");
         }
+        let of = |lr, weight_decay| ParamGroup { values: 5, lr, weight_decay };
+        let in_groups = |second| ServerJob { groups: vec![of(0.1, 0.0), second], ..job() };
+        let dana = AlgorithmConfig::DanaSlim(Default::default());
+        let nesterov = toml::from_str("kind = \"nesterov\"").expect("a kind");
+        let cases = [
+            (in_groups(of(-0.1, 0.0)), "group 1 of the parameters: [optimizer] lr = -0.1"),
+            (in_groups(of(0.1, f64::NAN)), "weight_decay = NaN"),
+            (ServerJob { algorithm: dana, optimizer: nesterov, ..in_groups(of(0.1, 0.5)) }, "dana-slim"),
+        ];
+        for (job, word) in cases {
+            let why = job.validate().expect_err(word).to_string();
+            assert!(why.contains(word), "`{word}` is not in: {why}");
+        }
         let most = ServerJob {
             name: "\u{e9}".repeat(128),
             grace_ms: MAX_GRACE_MS,
@@ -463,6 +499,7 @@ mod tests {
             ServerJob { bucket_len: MAX_BUCKET_LEN + 1, ..job() },
             ServerJob { params_len: 1 << 20, bucket_len: 1, ..job() },
             ServerJob { workers: 0, ..job() },
+            ServerJob { groups: vec![ParamGroup { values: 9, lr: 0.1, weight_decay: 0.0 }], ..job() },
             ServerJob { chunks: Some(ChunkPlan { per_epoch: 0, epochs: 1 }), ..job() },
         ];
         for job in cases {
@@ -497,6 +534,9 @@ mod tests {
             assert!(table.contains_key(key), "`{key}` is missing in {text}");
         }
         assert_eq!(ServerJob::decode(&text), Ok(job()));
+        let group = |values, lr| ParamGroup { values, lr, weight_decay: 1e-4 };
+        let in_groups = ServerJob { groups: vec![group(3, 0.5), group(7, 0.0)], ..job() };
+        assert_eq!(ServerJob::from_toml(&in_groups.to_toml().expect("written")), Ok(in_groups));
         // As the first release wrote it, without what was as usual.
         let short = "name = \"rules\"\nfingerprint = \"\"\nworkers = 1\nmode = \"bsp\"\nparams_len = 10\n\
                      buffers_len = 0\nbucket_len = 4\ngrace_ms = 1000\n[optimizer]\nkind = \"sgd\"\nlr = 1.0\n\

@@ -62,11 +62,7 @@ impl Default for AdamW {
 
 impl Adam {
     pub(super) fn validate(&self) -> Result<(), OptimError> {
-        OPTIMIZER.not_negative("lr", self.lr)?;
-        OPTIMIZER.below_one("beta1", self.beta1)?;
-        OPTIMIZER.below_one("beta2", self.beta2)?;
-        OPTIMIZER.eps(self.eps)?;
-        OPTIMIZER.not_negative("weight_decay", self.weight_decay)
+        OPTIMIZER.adaptive(self.lr, [self.beta1, self.beta2], self.eps, self.weight_decay)
     }
 
     pub(super) fn rule(&self, hyper: &Hyper) -> AdamRule {
@@ -76,8 +72,7 @@ impl Adam {
 
 impl AdamW {
     pub(super) fn validate(&self) -> Result<(), OptimError> {
-        let Self { lr, beta1, beta2, eps, weight_decay } = *self;
-        Adam { lr, beta1, beta2, eps, weight_decay }.validate()
+        OPTIMIZER.adaptive(self.lr, [self.beta1, self.beta2], self.eps, self.weight_decay)
     }
 
     pub(super) fn rule(&self, hyper: &Hyper) -> AdamRule {

@@ -91,7 +91,7 @@ fn every_optimizer_follows_pytorch_for_twenty_updates() {
         }
         println!("{}: worst {:.2} * 2^-23", case.name, worst / f32::EPSILON);
     }
-    assert_eq!(kinds.len(), 7, "every kind has a case");
+    assert_eq!(kinds.len(), 11, "every kind has a case");
 }
 
 /// PyTorch computes its schedules from the factor before, so its own rounding adds up: 1e-12 over 20 steps.

@@ -73,6 +73,16 @@ pub enum LrScale {
     Linear,
 }
 
+impl LrScale {
+    /// What the rate of an update of so many pushes is multiplied by.
+    pub fn factor(self, contributions: usize) -> f64 {
+        match self {
+            LrScale::None => 1.0,
+            LrScale::Linear => contributions.max(1) as f64,
+        }
+    }
+}
+
 impl ScheduleConfig {
     /// Checks every option; the error names the key and its range.
     pub fn validate(&self) -> Result<(), OptimError> {
@@ -105,11 +115,7 @@ impl ScheduleConfig {
         };
         let warmup = self.warmup as f64;
         let rise = if clock < warmup { ((clock + 1.0) / warmup).min(1.0) } else { 1.0 };
-        let scale = match self.scale {
-            LrScale::None => 1.0,
-            LrScale::Linear => contributions.max(1) as f64,
-        };
-        shape * rise * scale
+        shape * rise * self.scale.factor(contributions)
     }
 }
 

@@ -52,7 +52,11 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         Kind::Push(m) => {
             let (step, arrived) = (Step(m.step), Moment::now());
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
-            let bucket = check(shard, BucketId(m.bucket), &payload, Some(step)).map_err(refuse)?;
+            let bucket = match m.skip {
+                true => nothing(shard, BucketId(m.bucket), &payload),
+                false => check(shard, BucketId(m.bucket), &payload, Some(step)),
+            };
+            let bucket = bucket.map_err(refuse)?;
             if m.seq == 0 {
                 return Err(RefusalKind::BadSeq { bucket: BucketId(m.bucket) }.into());
             }
@@ -60,6 +64,7 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));
             }
+            let rate = rate(shard, bucket, m.rate).map_err(|kind| refuse(kind.into()))?;
             Ok(Message::Push {
                 seq: Seq(m.seq),
                 step,
@@ -68,6 +73,8 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
                 samples: m.samples.max(1),
                 sum_of_squares: m.sum_of_squares.max(0.0),
                 payload,
+                rate: rate.filter(|_| !m.skip),
+                skip: m.skip,
                 arrived,
             })
         }
@@ -109,6 +116,24 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         }
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
     }
+}
+
+/// The rate that a push says, where its bucket is trained.
+fn rate(shard: &Shard, bucket: usize, rate: Option<f64>) -> Result<Option<f64>, RefusalKind> {
+    let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
+    let target = &conf.buckets[bucket];
+    let Some(got) = rate.filter(|_| target.spec.kind == TensorKind::Param) else { return Ok(None) };
+    let bad = |why| Err(RefusalKind::BadRate { bucket: target.id, got, why });
+    // Optimizers compute with it as an f32.
+    if got.is_sign_negative() && got != 0.0 || !(got as f32).is_finite() {
+        return bad("it must be a finite number, 0 or more");
+    }
+    if conf.job.algorithm.algorithm().looks_ahead() {
+        return bad(
+            "this job's algorithm looks ahead at the job's own rate, so its workers cannot say theirs",
+        );
+    }
+    Ok(Some(got))
 }
 
 /// More switches than a job's operators can make, so that the next number always exists.
@@ -197,6 +222,15 @@ fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> 
     }
 }
 
+/// The place of the bucket of a push that skips it.
+fn nothing(shard: &Shard, id: BucketId, payload: &Payload) -> Result<usize, Refusal> {
+    if !payload.is_empty() {
+        let why = format!("it is skipped, and has {} bytes", payload.len());
+        return Err(RefusalKind::BadPayload { bucket: id, why }.into());
+    }
+    local(shard, id)
+}
+
 /// To the wire.
 pub fn reply(server: u64, reply: Reply) -> FromShard {
     use from_shard::Kind;
@@ -210,6 +244,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
                 term,
                 server,
                 founding,
+                push_form: wire::PUSH_FORM,
             })
         }
         Reply::Ack { seq, version } => {
@@ -230,6 +265,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             mode_number: w.in_force.number,
             clock: w.clock.0,
             checkpoint: w.checkpoint,
+            skipped: if w.last { w.skipped } else { 0 },
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
             Kind::RoundNorm(wire::RoundNorm { step: step.0, sum_of_squares })
@@ -300,18 +336,25 @@ mod tests {
                     Some(Kind::Init(wire::Init { bucket, payload, part, version, clock }))
                 }
             ),
-            (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload(), any::<u32>())
-                .prop_map(|(seq, step, bucket, version, sum_of_squares, payload, samples)| {
-                    Some(Kind::Push(wire::Push {
-                        seq,
-                        step,
-                        bucket,
-                        version,
-                        sum_of_squares,
-                        payload,
-                        samples,
-                    }))
-                }),
+            (
+                (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload(), any::<u32>()),
+                (prop::option::of(prop_oneof![any::<f64>(), 0f64..1.0]), prop::bool::weighted(0.2)),
+            )
+                .prop_map(
+                    |((seq, step, bucket, version, sum_of_squares, payload, samples), (rate, skip))| {
+                        Some(Kind::Push(wire::Push {
+                            seq,
+                            step,
+                            bucket,
+                            version,
+                            sum_of_squares,
+                            payload,
+                            samples,
+                            rate,
+                            skip,
+                        }))
+                    }
+                ),
             (
                 n(),
                 (any::<bool>(), any::<bool>(), any::<bool>()),
@@ -349,6 +392,44 @@ mod tests {
         .prop_map(|kind| ToShard { kind })
     }
 
+    #[test]
+    fn a_rate_is_a_number_that_an_optimizer_can_take() {
+        let with = |algorithm: &str| {
+            let algorithm = toml::from_str(&format!("kind = \"{algorithm}\"")).expect("a kind");
+            let momentum = toml::from_str("kind = \"nesterov\"").expect("a kind");
+            let job = ServerJob {
+                algorithm,
+                optimizer: momentum,
+                buffers_len: 4,
+                ..ServerJob::new("rates", Mode::Asp, 4, 4)
+            };
+            let shard = Shard::new(ShardId(0), 1);
+            shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
+            shard
+        };
+        let push = |shard: &Shard, bucket: u32, rate: f64| {
+            let payload = vec![0u8; 16].into();
+            let push =
+                wire::Push { seq: 3, step: 1, bucket, payload, rate: Some(rate), ..Default::default() };
+            message(shard, ToShard { kind: Some(to_shard::Kind::Push(push)) }.into())
+        };
+        let plain = with("asgd");
+        for rate in [0.0, -0.0, 0.1, 1e30] {
+            let Ok(Some(Message::Push { rate: got, .. })) = push(&plain, 0, rate) else { panic!("{rate}") };
+            assert_eq!(got, Some(rate));
+        }
+        let bad = |r: Result<_, Refusal>| {
+            r.is_err_and(|r| r.seq == 3 && matches!(r.kind, RefusalKind::BadRate { .. }))
+        };
+        for rate in [-0.1, f64::NAN, f64::INFINITY, 1e39] {
+            assert!(bad(push(&plain, 0, rate)), "{rate}");
+        }
+        let Ok(Some(Message::Push { rate: None, .. })) = push(&plain, 1, -1.0) else {
+            panic!("running statistics have no rate")
+        };
+        assert!(bad(push(&with("dana-zero"), 0, 0.1)), "it looks ahead at the job's rate");
+    }
+
     proptest! {
         #[test]
         fn what_comes_through_fits_the_shard_and_is_finite(
@@ -357,7 +438,11 @@ mod tests {
             let shard = shard(encoding);
             let conf = shard.configured().expect("configured");
             match message(&shard, m.clone().into()) {
-                Ok(Some(Message::Push { bucket, payload, sum_of_squares, .. })) => {
+                Ok(Some(Message::Push { payload, rate, skip: true, .. })) => {
+                    prop_assert!(payload.is_empty() && rate.is_none());
+                }
+                Ok(Some(Message::Push { bucket, payload, sum_of_squares, rate, .. })) => {
+                    prop_assert!(rate.is_none_or(|r| r >= 0.0 && (r as f32).is_finite()), "{:?}", rate);
                     let mut values = vec![0.0; conf.buckets[bucket].spec.len];
                     let decoded = Values::new(&payload, encoding, values.len()).map(|mut v| v.read(&mut values));
                     prop_assert_eq!(decoded, Ok(Ok(())));

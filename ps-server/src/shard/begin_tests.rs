@@ -188,6 +188,15 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
         Command::Resume { worker, session, level: true },
         Command::Admit { form: 1, job: String::new() },
         Command::JoinAs { worker, session },
+        Command::UpdateAt {
+            bucket,
+            contributions: Vec::new(),
+            encoding,
+            factor: 1.0,
+            closes: false,
+            rate: 0.5,
+        },
+        Command::Skip { bucket, contributions: Vec::new(), closes: false },
     ];
     for (number, command) in (0u8..).zip(&all) {
         let bytes = header::encode(command).expect("encodes");

@@ -46,6 +46,8 @@ pub struct Incoming<'a> {
     pub gradient: Gradient<'a>,
     /// Whose.
     pub contributions: &'a [Contribution],
+    /// In the place of the job's own.
+    pub rate: Option<f64>,
     /// Members that train.
     pub members: usize,
     /// Those of whom something is kept, and who train no more.
@@ -103,21 +105,30 @@ impl BucketData {
 
     /// Applies one update; returns the version that contains it. Every update of every bucket goes through here,
     /// whether a replica applies it from the log or a leader to its working copy.
-    pub(super) fn update(&mut self, kind: TensorKind, update: Incoming<'_>) -> Version {
+    pub(super) fn update(&mut self, spec: BucketSpec, update: Incoming<'_>) -> Version {
         let Incoming { gradient, contributions, members, .. } = update;
-        match kind {
+        match spec.kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
-            TensorKind::Param => self.train(update),
+            TensorKind::Param => self.train(spec.group, update),
         }
-        self.clock += contributions.len() as f64 / members.max(1) as f64;
+        self.pass(contributions.len(), members);
         self.version.0 += 1;
         self.version
     }
 
-    fn train(&mut self, update: Incoming<'_>) {
-        let Incoming { job, gradient, contributions, gone, .. } = update;
+    /// So many pushes are in, or skipped: the schedule's clock goes on.
+    pub(super) fn pass(&mut self, pushes: usize, members: usize) {
+        self.clock += pushes as f64 / members.max(1) as f64;
+    }
+
+    fn train(&mut self, group: u16, update: Incoming<'_>) {
+        let Incoming { job, gradient, contributions, rate, gone, .. } = update;
         gone.iter().for_each(|w| self.forget(job, *w));
-        let rate = job.optimizer.lr() * job.schedule.factor(self.clock, contributions.len());
+        let optimizer = job.optimizer_of(group);
+        let rate = match rate {
+            Some(rate) => rate * job.schedule.scale.factor(contributions.len()),
+            None => optimizer.lr() * job.schedule.factor(self.clock, contributions.len()),
+        };
         let (keeps, t) = (job.keeps(), self.version.0 + 1);
         // A round of several has no delay, and no worker of its own.
         let (whose, from) = match contributions {
@@ -140,7 +151,7 @@ impl BucketData {
         let own_t = if keeps.own_slots { kept.updates } else { t };
         let update = algorithm::Update {
             hyper: Hyper { lr: rate as f32, t: own_t, clip_value: job.clip.value },
-            base_lr: job.optimizer.lr() as f32,
+            base_lr: optimizer.lr() as f32,
             t,
             delay: self.version.0 - from.0,
         };
@@ -150,7 +161,7 @@ impl BucketData {
             own: keeps.own_slots.then_some(own.as_mut_slice()),
             pulled: pulled.map(|(_, w)| w.as_slice()),
         };
-        job.algorithm.apply(&job.optimizer, &update, state, gradient);
+        job.algorithm.apply(&optimizer, &update, state, gradient);
         if keeps.of_workers() {
             kept.slots = own.into_iter().map(Arc::new).collect();
             self.kept.insert(whose, kept);
@@ -175,14 +186,15 @@ impl BucketData {
     }
 
     /// What a pull gets where that is not the weights as they are.
-    pub fn look_ahead(&self, job: &ServerJob, kind: TensorKind) -> Option<Vec<f32>> {
+    pub fn look_ahead(&self, job: &ServerJob, spec: BucketSpec) -> Option<Vec<f32>> {
         let algorithm = job.algorithm.algorithm();
-        if kind == TensorKind::Buffer || !algorithm.looks_ahead() {
+        if spec.kind == TensorKind::Buffer || !algorithm.looks_ahead() {
             return None;
         }
-        let rate = job.optimizer.lr() * job.schedule.factor(self.clock, 1);
+        let optimizer = job.optimizer_of(spec.group);
+        let rate = optimizer.lr() * job.schedule.factor(self.clock, 1);
         let mut out = vec![0.0; self.weights.len()];
-        algorithm.look_ahead(&job.optimizer, rate as f32, &self.weights, &self.slots, &mut out);
+        algorithm.look_ahead(&optimizer, rate as f32, &self.weights, &self.slots, &mut out);
         Some(out)
     }
 }
@@ -211,8 +223,8 @@ impl AsRef<[f32]> for Shared {
 }
 
 /// The weights that a worker gets, as the bytes that travel.
-pub fn pulled_bytes(job: &ServerJob, kind: TensorKind, data: &Arc<BucketData>) -> Bytes {
-    data.look_ahead(job, kind).map_or_else(|| vector_bytes(data, 0), value_bytes)
+pub fn pulled_bytes(job: &ServerJob, spec: BucketSpec, data: &Arc<BucketData>) -> Bytes {
+    data.look_ahead(job, spec).map_or_else(|| vector_bytes(data, 0), value_bytes)
 }
 
 /// A bucket's place and data. Readers hold the lock only to clone the `Arc` (a pull reads bucket by bucket while
@@ -322,11 +334,22 @@ impl Bucket {
         let keeps = update.job.keeps().of_workers();
         let data = Arc::make_mut(&mut data);
         let before = if keeps { data.kept_bytes() } else { 0 };
-        let version = data.update(self.spec.kind, update);
+        let version = data.update(self.spec, update);
         if keeps {
             conf.keeps(before, data.kept_bytes());
         }
         version
+    }
+
+    /// So many pushes are skipped; gives the version that was there and stays.
+    pub(super) fn pass(&self, pushes: usize, members: usize, conf: &Configured) -> Version {
+        let mut data = self.data.write();
+        if Arc::strong_count(&data) > 1 {
+            conf.replaced.add(&data);
+        }
+        let data = Arc::make_mut(&mut data);
+        data.pass(pushes, members);
+        data.version
     }
 
     /// Notes that a worker gets the weights as they are; later updates do not change what it got.

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// A change of the replicated state. It is written by position: a variant is its number, and what a log holds is read by
 /// every later release. So new variants come last, none is changed or taken out, and what a new one carries has a version
-/// of its own where it may change. The bulk of `Init`, `Update` and `DeltaPart` travels beside it, in
+/// of its own where it may change. The bulk of `Init`, `Update`, `UpdateAt` and `DeltaPart` travels beside it, in
 /// [`Proposal::payload`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
@@ -175,6 +175,49 @@ pub enum Command {
         /// Its session from now on.
         session: SessionId,
     },
+    /// As [`Command::Update`], at a rate that its workers have said.
+    UpdateAt {
+        /// Which bucket.
+        bucket: BucketId,
+        /// As there.
+        contributions: Vec<Contribution>,
+        /// As there.
+        encoding: Encoding,
+        /// As there.
+        factor: f32,
+        /// As there.
+        closes: bool,
+        /// In the place of the optimizer's rate times the schedule's factor. Of a round their mean, decided once, by the
+        /// leader.
+        rate: f64,
+    },
+    /// Pushes of which one or more bring nothing, so that none is applied: of a worker alone, or of a round. They count as
+    /// pushed, and the schedule's clock goes on; weights, state and version stay.
+    Skip {
+        /// Which bucket.
+        bucket: BucketId,
+        /// Whose, by rising worker.
+        contributions: Vec<Contribution>,
+        /// As in [`Command::Update`].
+        closes: bool,
+    },
+}
+
+/// An entry of pushes that are applied, whatever its kind.
+#[derive(Clone, Copy, Debug)]
+pub struct PushEntry<'a> {
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// Whose.
+    pub contributions: &'a [Contribution],
+    /// How the pushes' values are written.
+    pub encoding: Encoding,
+    /// Multiplies the payload.
+    pub factor: f32,
+    /// It closes the round of its step.
+    pub closes: bool,
+    /// In the place of the job's own.
+    pub rate: Option<f64>,
 }
 
 /// What an `Init` brings.
@@ -272,17 +315,44 @@ pub enum Outcome {
 pub struct Proposal {
     /// What to change.
     pub command: Command,
-    /// For an `Update` values in its encoding, for `Init` and `DeltaPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
+    /// For an `Update` or `UpdateAt` values in its encoding, for `Init` and `DeltaPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
     /// the header, or it would be copied byte by byte.
     #[serde(skip)]
     pub payload: Payload,
 }
 
 impl Command {
+    /// An entry of pushes.
+    pub fn of_pushes(entry: PushEntry<'_>) -> Self {
+        let PushEntry { bucket, contributions, encoding, factor, closes, rate } = entry;
+        let contributions = contributions.to_vec();
+        match rate {
+            None => Command::Update { bucket, contributions, encoding, factor, closes },
+            Some(rate) => Command::UpdateAt { bucket, contributions, encoding, factor, closes, rate },
+        }
+    }
+
+    /// Likewise, read; `None`: it holds none, a delta of them, or such as are not applied.
+    pub fn pushes(&self) -> Option<PushEntry<'_>> {
+        let (bucket, contributions, encoding, factor, closes, rate) = match self {
+            Command::Update { bucket, contributions, encoding, factor, closes } => {
+                (bucket, contributions, encoding, factor, closes, None)
+            }
+            Command::UpdateAt { bucket, contributions, encoding, factor, closes, rate } => {
+                (bucket, contributions, encoding, factor, closes, Some(*rate))
+            }
+            _ => return None,
+        };
+        let (bucket, encoding, factor, closes) = (*bucket, *encoding, *factor, *closes);
+        Some(PushEntry { bucket, contributions, encoding, factor, closes, rate })
+    }
+
     /// The latest step of the pushes that it holds; `None` where it holds none, or does not say.
     pub fn latest_step(&self) -> Option<Step> {
         match self {
-            Command::Update { contributions, .. } => contributions.iter().map(|c| c.step).max(),
+            Command::Update { contributions, .. }
+            | Command::UpdateAt { contributions, .. }
+            | Command::Skip { contributions, .. } => contributions.iter().map(|c| c.step).max(),
             Command::Delta { record, .. } => {
                 record.members.values().flat_map(|m| &m.steps).map(|(_, step)| *step).max()
             }

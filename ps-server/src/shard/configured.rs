@@ -7,9 +7,12 @@ use super::{
 use crate::room::Reserved;
 use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
 use paraft_lanes::shared::Memory;
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
 };
 
 /// Of weights as they were, twice, at most.
@@ -142,18 +145,11 @@ impl Configured {
 /// Buckets before anything has come. Those of the same kind and length share their data, so that a job costs next to
 /// nothing before its weights are here: each takes its own with its initial state.
 pub(super) fn blank(places: Vec<(BucketId, BucketSpec)>, job: &ServerJob) -> Vec<Bucket> {
-    let mut blanks: Vec<((TensorKind, usize), Arc<BucketData>)> = Vec::new(); // four at most
+    let mut blanks: BTreeMap<(bool, usize), Arc<BucketData>> = BTreeMap::new(); // two at most of a group, and of statistics
     let mut buckets = Vec::with_capacity(places.len());
     for (id, spec) in places {
-        let of = (spec.kind, spec.len);
-        let data = match blanks.iter().find(|(known, _)| *known == of) {
-            Some((_, data)) => data.clone(),
-            None => {
-                let data = Arc::new(BucketData::blank(spec, job));
-                blanks.push((of, data.clone()));
-                data
-            }
-        };
+        let of = (spec.kind == TensorKind::Param, spec.len);
+        let data = blanks.entry(of).or_insert_with(|| Arc::new(BucketData::blank(spec, job))).clone();
         buckets.push(Bucket::with_data(id, spec, data));
     }
     buckets

@@ -208,7 +208,7 @@ impl World {
         let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 0.5 };
         let now = Instant::now();
         let mut data = self.working.lend(&conf, bucket);
-        add(&mut data, &conf, bucket, active, &c, gradient);
+        add(&mut data, &conf, bucket, active, &c, None, gradient);
         self.working.pushed(&conf, &member, bucket, &c, payload.len(), data, now);
         let command = Command::Update {
             bucket: conf.buckets[bucket].id,

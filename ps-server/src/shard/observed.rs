@@ -1,7 +1,7 @@
 //! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
 
 use super::{
-    command::{Command, Outcome, Proposal},
+    command::{Outcome, Proposal},
     staleness::Staleness,
     state::Shard,
 };
@@ -29,13 +29,9 @@ impl Observed {
         let (stage, shard, end) = (Stage::Apply, self.shard.id(), Moment::now());
         for proposal in proposals {
             let Some(step) = proposal.command.latest_step() else { continue };
-            let (bucket, worker) = match &proposal.command {
-                Command::Update { bucket, contributions, .. } => (
-                    Some(*bucket),
-                    Some(contributions.as_slice()).filter(|c| c.len() == 1).map(|c| c[0].worker),
-                ),
-                _ => (None, None),
-            };
+            let entry = proposal.command.pushes();
+            let bucket = entry.map(|e| e.bucket);
+            let worker = entry.map(|e| e.contributions).filter(|c| c.len() == 1).map(|c| c[0].worker);
             let bytes = proposal.payload.len() as u64;
             self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
         }
@@ -62,7 +58,7 @@ impl Replicated for Observed {
         while !rest.is_empty() {
             // A bucket is looked at before each of its updates.
             let mut buckets = BTreeSet::new();
-            let again = |p: &&Proposal| matches!(p.command, Command::Update { bucket, .. } if !buckets.insert(bucket));
+            let again = |p: &&Proposal| p.command.pushes().is_some_and(|e| !buckets.insert(e.bucket));
             let run = rest.iter().position(again).unwrap_or(rest.len());
             let (run, later) = rest.split_at(run);
             let seen: Vec<_> = run.iter().map(|p| self.staleness.look(&self.shard, p)).collect();

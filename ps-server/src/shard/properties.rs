@@ -3,22 +3,22 @@
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     batched::Batched,
-    bucket::Incoming,
-    command::EvalSums,
-    image::{Image, ImageHeader},
+    bucket::{BucketData, Incoming},
+    command::{EvalSums, PushEntry},
+    image::Image,
 };
 use crate::header;
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, Encoding, Mode, ParamGroup, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
     algorithm::AlgorithmConfig,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
-    optim::{ClipConfig, Gradient, OptimizerConfig, ScheduleConfig},
+    optim::{ClipConfig, Gradient, LrScale, OptimizerConfig, ScheduleConfig, Shape},
     round::{Backup, RoundConfig},
 };
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const SHARDS: u32 = 2;
 pub(super) const WORKERS: u32 = 3;
@@ -37,7 +37,20 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
 }
 
 pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
-    let kinds = ["sgd", "momentum", "nesterov", "delayed-nesterov", "adagrad", "rmsprop", "adam", "adamw"];
+    let kinds = [
+        "sgd",
+        "momentum",
+        "nesterov",
+        "delayed-nesterov",
+        "adagrad",
+        "rmsprop",
+        "adam",
+        "adamw",
+        "adadelta",
+        "adamax",
+        "nadam",
+        "radam",
+    ];
     (prop::sample::select(kinds.to_vec()), 0usize..10).prop_map(|(kind, buffers)| {
         let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
         job(optimizer, buffers)
@@ -183,9 +196,13 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                     batched.payload(batched.sum())
                 }
             };
-            let command =
-                Command::Update { bucket: BucketId(bucket), contributions, encoding, factor, closes: false };
-            Proposal { command, payload }
+            let rate = (value > 0.5).then_some(f64::from(value) * 0.01);
+            let (bucket, contributions, closes) = (BucketId(bucket), contributions.as_slice(), false);
+            if value < -500.0 {
+                return Command::Skip { bucket, contributions: contributions.to_vec(), closes }.into();
+            }
+            let entry = PushEntry { bucket, contributions, encoding, factor, closes, rate };
+            Proposal { command: Command::of_pushes(entry), payload }
         }
         Op::Pull { worker, stale } => {
             let session =
@@ -211,8 +228,7 @@ pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
 
 /// As a follower gets a snapshot: header and vectors as bytes.
 pub(super) fn sent(image: &Image) -> Image {
-    let header = header::encode(&image.header()).expect("encodes");
-    let header: ImageHeader = header::decode(&header).expect("decodes");
+    let header = Image::header_of(&image.to_raw().head).expect("decodes");
     let vectors: Vec<Payload> = image
         .vectors()
         .map(|v| {
@@ -312,12 +328,12 @@ proptest! {
             for again in [false, true] {
                 let before: Vec<_> = shard.image().buckets;
                 let outcome = shard.apply(&p);
-                let Command::Update { bucket, contributions, .. } = &p.command else { break };
+                let Some(PushEntry { bucket, contributions, .. }) = p.command.pushes() else { break };
                 if let Outcome::Updated { applied: true, .. } = outcome {
                     prop_assert!(!again, "applied twice: {:?}", p);
                     for c in contributions {
                         let member = shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
-                        let first = applied.insert((*bucket, c.worker, c.session, c.step));
+                        let first = applied.insert((bucket, c.worker, c.session, c.step));
                         prop_assert!(first || !member, "{:?} is in already", c);
                     }
                 } else {
@@ -393,7 +409,7 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
     let conf = shard.configured().expect("configured");
     let gradient = Gradient { payload: &push.payload, encoding: Encoding::F32, scale: 1.0 };
     let Command::Update { contributions, .. } = &push.command else { panic!("a push is an update") };
-    let update = Incoming { job: &conf.job, gradient, contributions, members: 1, gone: &[] };
+    let update = Incoming { job: &conf.job, gradient, contributions, rate: None, members: 1, gone: &[] };
     conf.buckets[0].update(update, &conf);
     assert_eq!(weight(&shard), -2.0);
 }
@@ -637,6 +653,139 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
         assert_eq!(a.meta.members, b.meta.members);
         assert_eq!((a.meta.pushes, a.meta.bytes_pushed), (9, pushed), "{encoding}");
     }
+}
+
+/// A rate that workers say is in the place of the optimizer's times the schedule's; what multiplies rates by the number of
+/// pushes stays.
+#[test]
+fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
+    for kind in ["sgd", "adagrad", "adamw", "nadam"] {
+        for scale in [LrScale::None, LrScale::Linear] {
+            let optimizer = |lr: f64| {
+                toml::from_str::<OptimizerConfig>(&format!("kind = \"{kind}\"\nlr = {lr:?}")).expect("a kind")
+            };
+            let shape = Shape::Step { every: 1, gamma: 0.5 };
+            let falls = ScheduleConfig { shape, warmup: 5, scale };
+            let constant = ScheduleConfig { scale, ..ScheduleConfig::default() };
+            let [said, own] = [(0.9, falls), (0.125, constant)].map(|(lr, schedule)| {
+                let (shard, _) = configured(&ServerJob { schedule, ..job(optimizer(lr), 0) });
+                (0..2).for_each(|w| _ = shard.apply(&Command::Join { worker: WorkerId(w) }.into()));
+                shard
+            });
+            for step in 1..=4u64 {
+                let contribution = |w: u32| Contribution {
+                    worker: WorkerId(w),
+                    session: SessionId(u64::from(w) + 1),
+                    seq: Seq(step),
+                    step: Step(step),
+                    pulled: Version(step - 1),
+                    samples: 1,
+                };
+                let contributions = [contribution(0), contribution(1)];
+                for (shard, rate) in [(&said, Some(0.125)), (&own, None)] {
+                    let (bucket, encoding, factor, closes) = (BucketId(0), Encoding::F32, 0.5, false);
+                    let entry =
+                        PushEntry { bucket, contributions: &contributions, encoding, factor, closes, rate };
+                    let payload = (step as f32).to_le_bytes().repeat(6).into();
+                    let outcome = shard.apply(&Proposal { command: Command::of_pushes(entry), payload });
+                    assert_eq!(outcome, Outcome::Updated { version: Version(step), applied: true });
+                }
+                let [a, b] = [&said, &own].map(|shard| shard.image().buckets[0].clone());
+                assert_eq!(a, b, "{kind} {scale:?}");
+            }
+        }
+    }
+}
+
+/// A bucket of a group is updated as in a job whose optimizer has the group's rate and decay; what the job's has is nobody's.
+#[test]
+fn each_group_of_parameters_has_its_rate_and_its_decay() {
+    for kind in ["sgd", "adamw", "radam"] {
+        let optimizer: OptimizerConfig = toml::from_str(&format!("kind = \"{kind}\"")).expect("a kind");
+        let of = |lr, weight_decay| ParamGroup { values: 0, lr, weight_decay };
+        let [a, b] = [of(0.5, 0.25), of(0.125, 0.0)];
+        let groups = vec![ParamGroup { values: 12, ..a }, ParamGroup { values: 28, ..b }];
+        let jobs = [
+            ServerJob { groups, ..job(optimizer.clone(), 9) },
+            job(optimizer.with(a.lr, a.weight_decay), 9),
+            job(optimizer.with(b.lr, b.weight_decay), 9),
+        ];
+        let [both, first, second] = jobs.map(|job| {
+            let (shard, _) = configured(&job);
+            let join = shard.apply(&Command::Join { worker: WorkerId(0) }.into());
+            let Outcome::Joined { session, worker } = join else { panic!("{join:?}") };
+            let conf = shard.configured().expect("configured");
+            for (step, bucket) in (1..=3u64).flat_map(|step| conf.buckets.iter().map(move |b| (step, b))) {
+                let (seq, step, pulled) = (Seq(step), Step(step), Version(step - 1));
+                let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
+                let (encoding, bucket, len) = (Encoding::F32, bucket.id, bucket.spec.len);
+                let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+                let payload = (step.0 as f32).to_le_bytes().repeat(len).into();
+                let outcome = shard.apply(&Proposal { command, payload });
+                assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
+            }
+            shard.image().buckets
+        });
+        // This shard's buckets are 0, 2, 4, 6 and statistics: 0 is of the first group.
+        assert_eq!(both[0], first[0], "{kind}");
+        assert_eq!(both[1..], second[1..], "{kind}");
+        assert_ne!(both[0], second[0], "{kind}");
+    }
+}
+
+/// What is skipped is in, once: the schedule's clock goes on, and nothing else.
+#[test]
+fn a_skip_counts_as_pushed_and_changes_no_weight() {
+    let job = ServerJob { mode: Mode::Bsp.into(), ..job(OptimizerConfig::adam(0.1), 0) };
+    let (shard, _) = configured(&job);
+    let join = |w: u32| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+        Outcome::Joined { session, .. } => session,
+        other => panic!("{other:?}"),
+    };
+    let sessions = [join(0), join(1)];
+    let round = |step: u64, skip: bool| {
+        let part = |(w, session): (u32, &SessionId)| Contribution {
+            worker: WorkerId(w),
+            session: *session,
+            seq: Seq(step),
+            step: Step(step),
+            pulled: Version(0),
+            samples: 1,
+        };
+        let (bucket, contributions) = (BucketId(0), (0..).zip(&sessions).map(part).collect());
+        let (encoding, factor, closes) = (Encoding::F32, 0.5, false);
+        let (command, payload) = match skip {
+            true => (Command::Skip { bucket, contributions, closes }, Payload::EMPTY),
+            false => (
+                Command::Update { bucket, contributions, encoding, factor, closes },
+                1f32.to_le_bytes().repeat(6).into(),
+            ),
+        };
+        shard.apply(&Proposal { command, payload })
+    };
+    let data = || (*shard.image().buckets[0]).clone();
+    let members = || shard.read(|m| (m.members.slowest_in(0), m.skipped.clone(), m.duplicates, m.pushes));
+    let at = |version, applied| Outcome::Updated { version: Version(version), applied };
+    assert_eq!(round(1, false), at(1, true));
+    let before = data();
+    assert_eq!(members(), (Step(1), Default::default(), 0, 2));
+    assert_eq!(round(2, true), at(1, true));
+    assert_eq!(data(), BucketData { clock: before.clock + 1.0, ..before.clone() });
+    let skipped = BTreeMap::from([(WorkerId(0), 1), (WorkerId(1), 1)]);
+    assert_eq!(members(), (Step(2), skipped.clone(), 0, 2));
+    assert_eq!((round(2, true), round(2, false)), (at(1, false), at(1, false)), "it is in");
+    assert_eq!(members(), (Step(2), skipped.clone(), 2, 2));
+    // It is in snapshots, and those without it are as they were before there was any.
+    assert_eq!(sent(&shard.image()), shard.image());
+    let mut image = shard.image();
+    image.meta.skipped.clear();
+    let head = image.to_raw().head;
+    assert_eq!(header::encode(&image.header()).as_deref(), Ok(&head[..]));
+    assert_ne!(head, shard.image().to_raw().head);
+    assert_eq!(Image::header_of(&head).expect("decodes").meta.skipped, BTreeMap::new());
+    // A new session begins to count.
+    join(1);
+    assert_eq!(shard.read(|m| m.skipped.clone()), BTreeMap::from([(WorkerId(0), 1)]));
 }
 
 /// Logs of before there were other encodings have these numbers.

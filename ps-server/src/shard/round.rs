@@ -13,6 +13,10 @@ pub struct Part {
     pub contribution: Contribution,
     /// In the encoding that the job has for the bucket.
     pub payload: Payload,
+    /// At which it is to be applied, in the place of the job's own rate.
+    pub rate: Option<f64>,
+    /// It brings nothing: its round changes nothing.
+    pub skip: bool,
 }
 
 /// What each push of a round is multiplied by before they are added (empty: nothing), and what their sum is divided by for the
@@ -28,6 +32,18 @@ pub fn weights(job: &ServerJob, contributions: &[Contribution]) -> (Vec<f32>, f6
     (contributions.iter().map(|c| samples(c) as f32).collect(), total as f64)
 }
 
+/// The mean of the rates that the pushes of a round say, weighed as the pushes are; `None` where none says one.
+fn mean_rate(rates: &[Option<f64>], weights: &[f32]) -> Option<f64> {
+    let weight = |i: usize| weights.get(i).map_or(1.0, |w| f64::from(*w));
+    let said = || rates.iter().enumerate().filter_map(|(i, rate)| Some((weight(i), (*rate)?)));
+    let (_, first) = said().next()?;
+    if said().all(|(_, rate)| rate == first) {
+        return Some(first); // and not what rounding makes of it
+    }
+    let total: f64 = said().map(|(weight, _)| weight).sum();
+    Some(said().map(|(weight, rate)| weight / total * rate).sum())
+}
+
 /// A closed round: its parts in rising order of workers, or their sum.
 #[derive(Clone, Debug)]
 pub struct Sum {
@@ -39,6 +55,10 @@ pub struct Sum {
     pub factor: f32,
     /// Of the mean.
     pub mean_sum_of_squares: f64,
+    /// The mean of those that its pushes say.
+    pub rate: Option<f64>,
+    /// One of its pushes brings nothing: none is applied.
+    pub skip: bool,
 }
 
 /// Bytes that are read for the sum of so many pushes of `len` values.
@@ -50,9 +70,17 @@ pub fn bytes(parts: usize, len: usize) -> u64 {
 /// addition is not associative, so their order must not be that in which they came.
 pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
+    if parts.iter().any(|p| p.skip) {
+        let contributions = parts.into_iter().map(|p| p.contribution).collect();
+        let (payload, rate) = (Payload::EMPTY, None);
+        // It waits for the norm of its step like any other, and adds nothing to it.
+        return Sum { contributions, payload, factor: 1.0, mean_sum_of_squares: 0.0, rate, skip: true };
+    }
+    let rates: Vec<_> = parts.iter().map(|p| p.rate).collect();
     let (contributions, mut payloads): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|p| (p.contribution, p.payload)).unzip();
     let (weights, total) = weights(job, &contributions);
+    let rate = mean_rate(&rates, &weights);
     let (payload, squares) = match payloads.len() {
         // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
         0 | 1 => {
@@ -67,7 +95,8 @@ pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) ->
             (batched.payload(sum), squares)
         }
     };
-    Sum { contributions, mean_sum_of_squares: squares / (total * total), factor: 1.0 / total as f32, payload }
+    let (mean_sum_of_squares, factor) = (squares / (total * total), 1.0 / total as f32);
+    Sum { contributions, mean_sum_of_squares, factor, payload, rate, skip: false }
 }
 
 #[cfg(test)]
@@ -80,7 +109,34 @@ mod tests {
     fn part(worker: u32, payload: Payload) -> Part {
         let worker = WorkerId(worker);
         let (session, seq, step, pulled) = (SessionId(1), Seq(1), Step(1), Version(0));
-        Part { contribution: Contribution { worker, session, seq, step, pulled, samples: 1 }, payload }
+        Part {
+            contribution: Contribution { worker, session, seq, step, pulled, samples: 1 },
+            payload,
+            rate: None,
+            skip: false,
+        }
+    }
+
+    #[test]
+    fn a_round_in_which_anybody_skips_has_nothing_but_its_workers() {
+        let job = ServerJob::new("rounds", Mode::Bsp, 2, 2);
+        let values = || part(1, 1f32.to_le_bytes().repeat(2).into());
+        let skips = Part { skip: true, ..part(2, Payload::EMPTY) };
+        let sum = sum(&job, vec![values(), skips.clone()], Encoding::F32, 2);
+        assert!(sum.skip && sum.payload.is_empty() && sum.mean_sum_of_squares == 0.0);
+        assert_eq!(sum.contributions, [values().contribution, skips.contribution]);
+        assert!(!super::sum(&job, vec![values(); 2], Encoding::F32, 2).skip);
+    }
+
+    #[test]
+    fn the_rate_of_a_round_is_the_mean_of_those_that_its_pushes_say() {
+        let mean = |rates: &[Option<f64>], weights: &[f32]| mean_rate(rates, weights);
+        assert_eq!((mean(&[], &[]), mean(&[None, None], &[])), (None, None));
+        assert_eq!(mean(&[Some(0.1); 3], &[]), Some(0.1), "equal ones as they are");
+        assert_eq!(mean(&[Some(0.1); 3], &[3.0, 1.0, 7.0]), Some(0.1));
+        assert_eq!(mean(&[Some(1.0), Some(2.0)], &[]), Some(1.5));
+        assert_eq!(mean(&[Some(1.0), Some(2.0)], &[3.0, 1.0]), Some(1.25));
+        assert_eq!(mean(&[Some(1.0), None, Some(0.0)], &[1.0, 9.0, 3.0]), Some(0.25));
     }
 
     proptest! {

@@ -14,7 +14,7 @@
 //! a round of several is not measured: it is not late.
 
 use super::{
-    command::{Command, Contribution, Proposal},
+    command::{Contribution, Proposal},
     state::Shard,
 };
 use paraft_common::{
@@ -206,10 +206,10 @@ impl Staleness {
 
     /// Looks at the bucket that a change updates, if it updates one.
     pub fn look(&self, shard: &Shard, proposal: &Proposal) -> Option<Before> {
-        let Command::Update { bucket, contributions, .. } = &proposal.command else { return None };
+        let entry = proposal.command.pushes()?;
         let conf = shard.configured()?;
-        let local = conf.local(*bucket)?;
-        let of = if let [one] = contributions.as_slice() { Some(*one) } else { None };
+        let local = conf.local(entry.bucket)?;
+        let of = if let [one] = entry.contributions { Some(*one) } else { None };
         conf.buckets[local].peek(|data| self.before(local, of, data.version, &data.weights))
     }
 

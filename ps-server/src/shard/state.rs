@@ -92,6 +92,9 @@ pub struct Meta {
     best: Option<(f64, u32)>,
     /// Early stopping has fired.
     pub stop: bool,
+    /// Of each member's steps, those that were skipped here: of its first bucket. (Behind the rest in a snapshot.)
+    #[serde(skip)]
+    pub skipped: BTreeMap<WorkerId, u64>,
 }
 
 impl Meta {
@@ -234,6 +237,7 @@ impl Shard {
                 let meta = &mut state.meta;
                 let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
                 if meta.members.leave(*worker, *session) {
+                    meta.skipped.remove(worker);
                     meta.workers_lost += u64::from(unfinished);
                     meta.give_back(*worker);
                     meta.settle_chunks();
@@ -253,7 +257,8 @@ impl Shard {
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
-            Command::Update { .. } => self.update(proposal)?,
+            Command::Update { .. } | Command::UpdateAt { .. } => self.update(proposal)?,
+            Command::Skip { bucket, contributions, closes } => self.skip(*bucket, contributions, *closes)?,
             Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
             Command::SwitchMode { number, mode, after, auto } => {
                 self.switch_mode(*number, *mode, *after, *auto)
@@ -370,6 +375,7 @@ impl Shard {
             meta.workers_lost += 1;
         }
         meta.members.join(worker, session, conf.buckets.len(), conf.job.round.drops_late());
+        meta.skipped.remove(&worker);
         meta.started |= meta.members.unfinished().count() >= conf.job.workers as usize;
         meta.give_back(worker);
         meta.settle_chunks();

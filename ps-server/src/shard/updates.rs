@@ -3,11 +3,11 @@
 use super::{
     batched::Batched,
     bucket::Incoming,
-    command::{Command, Contribution, Outcome, Proposal},
+    command::{Command, Contribution, Outcome, Proposal, PushEntry},
     configured::Configured,
     members::Member,
     round::weights,
-    state::Shard,
+    state::{Meta, Shard},
 };
 use crate::{compute, raft::Unable};
 use paraft_common::{
@@ -29,6 +29,7 @@ struct Update<'a> {
     closes: bool,
     encoding: Encoding,
     factor: f32,
+    rate: Option<f64>,
     /// Members that train.
     members: usize,
     /// Those of whom something is kept, and who train no more.
@@ -53,8 +54,8 @@ impl Update<'_> {
             Pushes::Batched(batched) => (batched.sum(), Encoding::F32),
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
-        let (members, gone) = (self.members, self.gone.as_slice());
-        let update = Incoming { job: &conf.job, gradient, contributions, members, gone };
+        let (members, gone, rate) = (self.members, self.gone.as_slice(), self.rate);
+        let update = Incoming { job: &conf.job, gradient, contributions, rate, members, gone };
         bucket.update(update, conf)
     }
 
@@ -72,6 +73,19 @@ impl Update<'_> {
     }
 }
 
+/// Records pushes of a local bucket, after the weights have changed: who sees the step sees the weights.
+fn are_in(meta: &mut Meta, conf: &Configured, b: usize, contributions: &[Contribution], closes: bool) {
+    for c in contributions {
+        meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
+    }
+    if let Some(last) = contributions.iter().map(|c| c.step).max()
+        && conf.job.round.drops_late()
+        && closes
+    {
+        meta.dropped += meta.members.drop_late(b, last);
+    }
+}
+
 impl Shard {
     /// Applies proposals that follow each other, with the outcomes of applying one after the other. Updates of different
     /// buckets touch nothing in common but counts, so those that lie next to each other run on all cores.
@@ -83,7 +97,7 @@ impl Shard {
         let mut rest = proposals;
         while let [first, ..] = rest {
             let mut buckets = BTreeSet::new();
-            let apart = |p: &&&Proposal| matches!(p.command, Command::Update { bucket, .. } if buckets.insert(bucket));
+            let apart = |p: &&&Proposal| p.command.pushes().is_some_and(|e| buckets.insert(e.bucket));
             let run = rest.iter().take_while(apart).count();
             if run < 2 || !self.is_large(&rest[..run]) {
                 outcomes.push(self.carry_out(first)?);
@@ -122,11 +136,11 @@ impl Shard {
             Command::Configure { .. } | Command::Admit { .. } | Command::Delta { .. } => {
                 return compute::SMALL_BYTES;
             }
-            Command::Update { bucket, .. } => self
-                .configured()
-                .and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES))
+            command => command
+                .pushes()
+                .zip(self.configured())
+                .and_then(|(e, c)| Some(c.buckets[c.local(e.bucket)?].spec.len * F32_BYTES))
                 .unwrap_or_default(),
-            _ => 0,
         };
         touched.max(proposal.payload.len()) as u64
     }
@@ -149,34 +163,68 @@ impl Shard {
     }
 
     fn decide_update<'a>(&self, proposal: &'a Proposal) -> Result<Update<'a>, Outcome> {
-        let Command::Update { bucket: id, contributions, encoding, factor, closes } = &proposal.command
-        else {
+        let Some(entry) = proposal.command.pushes() else {
             return Err(Outcome::Refused("no update".into()));
         };
-        let (encoding, factor, closes) = (*encoding, *factor, *closes);
+        let PushEntry { bucket: id, contributions, encoding, factor, closes, rate } = entry;
         let (conf, b, pushes) =
-            self.pushes(*id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
+            self.pushes(id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
+        let (members, gone) = self.admit_pushes(&conf, b, contributions)?;
+        let before = conf.buckets[b].version();
+        Ok(Update { conf, b, contributions, pushes, encoding, factor, rate, closes, members, gone, before })
+    }
+
+    /// Whether pushes of a local bucket are new, and none too late. Gives how many members train, and those of whom something
+    /// is kept and who train no more; or the outcome, where they change nothing.
+    fn admit_pushes(
+        &self,
+        conf: &Configured,
+        b: usize,
+        contributions: &[Contribution],
+    ) -> Result<(usize, Vec<WorkerId>), Outcome> {
         let bucket = &conf.buckets[b];
-        let (members, gone) = {
-            let mut meta = self.meta_mut();
-            // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
-            // push which is in already changes nothing.
-            let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
-            let late = |c: &Contribution| member(c).is_some_and(|m| m.is_dropped(b, c.step));
-            let is_in = |c: &Contribution| member(c).is_some_and(|m| m.step(b) >= Some(c.step)) && !late(c);
-            let duplicate = contributions.iter().any(is_in);
-            let orphan = contributions.iter().all(|c| member(c).is_none());
-            if duplicate || orphan || contributions.iter().any(late) {
-                meta.duplicates += u64::from(duplicate);
-                return Err(Outcome::Updated { version: bucket.version(), applied: false });
-            }
-            let keeps = conf.job.keeps().of_workers() && bucket.spec.kind == TensorKind::Param;
-            let active = |w| meta.members.get(w).is_some_and(Member::is_active);
-            let gone = if keeps { bucket.gone(active) } else { Vec::new() };
-            (meta.members.active_count(), gone)
+        let mut meta = self.meta_mut();
+        // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
+        // push which is in already changes nothing.
+        let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
+        let late = |c: &Contribution| member(c).is_some_and(|m| m.is_dropped(b, c.step));
+        let is_in = |c: &Contribution| member(c).is_some_and(|m| m.step(b) >= Some(c.step)) && !late(c);
+        let duplicate = contributions.iter().any(is_in);
+        let orphan = contributions.iter().all(|c| member(c).is_none());
+        if duplicate || orphan || contributions.iter().any(late) {
+            meta.duplicates += u64::from(duplicate);
+            return Err(Outcome::Updated { version: bucket.version(), applied: false });
+        }
+        let keeps = conf.job.keeps().of_workers() && bucket.spec.kind == TensorKind::Param;
+        let active = |w| meta.members.get(w).is_some_and(Member::is_active);
+        let gone = if keeps { bucket.gone(active) } else { Vec::new() };
+        Ok((meta.members.active_count(), gone))
+    }
+
+    /// Takes pushes in that are not applied.
+    pub(super) fn skip(
+        &self,
+        id: BucketId,
+        contributions: &[Contribution],
+        closes: bool,
+    ) -> Result<Outcome, Unable> {
+        let refused = |why: &str| Ok(Outcome::Refused(why.into()));
+        let Some(conf) = self.configured() else { return refused("no job is configured") };
+        let Some(b) = conf.local(id) else { return refused("the bucket is not on this shard") };
+        let members = match self.admit_pushes(&conf, b, contributions) {
+            Ok((members, _)) => members,
+            Err(outcome) => return Ok(outcome),
         };
-        let before = bucket.version();
-        Ok(Update { conf, b, contributions, pushes, encoding, factor, closes, members, gone, before })
+        conf.buckets[b].allocate(&self.room)?;
+        let version = conf.buckets[b].pass(contributions.len(), members, &conf);
+        let mut meta = self.meta_mut();
+        for c in contributions {
+            if b == 0 && meta.members.in_session(c.worker, c.session).is_some() {
+                *meta.skipped.entry(c.worker).or_default() += 1;
+            }
+        }
+        are_in(&mut meta, &conf, b, contributions, closes);
+        Ok(Outcome::Updated { version, applied: true })
     }
 
     /// Records an update whose weights are in.
@@ -189,15 +237,8 @@ impl Shard {
             // Each of them is in the weights, also that of a worker that has left since its round was closed.
             meta.delays.record(before.0.saturating_sub(c.pulled.0));
             meta.pushes += 1;
-            // Recorded after the weights have changed: who sees the step sees the weights.
-            meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
         }
-        if let Some(last) = contributions.iter().map(|c| c.step).max()
-            && update.conf.job.round.drops_late()
-            && update.closes
-        {
-            meta.dropped += meta.members.drop_late(b, last);
-        }
+        are_in(&mut meta, &update.conf, b, contributions, update.closes);
         Outcome::Updated { version, applied: true }
     }
 

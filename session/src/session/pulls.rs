@@ -180,6 +180,11 @@ impl Session {
             *version = w.version;
         }
         pulling.takes(shard, w);
+        if w.last {
+            // A leader of an earlier term may have known of more.
+            let skipped = self.skipped.0.entry(shard).or_default();
+            *skipped = w.skipped.max(*skipped);
+        }
         if w.last
             // One that this version does not know is none that it could follow: the servers' rules hold all the same.
             && let Ok(mode) = w.mode.parse()

@@ -75,7 +75,7 @@ fn framed(message: &impl Message) -> Vec<u8> {
 fn a_push(len: usize) -> proto::ToShard {
     let payload = vec![0x3f; len].into();
     let push =
-        proto::Push { seq: 300, step: 1, bucket: 2, version: 0, sum_of_squares: 0.5, payload, samples: 0 };
+        proto::Push { seq: 300, step: 1, bucket: 2, sum_of_squares: 0.5, payload, ..Default::default() };
     proto::ToShard { kind: Some(to_shard::Kind::Push(push)) }
 }
 

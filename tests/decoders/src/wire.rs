@@ -188,7 +188,9 @@ pub fn push(data: &[u8]) {
     let conf = ours.configured().expect("configured");
     let Ok(Some(message)) = convert::message(ours, m) else { return };
     match message {
-        Message::Push { seq, step, bucket, pulled, samples: _, sum_of_squares, payload, arrived: _ } => {
+        Message::Push { payload, rate, skip: true, .. } => assert!(payload.is_empty() && rate.is_none()),
+        Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, rate, .. } => {
+            assert!(rate.is_none_or(|r| r >= 0.0 && (r as f32).is_finite()));
             let encoding = conf.encoding(bucket);
             let len = conf.buckets[bucket].spec.len;
             assert_eq!(all_finite(&payload, encoding, len), Ok(true));

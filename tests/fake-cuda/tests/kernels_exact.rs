@@ -81,7 +81,11 @@ fn update(
                 args![w, &mut slots[0], g, count, scale, limit, c.weight_decay as f32, lr, c.momentum as f32];
             launch_flat(s, "nesterov", n, args);
         }
-        OptimizerConfig::DelayedNesterov(_) => unreachable!("it has no kernel: only servers apply it"),
+        OptimizerConfig::DelayedNesterov(_)
+        | OptimizerConfig::Adadelta(_)
+        | OptimizerConfig::Adamax(_)
+        | OptimizerConfig::NAdam(_)
+        | OptimizerConfig::RAdam(_) => unreachable!("it has no kernel: `has_kernel`"),
         OptimizerConfig::Adagrad(c) => {
             let lr = (f64::from(lr) / (1.0 + (hyper.t - 1) as f64 * c.lr_decay)) as f32;
             let args =

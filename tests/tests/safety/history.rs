@@ -174,6 +174,7 @@ impl Worker {
             sum_of_squares: 1.0,
             payload,
             samples: 1,
+            ..Default::default()
         };
         self.invoke(Op::Push(place));
         let version = self.ask(to_shard::Kind::Push(push), |m| match m {

@@ -25,4 +25,5 @@ mod own_loop;
 mod pages;
 mod reads;
 mod replicas;
+mod skips;
 mod switches;

@@ -1,8 +1,9 @@
 //! `checkpoint.json`: what a checkpoint says of itself.
 
 use paraft_common::{
-    ModeChoice, TensorSpec,
+    Layout, ModeChoice, ParamGroup, TensorSpec,
     config::{LastEvaluation, Stopping},
+    layout::LayoutError,
     optim::OptimizerConfig,
 };
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,9 @@ pub struct Manifest {
     pub shards: u32,
     /// Values in a bucket.
     pub bucket_len: usize,
+    /// The groups of parameters that buckets do not cross, with their rates and decays; none: all parameters are one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ParamGroup>,
     /// The optimizer and its options.
     pub optimizer: OptimizerConfig,
     /// Names of the optimizer's state vectors, as in the tensors of `optimizer.safetensors`.
@@ -193,7 +197,7 @@ impl Manifest {
     /// The stamp of each bucket of another cut of the same vector. A bucket that spans several of the old ones
     /// takes the latest version and clock of them: they differ in SSP and ASP only, by the pushes that were on
     /// the way, and Adam's bias correction is the better for the larger.
-    pub fn stamps_for(&self, layout: &paraft_common::Layout) -> Vec<Stamp> {
+    pub fn stamps_for(&self, layout: &Layout) -> Vec<Stamp> {
         let old = self.old_buckets();
         layout
             .buckets()
@@ -209,9 +213,13 @@ impl Manifest {
             .collect()
     }
 
+    /// The vector as it was cut.
+    pub(crate) fn layout(&self) -> Result<Layout, LayoutError> {
+        Layout::in_groups(self.tensors.clone(), &self.groups, self.bucket_len.max(1))
+    }
+
     fn old_buckets(&self) -> Vec<(std::ops::Range<usize>, Stamp)> {
-        let layout = paraft_common::Layout::new(self.tensors.clone(), self.bucket_len.max(1));
-        let buckets = layout.map(|l| l.buckets().to_vec()).unwrap_or_default();
+        let buckets = self.layout().map(|l| l.buckets().to_vec()).unwrap_or_default();
         buckets.iter().zip(&self.buckets).map(|(b, s)| (b.range(), *s)).collect()
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     weights::differences,
 };
 use crc32fast::Hasher;
-use paraft_common::{Layout, TensorKind, TensorSpec, optim::OptimizerConfig};
+use paraft_common::{TensorKind, TensorSpec, optim::OptimizerConfig};
 use std::{
     fs::{self, File},
     io::Read,
@@ -67,8 +67,7 @@ impl Checkpoint {
         let manifest: Manifest =
             serde_json::from_slice(&json).map_err(|e| broken(format!("cannot be read: {e}")))?;
         // `find` in other words: what the layout computes from it must not fail later.
-        Layout::new(manifest.tensors.clone(), manifest.bucket_len.max(1))
-            .map_err(|e| broken(format!("names no model: {e}")))?;
+        manifest.layout().map_err(|e| broken(format!("names no model: {e}")))?;
         manifest.optimizer.validate().map_err(|e| broken(format!("names no optimizer: {e}")))?;
         let checkpoint = Self { path: path.to_path_buf(), manifest, crc: crc32fast::hash(&json) };
         for piece in [MODEL_FILE, OPTIMIZER_FILE] {
@@ -196,8 +195,8 @@ impl Checkpoint {
     /// Reads the bulk. Verify it first: this trusts its checksums.
     pub fn load(&self) -> Result<State, CheckpointError> {
         let tensors = &self.manifest.tensors;
-        let layout = Layout::new(tensors.clone(), self.manifest.bucket_len.max(1))
-            .map_err(|e| not_whole(&self.path, MANIFEST_FILE, e.to_string()))?;
+        let layout =
+            self.manifest.layout().map_err(|e| not_whole(&self.path, MANIFEST_FILE, e.to_string()))?;
         let (model, optimizer) = (self.model()?, self.optimizer()?);
         // Before memory is taken for them: the files hold what the manifest names.
         let misfit = |piece: &'static str, differences: Vec<String>| match differences.is_empty() {

@@ -82,6 +82,9 @@ pub struct Counters {
     pub rejoins: u64,
     /// Pushes that came too late for their rounds, and were dropped.
     pub dropped: u64,
+    /// Steps that were skipped, by this worker ([`Client::skip`]) or, where they were rounds, by anybody: of those up to the
+    /// last pull.
+    pub skipped: u64,
 }
 
 /// Memory for what may be pushed and not acknowledged; `None`: payloads travel.
@@ -218,7 +221,8 @@ impl Client {
     /// What was moved and waited for so far.
     pub fn counters(&self) -> Counters {
         let session = self.io.session();
-        Counters { rejoins: session.rejoins(), dropped: session.dropped(), ..self.counters }
+        let (rejoins, dropped, skipped) = (session.rejoins(), session.dropped(), session.skipped());
+        Counters { rejoins, dropped, skipped, ..self.counters }
     }
 
     /// The next thing that comes of what is waited for.
@@ -233,6 +237,15 @@ impl Client {
     /// From how many samples the gradients of the next pushes are computed: where rounds weigh by samples, it counts.
     pub fn weigh(&mut self, samples: usize) {
         self.io.session().weigh(samples);
+    }
+
+    /// The rates at which the next pushes are to be applied, one for each group of parameters (one where the job has none), in the
+    /// place of the optimizer's times the schedule's factor. None: at the job's own. A round takes the mean of its pushes'.
+    ///
+    /// # Panics
+    /// When they are not as many as the groups.
+    pub fn rates(&mut self, rates: Vec<f64>) {
+        self.io.session().rates(rates);
     }
 
     /// Pushes one bucket's gradient for `step`. Returns at once unless more than
@@ -265,6 +278,16 @@ impl Client {
         let there = Moment::now();
         self.note(stage, (begin, there), step, bucket, len);
         self.send(bucket, step, payload, there);
+    }
+
+    /// Says that this worker has nothing for `step`, in the place of its pushes: its gradient was not finite, say. It counts as
+    /// pushed. A round in which anybody skips changes nothing, for nobody; where pushes are applied one by one only this
+    /// worker's is left out. [`Counters::skipped`] tells after the step's pull. What encoders hold back stays.
+    ///
+    /// # Panics
+    /// When something was pushed for this step.
+    pub fn skip(&mut self, step: Step) {
+        self.io.session().skip(io::now(), step);
     }
 
     /// Says how this worker encodes; to be called before its first push. `layout` has the model's tensors, in which

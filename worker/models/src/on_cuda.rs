@@ -249,6 +249,12 @@ fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Result<Rule, ModelError> 
                 "delayed-nesterov is for gradients that come late: servers apply it, ranks do not",
             ));
         }
+        optim::Rule::Adadelta(_) | optim::Rule::Adamax(_) | optim::Rule::NAdam(_) | optim::Rule::RAdam(_) => {
+            return Err(ModelError::new(format!(
+                "a GPU has no kernel of {}: train on the CPU, or with servers",
+                optimizer.kind()
+            )));
+        }
         optim::Rule::Adagrad(r) => Rule::Adagrad { lr: r.lr, eps: r.eps },
         optim::Rule::RmsProp(r) => Rule::RmsProp {
             lr: r.lr,

@@ -112,9 +112,12 @@ impl Leader {
         let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
-        let (stop, clock, finishers) = self.shard.read(|m| {
+        let (stop, clock, finishers, skipped) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
-            (m.stop, m.members.get(pull.worker).map_or(pull.done, |m| m.clock()), f)
+            let member = m.members.get(pull.worker);
+            let ahead = member.map_or(0, |m| e.deltas.working().skips_of(pull.worker, m.session));
+            let skipped = m.skipped.get(&pull.worker).copied().unwrap_or_default() + ahead;
+            (m.stop, member.map_or(pull.done, |m| m.clock()), f, skipped)
         });
         if let Some(stream) = e.streams.get(pull.conn) {
             e.deltas.answers(stream.worker);
@@ -138,7 +141,7 @@ impl Leader {
                 _ if not_modified => Bytes::new(),
                 Some((_, weights)) => value_bytes(Shared(weights)),
                 None if pull.last || pull.barrier => vector_bytes(&data, 0),
-                None => pulled_bytes(&conf.job, conf.buckets[bucket].spec.kind, &data),
+                None => pulled_bytes(&conf.job, conf.buckets[bucket].spec, &data),
             };
             drop(data);
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
@@ -157,6 +160,7 @@ impl Leader {
                 clock: clock.max(pull.done),
                 finishers: if last { finishers.clone() } else { Vec::new() },
                 checkpoint: checkpoint && last,
+                skipped,
                 since,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));

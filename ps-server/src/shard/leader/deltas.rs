@@ -216,7 +216,7 @@ mod tests {
         let payload = Payload::from(vec![0u8; 32]);
         let mut data = deltas.working_mut().lend(&conf, 0);
         let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
-        add(&mut data, &conf, 0, 1, &c, gradient);
+        add(&mut data, &conf, 0, 1, &c, None, gradient);
         deltas.working_mut().pushed(&conf, &replicated, 0, &c, 32, data, now);
     }
 

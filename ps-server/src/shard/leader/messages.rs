@@ -88,6 +88,10 @@ pub enum Message {
         samples: u32,
         sum_of_squares: f64,
         payload: Payload,
+        /// At which it is to be applied, in the place of the job's own rate.
+        rate: Option<f64>,
+        /// There is nothing for this step: no payload.
+        skip: bool,
         /// When it had arrived whole.
         arrived: Moment,
     },
@@ -222,6 +226,8 @@ pub struct Weights {
     pub clock: Step,
     pub finishers: Vec<WorkerId>,
     pub checkpoint: bool,
+    /// Of the session's steps, those that were skipped here.
+    pub skipped: u64,
     /// Since when it may go.
     pub since: Moment,
 }

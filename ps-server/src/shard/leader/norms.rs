@@ -59,7 +59,7 @@ mod tests {
             for i in order {
                 let (step, at) = (Step(1 + (i / 3) as u64), i % 3);
                 let square = 1.0 + i as f64;
-                let sum = Sum { contributions: Vec::new(), payload: Payload::default(), factor: 1.0, mean_sum_of_squares: square };
+                let sum = Sum { contributions: Vec::new(), payload: Payload::default(), factor: 1.0, mean_sum_of_squares: square, rate: None, skip: false };
                 *seen.entry(step).or_default() += square;
                 let part = norms.summed(&conf, step, trained[at], sum);
                 let whole = norms.0[&step].len() == trained.len();

@@ -34,10 +34,22 @@ pub struct Push {
     pub sum_of_squares: f64,
     /// In the encoding that the job has for the bucket.
     pub payload: Payload,
+    /// At which it is to be applied, in the place of the job's own rate.
+    pub rate: Option<f64>,
+    /// It brings nothing.
+    pub skip: bool,
     /// When it had arrived whole.
     pub arrived: Moment,
     /// It came before its worker got weights from this leader.
     pub precedes_weights: bool,
+}
+
+impl Push {
+    /// What a round has of it.
+    pub fn part(self) -> Part {
+        let Push { contribution, payload, rate, skip, .. } = self;
+        Part { contribution, payload, rate, skip }
+    }
 }
 
 /// What a push waits for.
@@ -410,7 +422,17 @@ mod tests {
             Contribution { worker: WorkerId(worker), session, seq, step: Step(step), pulled, samples: 1 };
         let payload = Payload::from(vec![0u8; bytes]);
         let (conn, arrived, sum_of_squares) = (1, Moment(step), 0.0);
-        Push { conn, contribution, bucket, sum_of_squares, payload, arrived, precedes_weights: false }
+        Push {
+            conn,
+            contribution,
+            bucket,
+            sum_of_squares,
+            payload,
+            rate: None,
+            skip: false,
+            arrived,
+            precedes_weights: false,
+        }
     }
 
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -496,7 +518,7 @@ mod tests {
                             What::Room => prop_assert!(pushes.wait_for_room(p, 99)),
                             What::Update => pushes.wait_for_update(p),
                             _ => {
-                                let part = Part { contribution: p.contribution, payload: p.payload };
+                                let part = Part { contribution: p.contribution, payload: p.payload, rate: p.rate, skip: p.skip };
                                 pushes.wait_for_round(b, part, p.arrived);
                             }
                         }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::shard::{
     bucket::BucketData,
-    command::{Command, Contribution, Proposal},
+    command::{Command, Contribution, Proposal, PushEntry},
     delta::DeltaId,
     members::Member,
     round::{self, Part, Sum},
@@ -27,10 +27,46 @@ use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::Stage;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+/// What an update that is to be proposed holds.
+struct Applies {
+    contributions: Vec<Contribution>,
+    factor: f32,
+    closes: bool,
+    payload: Payload,
+    rate: Option<f64>,
+    /// None of them is applied.
+    skip: bool,
+}
+
+impl Applies {
+    /// A push that is an update of its own.
+    fn alone(part: Part, factor: f32) -> Self {
+        let Part { contribution, payload, rate, skip } = part;
+        Self { contributions: vec![contribution], factor, closes: false, payload, rate, skip }
+    }
+
+    /// A round, multiplied by this beside what makes its mean.
+    fn round(sum: Sum, clipped: f32, closes: bool) -> Self {
+        let Sum { contributions, payload, factor, rate, skip, .. } = sum;
+        Self { contributions, factor: clipped * factor, closes, payload, rate, skip }
+    }
+}
+
 impl Leader {
     /// A push has come.
     pub(super) fn push(&mut self, conn: ConnId, worker: WorkerId, session: SessionId, message: Message) {
-        let Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived } = message
+        let Message::Push {
+            seq,
+            step,
+            bucket,
+            pulled,
+            samples,
+            sum_of_squares,
+            payload,
+            rate,
+            skip,
+            arrived,
+        } = message
         else {
             return;
         };
@@ -38,7 +74,17 @@ impl Leader {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let contribution = Contribution { worker, session, seq, step, pulled, samples };
         let precedes_weights = !e.deltas.has_answered(worker);
-        let push = Push { conn, contribution, bucket, sum_of_squares, payload, arrived, precedes_weights };
+        let push = Push {
+            conn,
+            contribution,
+            bucket,
+            sum_of_squares,
+            payload,
+            rate,
+            skip,
+            arrived,
+            precedes_weights,
+        };
         let averages = self.shard.read(|m| m.in_force.of_push(step)).averages();
         // A round has room, but a worker's pushes keep their order.
         let has_room = averages && !e.pending.waits_for_room(worker)
@@ -133,9 +179,9 @@ impl Leader {
             }
             Some(Admission::Accept) if averages => {
                 if let Some(e) = &mut self.epoch {
-                    let part = Part { contribution: c, payload: push.payload };
+                    let (arrived, part) = (push.arrived, push.part());
                     e.rounds.add(c.step, bucket, c.worker);
-                    e.pending.wait_for_round(bucket, part, push.arrived);
+                    e.pending.wait_for_round(bucket, part, arrived);
                 }
                 self.next([Task::Rounds]);
             }
@@ -148,7 +194,7 @@ impl Leader {
                     None => {
                         let of = (bucket, c.step, Some(c.worker));
                         self.note(Stage::Queue, push.arrived, of, push.payload.len() as u64);
-                        self.update(&conf, bucket, vec![c], factor, false, push.payload);
+                        self.update(&conf, bucket, Applies::alone(push.part(), factor));
                     }
                     // Its image would say that the bucket has its initial weights.
                     Some(false) => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
@@ -186,15 +232,8 @@ impl Leader {
         }
     }
 
-    fn update(
-        &mut self,
-        conf: &Configured,
-        bucket: usize,
-        contributions: Vec<Contribution>,
-        factor: f32,
-        closes: bool,
-        payload: Payload,
-    ) {
+    fn update(&mut self, conf: &Configured, bucket: usize, update: Applies) {
+        let Applies { contributions, factor, closes, payload, rate, skip } = update;
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
         for c in &contributions {
             let waited = self.epoch.as_mut().and_then(|e| e.pending.proposed(bucket, c));
@@ -202,8 +241,11 @@ impl Leader {
                 self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), pushed);
             }
         }
-        let command =
-            Command::Update { bucket: id, contributions: contributions.clone(), encoding, factor, closes };
+        let entry = PushEntry { bucket: id, contributions: &contributions, encoding, factor, closes, rate };
+        let command = match skip {
+            true => Command::Skip { bucket: id, contributions: contributions.clone(), closes },
+            false => Command::of_pushes(entry),
+        };
         let step = command.latest_step().unwrap_or_default();
         let of = Proposed { began: self.now.moment, step, bytes: payload.len() as u64 };
         self.propose(Purpose::Update { bucket, contributions, of }, Proposal { command, payload });
@@ -238,10 +280,10 @@ impl Leader {
             let workers = self.epoch.as_mut().map(|e| e.rounds.take((step, bucket))).unwrap_or_default();
             for worker in workers {
                 let left = self.epoch.as_mut().and_then(|e| e.pending.leave_round(worker, bucket, step));
-                if let Some((Part { contribution, payload }, arrived)) = left {
+                if let Some((part, arrived)) = left {
                     let of = (bucket, step, Some(worker));
-                    self.note(Stage::Queue, arrived, of, payload.len() as u64);
-                    self.update(&conf, bucket, vec![contribution], 1.0, false, payload);
+                    self.note(Stage::Queue, arrived, of, part.payload.len() as u64);
+                    self.update(&conf, bucket, Applies::alone(part, 1.0));
                 }
             }
         }
@@ -278,8 +320,8 @@ impl Leader {
     pub(super) fn summed(&mut self, (step, bucket): Key, sum: Sum) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         if conf.job.clip.norm.is_none() || conf.buckets[bucket].spec.kind != TensorKind::Param {
-            let drops_late = conf.job.round.drops_late();
-            return self.update(&conf, bucket, sum.contributions, sum.factor, drops_late, sum.payload);
+            let closes = conf.job.round.drops_late();
+            return self.update(&conf, bucket, Applies::round(sum, 1.0, closes));
         }
         // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
         // norm; with several, the workers add the parts up and send the sum to every shard, so that no server has to know
@@ -298,10 +340,10 @@ impl Leader {
     pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let Some(max) = conf.job.clip.norm else { return };
-        let drops_late = conf.job.round.drops_late();
+        let closes = conf.job.round.drops_late();
         for (bucket, sum) in e.norms.take(step) {
-            let factor = norm_factor(max, sum_of_squares) * sum.factor;
-            self.update(&conf, bucket, sum.contributions, factor, drops_late, sum.payload);
+            let clipped = norm_factor(max, sum_of_squares);
+            self.update(&conf, bucket, Applies::round(sum, clipped, closes));
         }
     }
 
@@ -309,7 +351,7 @@ impl Leader {
 
     /// Applies an admitted push to the leader's working copy; it is acknowledged when that is done.
     fn push_working(&mut self, conf: &Arc<Configured>, push: Push, scale: f32) {
-        let Push { conn, contribution: c, bucket, payload, arrived, .. } = push;
+        let Push { conn, contribution: c, bucket, payload, rate, skip, arrived, .. } = push;
         let (encoding, bytes) = (conf.encoding(bucket), payload.len());
         self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), bytes as u64);
         let Some(e) = &mut self.epoch else { return };
@@ -320,6 +362,11 @@ impl Leader {
         });
         let Some((replicated, active)) = found else { return };
         let working = e.deltas.working_mut();
+        if skip {
+            let version = working.skipped(conf, &replicated, active, bucket, &c, self.now.at);
+            self.send(conn, Reply::Ack { seq: c.seq, version });
+            return self.next([Task::Pulls(Changed::Bucket(bucket, vec![c.worker]))]);
+        }
         let staleness = self.counters.staleness.clone();
         let data = working.data(conf, bucket);
         let seen = staleness.before(bucket, Some(c), data.version, &data.weights);
@@ -327,7 +374,8 @@ impl Leader {
         let (mut data, own) = (working.lend(conf, bucket), conf.clone());
         let touched = (conf.buckets[bucket].spec.len * F32_BYTES).max(bytes) as u64;
         let work = move || {
-            add(&mut data, &own, bucket, active, &c, Gradient { payload: &payload, encoding, scale });
+            let gradient = Gradient { payload: &payload, encoding, scale };
+            add(&mut data, &own, bucket, active, &c, rate, gradient);
             if let Some(seen) = seen {
                 staleness.after(seen, &data.weights);
             }

@@ -3,9 +3,9 @@
 use super::{tests::shard_of, *};
 use crate::{
     raft::{Leadership, ProposeError, Replicated, Role},
-    shard::Outcome,
+    shard::{InitPart, Outcome},
 };
-use paraft_common::{Mode, Payload, Seq, ServerId, Step, Version, config::ServerJob};
+use paraft_common::{BucketId, Durability, Mode, Payload, Seq, ServerId, Step, Version, config::ServerJob};
 use paraft_proto::RefusalKind;
 use std::time::Duration;
 
@@ -46,7 +46,12 @@ struct World {
 impl World {
     /// Worker 0 has a session on stream 1.
     fn new(mode: Mode) -> Self {
-        let job = ServerJob { workers: 1, ..ServerJob::new("whole", mode, 8, 8) };
+        Self::with(mode, |_| {})
+    }
+
+    fn with(mode: Mode, change: impl FnOnce(&mut ServerJob)) -> Self {
+        let mut job = ServerJob { workers: 1, ..ServerJob::new("whole", mode, 8, 8) };
+        change(&mut job);
         let shard = Arc::new(shard_of(&job));
         let mut sessions = 0;
         let draw = move || {
@@ -109,11 +114,33 @@ impl World {
         }
     }
 
+    /// Its bucket gets its weights.
+    fn init(&mut self) {
+        let (bucket, part, payload) = (BucketId(0), InitPart::FRESH, vec![0u8; 32].into());
+        self.hears(Input::Message(1, Message::Init { bucket, part, payload }));
+        self.commit();
+    }
+
     fn push(&mut self, step: u64) {
-        let payload = Payload::from(vec![0u8; 32]);
+        self.push_with(step, None, false);
+    }
+
+    fn push_with(&mut self, step: u64, rate: Option<f64>, skip: bool) {
+        let payload = Payload::from(vec![0u8; if skip { 0 } else { 32 }]);
         let (seq, step, bucket, pulled) = (Seq(step), Step(step), 0, Version(0));
         let (samples, sum_of_squares, arrived) = (1, 1.0, Moment::default());
-        let push = Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived };
+        let push = Message::Push {
+            seq,
+            step,
+            bucket,
+            pulled,
+            samples,
+            sum_of_squares,
+            payload,
+            rate,
+            skip,
+            arrived,
+        };
         self.hears(Input::Message(1, push));
     }
 
@@ -170,6 +197,45 @@ fn pushes_that_come_again_all_at_once_are_taken_one_after_the_other() {
     world.commit();
     assert_eq!(world.acks(), [1, 2, 3, 4]);
     assert_eq!(world.updates(), [1, 2, 3, 4].map(Step));
+}
+
+#[test]
+fn the_rate_that_a_worker_says_is_in_the_log() {
+    for mode in [Mode::Asp, Mode::Bsp] {
+        let mut world = World::new(mode);
+        for (step, rate) in [(1, None), (2, Some(0.25))] {
+            world.push_with(step, rate, false);
+            world.commit();
+        }
+        let rates: Vec<_> = world.committed.iter().filter_map(|c| Some(c.pushes()?.rate)).collect();
+        assert_eq!(rates, [None, Some(0.25)], "{mode}");
+    }
+}
+
+#[test]
+fn a_skipped_step_is_acknowledged_and_lets_its_worker_go_with_the_weights_that_it_has() {
+    let leader = |job: &mut ServerJob| job.durability = Durability::Leader;
+    for (mode, change) in [(Mode::Bsp, None), (Mode::Asp, None), (Mode::Asp, Some(leader))] {
+        let mut world = World::with(mode, |job| change.into_iter().for_each(|change| change(job)));
+        world.init();
+        world.push_with(1, None, false);
+        world.push_with(2, None, true);
+        world.pull(2);
+        world.commit();
+        let (mut acks, mut pulled) = (Vec::new(), None);
+        for (_, reply) in world.sent() {
+            match reply {
+                Reply::Ack { seq, version } => acks.push((seq.0, version.0)),
+                Reply::Weights(w) if w.last => pulled = Some((w.version.0, w.clock.0, w.skipped)),
+                Reply::Weights(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(acks, [(1, 1), (2, 1)], "{mode}");
+        assert!(matches!(pulled, Some((1, _, 1))), "{mode} {pulled:?}");
+        let skips = world.committed.iter().filter(|c| matches!(c, Command::Skip { .. })).count();
+        assert_eq!(skips, usize::from(change.is_none()), "{mode}: at the level leader no entry has it");
+    }
 }
 
 #[test]

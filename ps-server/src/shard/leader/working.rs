@@ -15,7 +15,7 @@ use crate::shard::{
     members::{Member, Members},
     state::Configured,
 };
-use paraft_common::{Payload, Step, Version, WorkerId, optim::Gradient};
+use paraft_common::{Payload, SessionId, Step, Version, WorkerId, optim::Gradient};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -32,6 +32,9 @@ pub struct Working {
     /// What no delta holds yet.
     open: Window,
     under_way: Option<UnderWay>,
+    /// Of the members' steps, those that were skipped. The log does not have them: with the leader that took them goes their
+    /// count.
+    skipped: BTreeMap<(WorkerId, SessionId), u64>,
 }
 
 #[derive(Debug, Default)]
@@ -100,20 +103,58 @@ impl Working {
     ) -> Version {
         let version = data.version;
         let before = Version(version.0.saturating_sub(1));
+        self.is_in(conf, replicated, bucket, c, data, now);
+        let record = &mut self.open.record;
+        record.delays.record(before.0.saturating_sub(c.pulled.0));
+        record.pushes += 1;
+        record.bytes += bytes as u64;
+        version
+    }
+
+    /// Takes a push in that brings nothing: of the copy the schedule's clock alone goes on. `active`: members that train.
+    pub fn skipped(
+        &mut self,
+        conf: &Configured,
+        replicated: &Member,
+        active: usize,
+        bucket: usize,
+        c: &Contribution,
+        now: Instant,
+    ) -> Version {
+        let mut data = self.lend(conf, bucket);
+        Arc::make_mut(&mut data).pass(1, active);
+        let version = data.version;
+        self.is_in(conf, replicated, bucket, c, data, now);
+        if bucket == 0 {
+            *self.skipped.entry((c.worker, c.session)).or_default() += 1;
+        }
+        version
+    }
+
+    /// How many steps of a session were skipped here.
+    pub fn skips_of(&self, worker: WorkerId, session: SessionId) -> u64 {
+        self.skipped.get(&(worker, session)).copied().unwrap_or_default()
+    }
+
+    /// A push is in this copy of its bucket.
+    fn is_in(
+        &mut self,
+        conf: &Configured,
+        replicated: &Member,
+        bucket: usize,
+        c: &Contribution,
+        data: Arc<BucketData>,
+        now: Instant,
+    ) {
         self.buckets.insert(bucket, data);
         self.open.buckets.insert(bucket);
         self.step(conf, replicated, c.worker, bucket, c.step, now);
         let member = self.member_mut(c.worker, replicated);
         member.last_seq = member.last_seq.max(c.seq);
         let last_seq = member.last_seq;
-        let record = &mut self.open.record;
-        if let Some(pushed) = record.members.get_mut(&c.worker) {
+        if let Some(pushed) = self.open.record.members.get_mut(&c.worker) {
             pushed.last_seq = last_seq;
         }
-        record.delays.record(before.0.saturating_sub(c.pulled.0));
-        record.pushes += 1;
-        record.bytes += bytes as u64;
-        version
     }
 
     /// Counts the steps between the member's last one and `upto` as lost: an earlier leader acknowledged them and went
@@ -169,6 +210,7 @@ impl Working {
             m.follow(now);
             true
         });
+        self.skipped.retain(|(w, s), _| members.in_session(*w, *s).is_some());
     }
 
     /// Closes the open window into a delta: its pieces come from [`Self::next`], its parts hold at most `part_bytes`, or one
@@ -270,11 +312,12 @@ pub fn add(
     bucket: usize,
     active: usize,
     c: &Contribution,
+    rate: Option<f64>,
     gradient: Gradient<'_>,
 ) {
     let contributions = std::slice::from_ref(c);
-    let update = Incoming { job: &conf.job, gradient, contributions, members: active, gone: &[] };
-    Arc::make_mut(data).update(conf.buckets[bucket].spec.kind, update);
+    let update = Incoming { job: &conf.job, gradient, contributions, rate, members: active, gone: &[] };
+    Arc::make_mut(data).update(conf.buckets[bucket].spec, update);
 }
 
 /// Vectors into parts: large ones alone, small ones together, which saves entries.

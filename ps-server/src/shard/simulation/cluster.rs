@@ -6,14 +6,14 @@
 use crate::{
     raft::{Leadership, ProposeError, RawImage, Replicated, Role},
     shard::{
-        Outcome, Proposal, Shard,
+        Command, Contribution, Outcome, Proposal, Shard,
         leader::{
             Counters, Effect, Event, Input, Leader, Now, Standing,
             run::{EVENT_QUEUE, Lines},
         },
     },
 };
-use paraft_common::{ServerId, SessionId, ShardId};
+use paraft_common::{BucketId, ServerId, SessionId, ShardId, Step, WorkerId};
 use paraft_trace::Moment;
 use parking_lot::Mutex;
 use std::{
@@ -28,6 +28,9 @@ use tokio::sync::mpsc;
 
 /// More inputs than this in one moment: a leader that never comes to rest.
 const RESTLESS: usize = 100_000;
+
+/// A push that was not applied, for it or another of its round brought nothing.
+pub type Skipped = (BucketId, WorkerId, SessionId, Step);
 
 /// Who made a proposal: the node, in which incarnation, and its number there.
 type Source = (usize, u64, u64);
@@ -102,6 +105,8 @@ pub struct Group {
     first: Option<usize>,
     /// Applies every entry as it is committed: what is true.
     pub truth: Shard,
+    /// Pushes that were skipped, by bucket: entry by entry, and all of them.
+    pub skipped: (Vec<(BucketId, Vec<Contribution>)>, BTreeSet<Skipped>),
     /// What the truth was after each entry.
     pub digests: Vec<u64>,
     /// Sessions given out by all its leaders.
@@ -128,6 +133,7 @@ impl Cluster {
         let group = Group {
             nodes: Vec::new(),
             committed: Vec::new(),
+            skipped: Default::default(),
             open: VecDeque::new(),
             term: 0,
             leader: 0,
@@ -195,7 +201,18 @@ impl Cluster {
         for _ in 0..count {
             let Some(entry) = g.open.pop_front() else { return };
             match &entry.change {
-                Some(change) => _ = Replicated::apply(&g.truth, change).expect("memory has no end"),
+                Some(change) => {
+                    let outcome = Replicated::apply(&g.truth, change).expect("memory has no end");
+                    if let (
+                        Command::Skip { bucket, contributions, .. },
+                        Outcome::Updated { applied: true, .. },
+                    ) = (&change.command, outcome)
+                    {
+                        g.skipped.0.push((*bucket, contributions.clone()));
+                        let all = contributions.iter().map(|c| (*bucket, c.worker, c.session, c.step));
+                        g.skipped.1.extend(all);
+                    }
+                }
                 None => g.first = Some(g.committed.len() + 1),
             }
             g.committed.push(entry);

@@ -100,7 +100,9 @@ impl Schedule {
             .push(format!("{mode}, {workers} workers, {}, switches {switches}", job.durability));
         let steps = 4 + rng.next_u64() % 12;
         let text = job.to_toml().expect("a valid job");
-        let workers = (0..workers).map(|w| Worker::new(w, text.clone(), steps)).collect();
+        // Every so many steps a worker has nothing.
+        let skips = [0, 0, 3, 6][(rng.next_u64() % 4) as usize];
+        let workers = (0..workers).map(|w| Worker::new(w, text.clone(), steps, skips)).collect();
         let cluster = Cluster::new(NODES);
         Self {
             rng,
@@ -361,7 +363,7 @@ impl Schedule {
 
     fn check(&self) {
         let g = self.cluster.0.lock();
-        self.history.check(&g.truth);
+        self.history.check(&g);
     }
 
     fn pushes(&self) -> u64 {
@@ -506,7 +508,7 @@ fn a_seed_is_a_schedule() {
 /// What the schedules would be worth if nothing happened in them.
 #[test]
 fn the_schedules_have_what_they_are_for() {
-    let mut seen = [0u64; 8];
+    let mut seen = [0u64; 9];
     for seed in 0..400 {
         let mut s = Schedule::new(seed, Rc::default());
         s.run();
@@ -516,13 +518,15 @@ fn the_schedules_have_what_they_are_for() {
         let conf = g.truth.configured();
         let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
         let records = data.map(|d| d.kept.len() as u64).sum();
-        let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed];
+        let skipped = g.skipped.1.len() as u64;
+        let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed, skipped];
         for (seen, n) in seen.iter_mut().zip(seen_now) {
             *seen += n;
         }
     }
-    let [pushes, amid, doubts, lost, elections, switches, records, passed] = seen;
+    let [pushes, amid, doubts, lost, elections, switches, records, passed, skipped] = seen;
     assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 900, "{seen:?}");
     assert!(switches > 100 && records > 100 && passed > 100, "{seen:?}");
+    assert!(skipped > 1_000, "{seen:?}");
     assert!(amid > pushes / 4, "only {amid} of {pushes} pushes were applied before everything was healed");
 }

@@ -1,7 +1,7 @@
 //! What was acknowledged is committed, then and for ever; at the level `leader`, or it is counted.
 
 use super::{BUCKETS, History};
-use crate::shard::Shard;
+use crate::shard::{Shard, simulation::cluster::Group};
 use paraft_common::Version;
 
 impl History {
@@ -36,7 +36,7 @@ impl History {
         let mut lost = 0u64;
         for bucket in 0..BUCKETS {
             let image = conf.as_ref().map(|c| c.buckets[bucket].image());
-            let acked = self.pushed.iter().enumerate().filter(|(_, p)| p.acked[bucket]);
+            let acked = self.pushed.iter().enumerate().filter(|(_, p)| p.acked[bucket] && !p.skip);
             let of_these = acked.filter(|(_, p)| self.sessions.is_current(p.worker, p.session));
             lost += of_these
                 .filter(|(place, _)| image.as_ref().is_none_or(|i| i.weights[*place] == 0.0))
@@ -46,8 +46,8 @@ impl History {
         assert!(lost <= reported, "{lost} acknowledged pushes are in no weights, {reported} are reported");
     }
 
-    pub(super) fn acknowledged_is_in(&self, truth: &Shard) {
-        let conf = truth.configured();
+    pub(super) fn acknowledged_is_in(&self, group: &Group) {
+        let conf = group.truth.configured();
         for bucket in 0..BUCKETS {
             let image = conf.as_ref().map(|c| c.buckets[bucket].image());
             for (place, push) in self.pushed.iter().enumerate().filter(|(_, p)| p.acked[bucket]) {
@@ -56,7 +56,9 @@ impl History {
                     let same = |p: &super::Pushed| (p.worker, p.step) == (push.worker, push.step);
                     self.averages && self.pushed.iter().filter(|p| same(p)).count() > 1
                 };
-                let is_in = image.as_ref().is_some_and(|i| i.weights[place] != 0.0);
+                // What is skipped is in the log, and that is all.
+                let in_log = Self::is_skipped(group, bucket, push);
+                let is_in = in_log || image.as_ref().is_some_and(|i| i.weights[place] != 0.0);
                 assert!(is_in || by_another(), "{push:?} was acknowledged and is not in bucket {bucket}");
             }
         }

@@ -6,11 +6,12 @@ mod membership;
 mod recorded;
 mod replicas;
 mod retries;
+mod skipped;
 mod staleness;
 mod versions;
 
 use super::{
-    cluster::Cluster,
+    cluster::{Cluster, Group},
     worker::{BUCKETS, PLACES},
 };
 use crate::shard::Shard;
@@ -26,6 +27,8 @@ pub struct Pushed {
     worker: WorkerId,
     session: SessionId,
     step: Step,
+    /// It brings nothing, and adds nothing to its place.
+    skip: bool,
     acked: [bool; BUCKETS],
     /// Its worker was told that it came too late for its round.
     dropped: [bool; BUCKETS],
@@ -84,12 +87,13 @@ impl History {
         }
     }
 
-    /// A worker pushes a step in every bucket; gives its place.
-    pub fn pushes(&mut self, worker: WorkerId, session: SessionId, step: Step) -> usize {
+    /// A worker pushes a step in every bucket, or skips it; gives its place.
+    pub fn pushes(&mut self, worker: WorkerId, session: SessionId, step: Step, skip: bool) -> usize {
         self.pushed.push(Pushed {
             worker,
             session,
             step,
+            skip,
             acked: [false; BUCKETS],
             dropped: [false; BUCKETS],
         });
@@ -115,11 +119,13 @@ impl History {
     }
 
     /// What the true state must satisfy at any moment.
-    pub fn check(&self, truth: &Shard) {
+    pub fn check(&self, group: &Group) {
+        let truth = &group.truth;
         self.exactly_once(truth);
         if !self.lossy {
-            self.acknowledged_is_in(truth);
+            self.acknowledged_is_in(group);
         }
+        self.skips_are_agreed(group);
         self.late_is_out(truth);
         self.retries_are_recognised(truth);
         self.recorded_pulls_are_what_workers_got(truth);

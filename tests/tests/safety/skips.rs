@@ -1,0 +1,190 @@
+//! Steps for which a worker has nothing: they count as pushed and change nothing, for nobody, whoever leads.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use paraft_client::{Client, ClientOptions};
+use paraft_common::{
+    Durability, Mode, ParamGroup, ShardId, Step, WorkerId,
+    config::ServerJob,
+    optim::{ClipConfig, OptimizerConfig},
+};
+use paraft_tests::fleet::{At, Fleet, FleetOptions};
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
+
+const LEN: usize = 40;
+/// Of the plain job: what is trained, step by step; `None`: nothing.
+type Plan = Vec<Option<u64>>;
+
+fn job(mode: Mode, durability: Durability, clip: Option<f32>) -> ServerJob {
+    let group = |values, lr| ParamGroup { values, lr, weight_decay: 0.01 };
+    ServerJob {
+        workers: 2,
+        durability,
+        optimizer: OptimizerConfig::adam(0.5),
+        groups: vec![group(14, 0.01), group(26, 0.02)],
+        clip: ClipConfig { norm: clip, value: None },
+        ..ServerJob::new("skips", mode, LEN, 8)
+    }
+}
+
+fn gradient(worker: u32, number: u64) -> Vec<f32> {
+    let of = |i: usize| ((i as u64 * 7 + number * 13 + u64::from(worker) * 5) % 23) as f32 * 0.1 - 1.0;
+    (0..LEN).map(of).collect()
+}
+
+fn join(at: &At, job: &ServerJob, worker: u32) -> Result<(Client, Step)> {
+    let options = ClientOptions {
+        servers: at.addresses.clone(),
+        shards: at.shards,
+        replicas: at.replicas,
+        worker: WorkerId(worker),
+        job: job.clone(),
+        transport: at.transport,
+        timeout: Duration::from_secs(30),
+        handover: paraft_client::HANDOVER,
+    };
+    Ok(Client::join(options, &[0.5; LEN])?)
+}
+
+/// Trains by a plan; gives the final weights, and how many steps were skipped after each.
+fn train(
+    at: &At,
+    job: &ServerJob,
+    worker: u32,
+    plan: &Plan,
+    pushed: impl Fn(u64),
+) -> Result<(Vec<u32>, Vec<u64>)> {
+    let (mut client, mut done) = join(at, job, worker)?;
+    let (mut weights, mut skipped) = (vec![0.0; LEN], Vec::new());
+    client.pull(done, &mut weights)?;
+    for number in plan {
+        done = done.next();
+        match number {
+            Some(number) => {
+                let gradient = gradient(worker, *number);
+                for (i, b) in (0..).zip(client.layout().buckets().to_vec()) {
+                    client.push(paraft_common::BucketId(i), done, &gradient[b.range()]);
+                }
+            }
+            None => client.skip(done),
+        }
+        pushed(done.0);
+        done = client.pull(done, &mut weights)?.done;
+        skipped.push(client.counters().skipped);
+    }
+    client.finish();
+    client.pull_final(done, &mut weights)?;
+    Ok((weights.iter().map(|w| w.to_bits()).collect(), skipped))
+}
+
+type Ends = [(Vec<u32>, Vec<u64>); 2];
+
+/// Both workers; `meet` is waited at by worker 0 behind the pushes of `at_step`, and by worker 1 before its own of that.
+fn both(fleet: &mut Fleet, job: &ServerJob, plans: &[Plan; 2], kill_at: Option<u64>) -> Result<Ends> {
+    let meet = Arc::new(Barrier::new(2));
+    let workers: Vec<_> = (0u32..)
+        .zip(plans.clone())
+        .map(|(worker, plan)| {
+            let (at, job, meet) = (fleet.at.clone(), job.clone(), meet.clone());
+            thread::spawn(move || {
+                train(&at, &job, worker, &plan, |step| {
+                    if worker == 0 && Some(step) == kill_at {
+                        meet.wait();
+                    }
+                })
+            })
+        })
+        .collect();
+    if kill_at.is_some() {
+        meet.wait();
+        let (leader, _) = fleet.leader(ShardId(0));
+        fleet.kill(leader);
+    }
+    let ends = workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
+    let ends: Vec<_> = ends.collect::<Result<_>>()?;
+    ends.try_into().map_err(|_| anyhow!("two workers"))
+}
+
+/// Whether a step of the plans is skipped.
+fn skips(plans: &[Plan; 2], step: usize) -> bool {
+    plans.iter().any(|p| p[step].is_none())
+}
+
+#[test]
+fn a_round_that_anybody_skips_leaves_the_bits_of_a_run_without_it_though_a_leader_is_killed() -> Result<()> {
+    // Skipped by one, by the other, and by both; the leader is killed behind what worker 0 has pushed of a step that worker 1
+    // skips, and behind its own skip.
+    let plans: [Plan; 2] = [
+        vec![Some(1), Some(2), Some(3), None, Some(5), None, Some(7), Some(8)],
+        vec![Some(1), Some(2), None, Some(4), Some(5), None, Some(7), Some(8)],
+    ];
+    let without = plans.clone().map(|plan| {
+        let kept = plan.iter().enumerate().filter(|(step, _)| !skips(&plans, *step));
+        kept.map(|(_, number)| *number).collect::<Plan>()
+    });
+    for clip in [None, Some(1.5)] {
+        let job = job(Mode::Bsp, Durability::QuorumMemory, clip);
+        let expected =
+            both(&mut Fleet::start(FleetOptions { shards: 2, ..Default::default() })?, &job, &without, None)?;
+        for kill_at in [3, 4] {
+            let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
+            let ends = both(&mut fleet, &job, &plans, Some(kill_at))?;
+            for ((weights, skipped), (want, none)) in ends.iter().zip(&expected) {
+                ensure!(weights == want, "killed at {kill_at}, clip {clip:?}: other bits");
+                ensure!(none.iter().all(|n| *n == 0));
+                let counts = (0..plans[0].len()).scan(0, |n, step| {
+                    *n += u64::from(skips(&plans, step));
+                    Some(*n)
+                });
+                ensure!(*skipped == counts.collect::<Vec<_>>(), "{skipped:?}");
+            }
+            fleet.replicas_agree().context("replicas differ")?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn where_pushes_are_applied_one_by_one_a_skip_leaves_out_its_worker_s_alone() -> Result<()> {
+    for durability in [Durability::QuorumMemory, Durability::Leader] {
+        let job = ServerJob { workers: 1, ..job(Mode::Asp, durability, Some(1.5)) };
+        let fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(2) })?;
+        let plan = vec![Some(1), None, Some(3), None];
+        let (weights, skipped) = train(&fleet.at, &job, 0, &plan, |_| {})?;
+        let other = Fleet::start(FleetOptions { shards: 2, durability, ..Default::default() })?;
+        let (want, _) = train(&other.at, &job, 0, &vec![Some(1), Some(3)], |_| {})?;
+        ensure!(weights == want, "{durability}");
+        ensure!(skipped == [0, 1, 1, 2], "{durability}: {skipped:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rate_that_the_worker_says_is_that_of_a_job_with_it() -> Result<()> {
+    let run = |job: &ServerJob, rates: &[f64]| -> Result<Vec<f32>> {
+        let fleet = Fleet::start(FleetOptions { shards: 2, ..Default::default() })?;
+        let (mut client, mut done) = join(&fleet.at, job, 0)?;
+        let mut weights = vec![0.0; LEN];
+        client.pull(done, &mut weights)?;
+        client.rates(rates.to_vec());
+        for number in 1..=3 {
+            done = done.next();
+            let gradient = gradient(0, number);
+            for (i, b) in (0..).zip(client.layout().buckets().to_vec()) {
+                client.push(paraft_common::BucketId(i), done, &gradient[b.range()]);
+            }
+            client.pull(done, &mut weights)?;
+        }
+        Ok(weights)
+    };
+    let mut job = ServerJob { workers: 1, ..job(Mode::Bsp, Durability::QuorumMemory, None) };
+    let said = run(&job, &[0.25, 0.125])?;
+    let own = run(&job, &[])?;
+    (job.groups[0].lr, job.groups[1].lr) = (0.25, 0.125);
+    let want = run(&job, &[])?;
+    ensure!(said == want && said != own);
+    Ok(())
+}
