@@ -13,6 +13,7 @@ class Run:
         rank: int,
         servers: list[str],
         tensors: list[tuple[str, list[int], bool]],
+        groups: list[tuple[int, float, float]],
         samples: int,
         data: str,
         brings: bool,

@@ -110,6 +110,7 @@ class Run:
         values: int,
         owner: Any,
         *,
+        groups: Sequence[tuple[int, float, float]] = (),
         settings: Sequence[str] = (),
         data: str = "python",
     ) -> _paraft.Run:
@@ -120,6 +121,7 @@ class Run:
             rank=self.rank,
             servers=self.servers,
             tensors=tensors,
+            groups=list(groups),
             samples=self._leased.get("samples", 0),
             data=data,
             # One worker's weights, as DDP has it: those of several would be mixed.
@@ -170,8 +172,8 @@ class Run:
         return str(self._stands()["mode"])
 
     def stats(self) -> dict[str, Any]:
-        """``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``, ``dropped``, for a
-        progress bar or a logger of your own."""
+        """``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``, ``dropped``,
+        ``skipped``, for a progress bar or a logger of your own."""
         return self._stands()
 
     def _stands(self) -> dict[str, Any]:

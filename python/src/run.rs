@@ -6,7 +6,8 @@ use crate::{
     signals::Signals,
 };
 use paraft_worker::{
-    Evaluation, Interrupt, Job, Landing, OpenRun, Setup, TensorSpec, Went, WorkerError, WorkerOptions,
+    Evaluation, Interrupt, Job, Landing, OpenRun, ParamGroup, Setup, TensorSpec, Went, WorkerError,
+    WorkerOptions,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
@@ -46,10 +47,10 @@ impl Run {
     /// Joins a job, and waits for its first weights.
     ///
     /// `job`: a job file, or None; `set`: assignments over it, as of `--set`. `tensors`: name, shape and whether it is trained, in
-    /// the order in which they lie in the `values` float32 at `address`, which `owner` keeps. `brings`: these are the weights that a
+    /// the order in which they lie in the `values` float32 at `address`, which `owner` keeps. `groups`: values, rate and decay of each. `brings`: these are the weights that a
     /// new job begins with. `samples`: of the training data, for leased chunks.
     #[new]
-    #[pyo3(signature = (*, job, set, rank, servers, tensors, samples, data, brings, address, values, owner, run_dir=None, resume=None, metrics=None, log_file=None, trace=None))]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, run_dir=None, resume=None, metrics=None, log_file=None, trace=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -58,6 +59,7 @@ impl Run {
         rank: u32,
         servers: Vec<String>,
         tensors: Vec<(String, Vec<usize>, bool)>,
+        groups: Vec<(usize, f64, f64)>,
         samples: usize,
         data: String,
         brings: bool,
@@ -101,6 +103,10 @@ impl Run {
                 false => TensorSpec::buffer(name, shape),
             })
             .collect();
+        let groups = groups
+            .into_iter()
+            .map(|(values, lr, weight_decay)| ParamGroup { values, lr, weight_decay })
+            .collect();
         let lengths: Vec<usize> = specs.iter().map(TensorSpec::len).collect();
         if lengths.iter().sum::<usize>() != values {
             return Err(errors::misuse(py, &format!("{values} values for tensors of another length")));
@@ -111,7 +117,7 @@ impl Run {
         let joined = py.detach(|| {
             let first = brings.then(|| memory.weights().to_vec());
             let init = first.map(|w| Box::new(move |_, into: &mut [f32]| into.copy_from_slice(&w)) as Box<_>);
-            let setup = Setup { init, data, ..Setup::new(specs, samples, |_, _| {}) };
+            let setup = Setup { init, data, groups, ..Setup::new(specs, samples, |_, _| {}) };
             OpenRun::join(&job, &options, setup, Box::new(memory))
         });
         let this = Self {
@@ -149,6 +155,19 @@ impl Run {
             }
             inner.wait(|run| run.step(loss, samples))
         })
+    }
+
+    /// The rates at which the next gradients are applied, of each group; none: the job's schedule.
+    fn rates(&self, py: Python<'_>, rates: Vec<f64>) -> PyResult<()> {
+        self.on(py, |inner, _| {
+            inner.run()?.rates(rates);
+            Ok(())
+        })
+    }
+
+    /// Nothing is pushed for this step: it counts as done.
+    fn skip(&self, py: Python<'_>) -> PyResult<()> {
+        self.on(py, |inner, _| inner.run()?.skip())
     }
 
     /// The epoch, from 0, and the samples of the chunk that is to be trained; None: none is to be begun.
@@ -195,6 +214,7 @@ impl Run {
         d.set_item("wait_seconds", c.waited.as_secs_f64())?;
         d.set_item("rejoins", c.rejoins)?;
         d.set_item("dropped", c.dropped)?;
+        d.set_item("skipped", c.skipped)?;
         Ok(d)
     }
 }

@@ -231,6 +231,88 @@ def test_frozen_unused_tied_and_strided_parameters(fleet: Any) -> None:
         assert torch.allclose(m.get_parameter(name), p, atol=within), name
 
 
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 5, 0.5),
+    "warm-up": lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.1, 1.0, 20),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 7),
+    "each its own": lambda o: torch.optim.lr_scheduler.LambdaLR(o, [lambda i: 1 / (1 + i), lambda i: 0.9**i]),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, fleet: Any) -> None:
+    run = paraft.init(fleet)
+    both = []
+    for _ in range(2):
+        m = models.model("mlp")
+        decay = [p for p in m.parameters() if p.ndim > 1]
+        rest = [p for p in m.parameters() if p.ndim == 1]
+        groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0, "lr": 0.02}]
+        o = torch.optim.AdamW(groups, lr=0.005, eps=1e-4)
+        both.append((m, o, SCHEDULERS[scheduler](o)))
+    run.prepare(both[0][0], both[0][1], apply="servers")
+    for batch in models.batches("mlp", 0, 30):
+        for m, o, s in both:
+            models.loss(m, batch).backward()
+            o.step()
+            o.zero_grad()
+            s.step()
+    same(both[0][0], both[1][0], 1e-5)
+    run.finish()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adadelta(p, lr=1.0),
+        lambda p: torch.optim.Adamax(p, lr=0.01),
+        lambda p: torch.optim.NAdam(p, lr=0.01, eps=1e-4),
+        lambda p: torch.optim.RAdam(p, lr=0.01, eps=1e-4),
+    ],
+)
+def test_more_optimizers_on_the_servers(make: Any, fleet: Any) -> None:
+    m, plain = alone(fleet, make, lambda run, m, o: run.prepare(m, o, apply="servers"))
+    same(m, plain, 1e-4)
+
+
+def scaled(out: str, mode: str) -> int:
+    """Half precision's loop, whose scaler meets infinities: at first, and at one step of worker 1's own."""
+    run = paraft.init(mode=mode)
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10_000)
+    for i, batch in enumerate(models.batches("mlp", run.rank, 12)):
+        loss = models.loss(m, batch)
+        if i == 5 and run.rank == 1:
+            loss = loss * torch.inf
+        scaler.scale(loss).backward()
+        scaler.step(o)
+        scaler.update()
+        o.zero_grad()
+    assert run.step == 12
+    skipped = run.stats()["skipped"]
+    run.finish()
+    torch.save(m.state_dict(), f"{out}/{run.rank}.pt")
+    return int(skipped)
+
+
+def test_a_step_that_a_scaler_skips_is_skipped_by_all(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    assert run_workers(fleet, scaled, 2, str(tmp_path), "bsp", timeout=180).values == [1, 1]
+    plain = models.model("mlp")
+    o = models.optimizer("sgd", plain)
+    for i, pair in enumerate(zip(*(models.batches("mlp", rank, 12) for rank in range(2)))):
+        if i == 5:
+            continue
+        for batch in pair:
+            (models.loss(plain, batch) / 2).backward()
+        o.step()
+        o.zero_grad()
+    a, b = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert apart(a, plain.state_dict()) < 1e-6
+
+
 def leased(out: str, workers: int, wait_at: int) -> None:
     """A worker that trains leased chunks, and writes down which samples; at its batch ``wait_at`` it waits to be killed."""
     run = paraft.init(mode="asp")

@@ -213,6 +213,7 @@ fn lead(
         classifies: job.classifies() && test.classes().is_some(),
         held_out: test.len(),
         init: Some(Box::new(|seed, weights| model.init(seed, weights))),
+        groups: Vec::new(),
     };
     let Joined { mut driver, start, flush: _flush } =
         join(job, options, setup, &plan, gauges, ranks.is_some())?;

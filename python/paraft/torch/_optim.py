@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -98,11 +98,9 @@ def table(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def groups(optimizer: torch.optim.Optimizer, values: list[int]) -> list[tuple[int, float, float]]:
-    """Values, rate and decay of each group, where they have different ones; else nothing."""
-    all_ = [(float(g["lr"]), float(g["weight_decay"])) for g in optimizer.param_groups]
-    if len(set(all_)) == 1:
-        return []
-    return [(n, lr, decay) for n, (lr, decay) in zip(values, all_) if n]
+    """Values, rate and decay of each group that has anything to train, where there are several."""
+    of = [(n, float(g["lr"]), float(g["weight_decay"])) for n, g in zip(values, optimizer.param_groups) if n]
+    return of if len(of) > 1 else []
 
 
 class Watch:
@@ -112,18 +110,20 @@ class Watch:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._groups = optimizer.param_groups
         self._fixed = [self._of(g) for g in self._groups]
-        self._first = self.rates()
+        # Groups of nothing but frozen parameters are not on the servers.
+        self._trained = [any(p.requires_grad for p in g["params"]) for g in self._groups]
+        self._last = self.rates()
 
     @staticmethod
     def _of(group: dict[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in group.items() if k not in _SPEED and k not in ("params", "lr", "initial_lr", "param_names")}
 
     def rates(self) -> list[float]:
-        """The rate of each group, now."""
-        return [float(g["lr"]) for g in self._groups]
+        """The rate of each group that the servers have, now."""
+        return [float(g["lr"]) for g, trained in zip(self._groups, self._trained) if trained]
 
-    def changed(self) -> list[float]:
-        """The rates of all groups, where a scheduler has set any; else nothing.
+    def changed(self) -> Optional[list[float]]:
+        """The rates of all groups, where a scheduler has set any since the last call; else None.
 
         Raises:
             ConfigError: something else than a rate was changed.
@@ -138,4 +138,7 @@ class Watch:
                         "changes while a job trains (OneCycleLR: cycle_momentum=False); or prepare(..., apply=\"worker\")"
                     )
         rates = self.rates()
-        return rates if rates != self._first else []
+        if rates == self._last:
+            return None
+        self._last = rates
+        return rates

@@ -35,7 +35,12 @@ class OnServers:
         self._stages: dict[int, torch.Tensor] = {}
         self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
         self._session = run._join(
-            flat.tensors, flat.values.data_ptr(), flat.values.numel(), flat.values, settings=settings
+            flat.tensors,
+            flat.values.data_ptr(),
+            flat.values.numel(),
+            flat.values,
+            groups=_optim.groups(optimizer, flat.group_values),
+            settings=settings,
         )
         run._front = weakref.ref(self)
         flat.attach(buffers=False)
@@ -84,28 +89,25 @@ class OnServers:
         """Pushes what is not pushed, waits as the mode says, and pulls."""
         self.flat.check()
         scaled = found_inf is not None
+        skips = found_inf is not None and float(found_inf) != 0.0
         if self._pushed:
             self._look(scaled)
         if scaled and (self._overlaps or self._probes):
             self._push_at_step("a GradScaler scales the gradients")
-        if scale is not None and not self._skips(found_inf):
+        if scale is not None and not skips:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for _, p in self._params if p.grad is not None], inverse)
         rates = self._watch.changed()
-        if rates:
+        if rates is not None:
             self._session.rates(rates)
-        gradients = [] if self._skips(found_inf) else self._gradients()
-        if self._skips(found_inf):
+        gradients = [] if skips else self._gradients()
+        if skips:
             self._session.skip()
         self._pushed.clear()
         if self._probes:
             self._probed()
         self.run._went(self._session.step(gradients, self.run._loss, self.run._samples))
         self.pulled()
-
-    @staticmethod
-    def _skips(found_inf: Optional[torch.Tensor]) -> bool:
-        return found_inf is not None and float(found_inf) != 0.0
 
     def _gradients(self) -> list[tuple[int, int]]:
         pushed = self._pushed if self._overlaps and not self._probes else {}

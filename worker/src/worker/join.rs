@@ -38,9 +38,9 @@ pub(super) fn join(
 ) -> Result<Joined, WorkerError> {
     // For programs that have no [`cli`](crate::cli).
     paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
-    let Setup { tensors, samples, data, classifies, mut init, .. } = setup;
-    let mut server_job = job.server_job_on(&tensors, &data);
-    let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let Setup { tensors, samples, data, classifies, mut init, groups, .. } = setup;
+    let mut server_job = job.server_job_in_groups_on(&tensors, &groups, &data);
+    let layout = job.layout_in_groups(tensors, &groups).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
     let beginning = start::begin(job, options.resume.as_deref(), init.as_deref_mut(), &layout, plan)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);

@@ -193,6 +193,24 @@ impl OpenRun {
         }
     }
 
+    /// The rates at which the next gradients are applied, of each group ([`Setup::groups`]; one without groups): on this worker's clock,
+    /// instead of the job's schedule. None: that again.
+    pub fn rates(&mut self, rates: Vec<f64>) {
+        self.driver.client.rates(rates);
+    }
+
+    /// This worker has nothing for this step, as where a gradient is not finite: it counts as done. In a mode that averages nobody's
+    /// gradients of the step are applied. [`Self::step`] follows.
+    ///
+    /// # Errors
+    /// A gradient of the step was handed over, or the job has local steps.
+    pub fn skip(&mut self) -> Result<(), WorkerError> {
+        let step = self.pushing()?;
+        self.pushes.skip(&self.driver.layout)?;
+        self.driver.client.skip(step);
+        Ok(())
+    }
+
     /// The minibatch is trained: every tensor's gradient is handed over, or, with local steps, the weights are moved. Waits where the
     /// job's mode makes this worker wait, and pulls. `loss`: the mean over its samples, NaN where it is not known.
     ///

@@ -85,6 +85,21 @@ impl Pushes {
         Ok(())
     }
 
+    /// None comes.
+    ///
+    /// # Errors
+    /// One has come.
+    pub fn skip(&mut self, layout: &Layout) -> Result<(), WorkerError> {
+        if let Some(i) = self.ready.iter().position(|ready| *ready) {
+            let name = &layout.tensors()[i].name;
+            return Err(misuse(format!(
+                "the gradient of `{name}` is on its way: its step cannot be skipped"
+            )));
+        }
+        self.ready.fill(true);
+        Ok(())
+    }
+
     /// Whether every tensor's gradient is here.
     ///
     /// # Errors

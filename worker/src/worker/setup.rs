@@ -5,7 +5,7 @@ use crate::{
     job::{Exchange, Job},
     start::Init,
 };
-use paraft_common::{Step, TensorSpec};
+use paraft_common::{ParamGroup, Step, TensorSpec};
 
 /// What is trained by a loop of your own.
 pub struct Setup<'a> {
@@ -22,13 +22,24 @@ pub struct Setup<'a> {
     /// Writes the weights that the job begins with, from its seed: the same on every worker. `None`: another worker brings them, and
     /// this one waits for it.
     pub init: Option<Box<Init<'a>>>,
+    /// Parameters with a rate and a decay of their own, as many values each as follow each other in the tensors; none: all have the
+    /// optimizer's.
+    pub groups: Vec<ParamGroup>,
 }
 
 impl<'a> Setup<'a> {
     /// Of these tensors, for `samples` samples that have no name; `init` writes the first weights.
     pub fn new(tensors: Vec<TensorSpec>, samples: usize, init: impl FnMut(u64, &mut [f32]) + 'a) -> Self {
         let data = format!("{samples} samples");
-        Self { tensors, samples, data, classifies: false, held_out: 0, init: Some(Box::new(init)) }
+        Self {
+            tensors,
+            samples,
+            data,
+            classifies: false,
+            held_out: 0,
+            init: Some(Box::new(init)),
+            groups: Vec::new(),
+        }
     }
 }
 
