@@ -89,6 +89,8 @@ class Run:
         self._leased: dict[str, Any] = {}
         self._loss = math.nan
         self._samples = 0
+        #: Samples that the model was given since the last step.
+        self._seen = 0
         self._owner = os.getpid()
         _RUNS.add(self)
 
@@ -143,10 +145,14 @@ class Run:
             raise MisuseError("this run has no model yet: call run.prepare(model, optimizer) first")
         return self._session
 
+    def _trained_on(self) -> tuple[float, int]:
+        """The loss and the samples of the step in training, as far as they are known."""
+        return self._loss, self._samples or self._seen
+
     def _went(self, stands: tuple[int, bool, bool]) -> bool:
         self._step, moved, self._over = stands
         self._moves += moved
-        self._loss, self._samples = math.nan, 0
+        self._loss, self._samples, self._seen = math.nan, 0, 0
         return moved
 
     # ---- what a loop asks and says ----
@@ -182,9 +188,10 @@ class Run:
         return stands
 
     def log(self, loss: Union[float, torch.Tensor], samples: int = 0) -> None:
-        """Tells the record the mean loss of the step in training, and of how many samples it is; before ``optimizer.step()``.
+        """Tells the record the mean loss of the step in training; before ``optimizer.step()``. Without it the run's report has no loss.
+        (It reads the loss from its device, as ``loss.item()`` does.)
 
-        Without it the run's report has no loss. (It reads the loss from its device, as ``loss.item()`` does.)
+        ``samples``: of how many it is. Default: as many as the model was given, by the first dimension of its first argument.
         """
         self._loss = float(loss)
         self._samples = samples

@@ -21,6 +21,23 @@ _LOG = logging.getLogger("paraft")
 OVERLAP_BYTES = 4 << 20
 
 
+def count_samples(run: Run, model: torch.nn.Module) -> None:
+    """Notes how many samples a step trains on, for the record: the first dimension of the first tensor that the model is given.
+    ``run.log(loss, samples)`` says it exactly."""
+    of = weakref.ref(run)
+
+    def seen(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        run = of()
+        if run is None or not module.training or not torch.is_grad_enabled():
+            return
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, torch.Tensor) and given.ndim:
+                run._seen += given.shape[0]
+                return
+
+    model.register_forward_pre_hook(seen, with_kwargs=True)
+
+
 class OnServers:
     """The servers run the optimizer: gradients go there, weights come back."""
 
@@ -31,6 +48,7 @@ class OnServers:
         self.run = run
         self.flat = flat
         self._watch = _optim.Watch(optimizer)
+        count_samples(run, model)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
         self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
@@ -106,7 +124,7 @@ class OnServers:
         self._pushed.clear()
         if self._probes:
             self._probed()
-        self.run._went(self._session.step(gradients, self.run._loss, self.run._samples))
+        self.run._went(self._session.step(gradients, *self.run._trained_on()))
         self.pulled()
 
     def _gradients(self) -> list[tuple[int, int]]:
@@ -173,6 +191,7 @@ class OnWorker:
     def __init__(self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str]) -> None:
         self.run = run
         self.flat = Flat(model, optimizer)
+        count_samples(run, model)
         values = self.flat.values
         self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings)
         run._front = weakref.ref(self)
@@ -192,7 +211,7 @@ class OnWorker:
         """The optimizer has made a step."""
         self.flat.check()
         self.flat.gather()
-        self.run._went(self._session.step([], self.run._loss, self.run._samples))
+        self.run._went(self._session.step([], *self.run._trained_on()))
         self.flat.spread()
 
     def pulled(self) -> None:
