@@ -120,6 +120,12 @@ pub(crate) enum LinkEvent {
     Left(ShardId),
     /// So many pushes came too late for their rounds, and were dropped.
     Dropped(u64),
+    /// A push was refused, since it is not finite. Its bucket still waits for its worker's step.
+    NotFinite {
+        bucket: u32,
+        step: u64,
+        error: SessionError,
+    },
     SessionLost,
     Failed(SessionError),
 }
@@ -612,6 +618,16 @@ impl Link {
         self.send(Kind::Norm(Norm { step, sum_of_squares }), out);
     }
 
+    /// The stream goes on, and so may the worker: it has nothing for the step after all.
+    fn is_not_finite(&mut self, r: Refused, out: &mut Outlet) {
+        let place = self.unacked.binary_search_by_key(&r.seq, |(push, _)| push.seq);
+        let Some((push, _)) = place.ok().and_then(|place| self.unacked.remove(place)) else { return };
+        out.in_flight -= push.payload.len();
+        let (shard, kind) = (self.shard, r.kind());
+        let error = SessionError::Refused { shard, kind, message: r.message };
+        out.heard.push_back(LinkEvent::NotFinite { bucket: push.bucket, step: push.step, error });
+    }
+
     fn refused(
         &mut self,
         now: Duration,
@@ -619,6 +635,10 @@ impl Link {
         fixed: &Fixed,
         out: &mut Outlet,
     ) -> Option<SessionError> {
+        if r.seq > 0 && r.kind() == WireKind::NotFinite {
+            self.is_not_finite(r, out);
+            return None;
+        }
         self.note_cause(&r.message);
         // Right after a break the old stream may still be there on the server's side.
         let recent = self.trouble.is_none_or(|(since, _)| now.saturating_sub(since) < fixed.handover);

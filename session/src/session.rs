@@ -139,6 +139,8 @@ pub struct Session {
     failed: Option<SessionError>,
     rejoins: u64,
     dropped: u64,
+    /// Steps and buckets whose pushes were refused, since they are not finite.
+    refused: BTreeSet<(u64, u32)>,
     /// Of this session's steps, as each shard has said, those that were skipped; and of the sessions that were lost.
     skipped: (BTreeMap<ShardId, u64>, u64),
 }
@@ -200,6 +202,7 @@ impl Session {
             failed: None,
             rejoins: 0,
             dropped: 0,
+            refused: BTreeSet::new(),
             skipped: (BTreeMap::new(), 0),
         }
     }
@@ -369,16 +372,20 @@ impl Session {
     /// Says that the worker has nothing for `step`, in the place of its pushes: of every bucket, kept and sent as they are. A
     /// round in which anybody skips changes nothing, and where pushes are applied one by one this worker's does.
     ///
+    /// Where pushes of the step were refused, since they are not finite, it is of their buckets: what else was pushed
+    /// for it stays.
+    ///
     /// # Panics
-    /// When something was pushed for this step.
+    /// When something was pushed for this step, and nothing of it refused.
     pub fn skip(&mut self, now: Duration, step: Step) {
-        assert!(
-            !self.links.values().any(|l| l.has_pushed(step.0)),
-            "{step} was pushed, and cannot be skipped"
-        );
+        let refused = std::mem::take(&mut self.refused);
+        let whole = !refused.iter().any(|(s, _)| *s == step.0);
+        let pushed = self.links.values().any(|l| l.has_pushed(step.0));
+        assert!(!(whole && pushed), "{step} was pushed, and cannot be skipped");
         // What waits for the rest of its step was sent to nobody.
         self.held.clear();
-        for (bucket, version) in (0u32..).zip(&self.versions) {
+        let all = (0u32..).zip(&self.versions);
+        for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
             let Some(link) = self.links.get_mut(&placement::shard_of(BucketId(bucket), self.shards)) else {
                 continue;
             };
@@ -483,7 +490,9 @@ impl Session {
     /// What comes of the wait that was begun last; `None`: nothing before the next input.
     ///
     /// # Errors
-    /// The session cannot go on. It says so each time.
+    /// The session cannot go on. It says so each time. Only where a push was refused since it is not finite
+    /// ([`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite)) it says so once, and the wait goes on, once that step
+    /// is skipped ([`Self::skip`]).
     pub fn poll(&mut self, now: Duration) -> Result<Option<Event>, SessionError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
@@ -493,6 +502,10 @@ impl Session {
                 return Ok(Some(event));
             }
             let Some(heard) = self.out.heard.pop_front() else { return Ok(None) };
+            if let LinkEvent::NotFinite { bucket, step, error } = heard {
+                self.refused.insert((step, bucket));
+                return Err(error);
+            }
             match self.hear(now, heard) {
                 Ok(None) => {}
                 Ok(event) => return Ok(event),
@@ -545,6 +558,7 @@ impl Session {
             }
             LinkEvent::Dropped(n) => self.dropped += n,
             LinkEvent::Failed(e) => return Err(e),
+            LinkEvent::NotFinite { error, .. } => return Err(error), // `poll` has seen it
         }
         Ok(None)
     }
@@ -583,6 +597,7 @@ impl Session {
         }
         self.joining = Some(BTreeMap::new());
         self.held.clear();
+        self.refused.clear();
         for link in self.links.values_mut() {
             link.reset(now, &self.fixed, &mut self.out);
         }

@@ -5,7 +5,8 @@ use paraft_common::{
     BucketId, Mode, ParamGroup, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy,
 };
 use paraft_proto::{
-    Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, ToShard, Weights, from_shard, limits, to_shard::Kind,
+    Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, ToShard, Weights, WireKind, from_shard, limits,
+    to_shard::Kind,
 };
 use paraft_session::{Effect, Event, HANDOVER, Input, Options, Pull, Session, SessionError};
 use proptest::prelude::*;
@@ -213,6 +214,36 @@ fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_t
         }
     };
     assert_eq!((pulled.done, session.skipped()), (Step(2), 1));
+}
+
+#[test]
+fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    session.pull(servers.now, Pull::of(Step(1)), false);
+    servers.carry_out(&mut session);
+    for seq in [2, 2, 3] {
+        let (advice, kind) = (Advice::Fix as i32, WireKind::NotFinite as i32);
+        let refused = Refused { advice, kind, seq, ..Refused::default() };
+        servers.says(&mut session, ShardId(0), from_shard::Kind::Refused(refused));
+    }
+    for _ in 0..2 {
+        let said = session.poll(servers.now);
+        let not_finite = matches!(&said, Err(SessionError::Refused { kind: WireKind::NotFinite, .. }));
+        assert!(not_finite, "{said:?}");
+    }
+    assert!(matches!(session.poll(servers.now), Ok(None)), "it goes on, and waits");
+    session.skip(servers.now, Step(1));
+    servers.carry_out(&mut session);
+    let marks = |k: &Kind| if let Kind::Push(p) = k { p.skip.then_some((p.seq, p.bucket)) } else { None };
+    let came: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(marks).collect();
+    assert_eq!(came, [(5, 1), (6, 2)], "the buckets of these pushes, and no others");
+    // They alone are sent again.
+    servers.breaks(&mut session, ShardId(0));
+    servers.passes(&mut session, Duration::from_secs(1));
+    servers.opens(&mut session, ShardId(0), 7, 0);
+    assert_eq!(servers.pushes(ShardId(0)), [1, 4, 5, 6]);
 }
 
 #[test]

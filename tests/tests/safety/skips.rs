@@ -1,9 +1,9 @@
 //! Steps for which a worker has nothing: they count as pushed and change nothing, for nobody, whoever leads.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use paraft_client::{Client, ClientOptions};
+use paraft_client::{Client, ClientError, ClientOptions, SessionError, WireKind};
 use paraft_common::{
-    Durability, Mode, ParamGroup, ShardId, Step, WorkerId,
+    BucketId, Durability, Mode, ParamGroup, ShardId, Step, WorkerId,
     config::ServerJob,
     optim::{ClipConfig, OptimizerConfig},
 };
@@ -63,12 +63,7 @@ fn train(
     for number in plan {
         done = done.next();
         match number {
-            Some(number) => {
-                let gradient = gradient(worker, *number);
-                for (i, b) in (0..).zip(client.layout().buckets().to_vec()) {
-                    client.push(paraft_common::BucketId(i), done, &gradient[b.range()]);
-                }
-            }
+            Some(number) => push(&mut client, done, &gradient(worker, *number)),
             None => client.skip(done),
         }
         pushed(done.0);
@@ -162,6 +157,60 @@ fn where_pushes_are_applied_one_by_one_a_skip_leaves_out_its_worker_s_alone() ->
     Ok(())
 }
 
+/// The others of its round wait for a worker whose push was refused, until it says that it has nothing.
+#[test]
+fn a_worker_whose_push_is_not_finite_skips_it_and_goes_on_with_the_others() -> Result<()> {
+    for (mode, clip) in [(Mode::Bsp, None), (Mode::Asp, None), (Mode::Asp, Some(1.5))] {
+        let fleet = Fleet::start(FleetOptions { shards: 2, ..Default::default() })?;
+        let job = job(mode, Durability::QuorumMemory, clip);
+        let workers: Vec<_> = (0u32..2)
+            .map(|worker| {
+                let (at, job) = (fleet.at.clone(), job.clone());
+                thread::spawn(move || stumbles(&at, &job, worker))
+            })
+            .collect();
+        let ends = workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
+        let ends: Vec<_> = ends.collect::<Result<_>>()?;
+        ensure!(ends[0].0 == 0 && ends[1].0 > 0, "{mode} {clip:?}: {} {}", ends[0].0, ends[1].0);
+        ensure!(ends[0].1 == ends[1].1 && ends[0].1.iter().all(|w| w.is_finite()), "{mode} {clip:?}");
+    }
+    Ok(())
+}
+
+/// Four steps, of which worker 1's second is not finite in one bucket. Gives how many pushes were refused, and the final weights.
+fn stumbles(at: &At, job: &ServerJob, worker: u32) -> Result<(u64, Vec<f32>)> {
+    let (mut client, mut done) = join(at, job, worker)?;
+    let (mut weights, mut refused) = (vec![0.0; LEN], 0);
+    client.pull(done, &mut weights)?;
+    for number in 1..=4 {
+        done = done.next();
+        let mut gradient = gradient(worker, number);
+        if (worker, number) == (1, 2) {
+            gradient[9] = f32::INFINITY;
+        }
+        push(&mut client, done, &gradient);
+        done = loop {
+            match client.pull(done, &mut weights) {
+                Ok(pulled) => break pulled.done,
+                Err(ClientError::Session(SessionError::Refused { kind: WireKind::NotFinite, .. })) => {
+                    refused += 1;
+                    client.skip(done);
+                }
+                Err(e) => return Err(e.into()),
+            }
+        };
+    }
+    client.finish();
+    client.pull_final(done, &mut weights)?;
+    Ok((refused, weights))
+}
+
+fn push(client: &mut Client, step: Step, gradient: &[f32]) {
+    for (i, b) in (0..).zip(client.layout().buckets().to_vec()) {
+        client.push(BucketId(i), step, &gradient[b.range()]);
+    }
+}
+
 #[test]
 fn a_rate_that_the_worker_says_is_that_of_a_job_with_it() -> Result<()> {
     let run = |job: &ServerJob, rates: &[f64]| -> Result<Vec<f32>> {
@@ -172,10 +221,7 @@ fn a_rate_that_the_worker_says_is_that_of_a_job_with_it() -> Result<()> {
         client.rates(rates.to_vec());
         for number in 1..=3 {
             done = done.next();
-            let gradient = gradient(0, number);
-            for (i, b) in (0..).zip(client.layout().buckets().to_vec()) {
-                client.push(paraft_common::BucketId(i), done, &gradient[b.range()]);
-            }
+            push(&mut client, done, &gradient(0, number));
             client.pull(done, &mut weights)?;
         }
         Ok(weights)

@@ -284,8 +284,12 @@ impl Client {
     /// pushed. A round in which anybody skips changes nothing, for nobody; where pushes are applied one by one only this
     /// worker's is left out. [`Counters::skipped`] tells after the step's pull. What encoders hold back stays.
     ///
+    /// A pull says [`Refused`](SessionError::Refused) with [`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite) where a
+    /// push was refused that is not finite. Whoever skips the step then, and pulls again, goes on: the buckets of these pushes
+    /// are skipped, in rounds too, and those of the others are not. To leave all of them as they are, look before the first push.
+    ///
     /// # Panics
-    /// When something was pushed for this step.
+    /// When something was pushed for this step, and nothing of it refused.
     pub fn skip(&mut self, step: Step) {
         self.io.session().skip(io::now(), step);
     }
