@@ -286,6 +286,22 @@ def test_sparse_gradients_are_refused(fleet: Any) -> None:
     run.close()
 
 
+def test_a_gradient_that_is_not_finite_is_said_and_the_run_goes_on(fleet: Any) -> None:
+    run, m, o = new(fleet)
+    one_step(m, o)
+    before = [p.detach().clone() for p in m.parameters()]
+    for p in m.parameters():
+        p.grad = torch.full_like(p, torch.inf)
+    with pytest.raises(paraft.DivergedError, match="infinity"):
+        o.step()
+    o.zero_grad()
+    assert run.step == 2
+    assert all(torch.equal(a, b) for a, b in zip(before, m.parameters()))
+    one_step(m, o)
+    assert run.step == 3
+    run.finish()
+
+
 def test_log_lines_come_through_logging(start_fleet: Any, caplog: Any) -> None:
     caplog.set_level("INFO", logger="paraft")
     run, m, o = new(start_fleet(1))

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 
 from .._run import Run
-from ..errors import MisuseError
+from ..errors import DivergedError, MisuseError
 from . import _optim
 from ._flat import Flat, staged
 
@@ -124,7 +124,12 @@ class OnServers:
         self._pushed.clear()
         if self._probes:
             self._probed()
-        self.run._went(self._session.step(gradients, *self.run._trained_on()))
+        try:
+            self.run._went(self._session.step(gradients, *self.run._trained_on()))
+        except DivergedError:
+            self.run._stands()  # the step is done, but for what was not finite
+            self.pulled()
+            raise
         self.pulled()
 
     def _gradients(self) -> list[tuple[int, int]]:

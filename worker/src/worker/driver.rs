@@ -393,9 +393,10 @@ impl Driver {
         }
     }
 
-    /// What was interrupted is waited for again by the next call.
+    /// What was interrupted is waited for again by the next call, and so is what comes behind a push that was refused and is skipped
+    /// then.
     fn goes_on(&mut self, action: Action, e: &WorkerError) {
-        if matches!(e, WorkerError::Client(ClientError::Interrupted)) {
+        if matches!(e, WorkerError::Client(ClientError::Interrupted)) || e.is_not_finite() {
             self.again = Some(action);
         }
     }

@@ -113,6 +113,12 @@ impl WorkerError {
         }
     }
 
+    /// A push was refused that holds a NaN or an infinity: its step may be skipped.
+    pub(crate) fn is_not_finite(&self) -> bool {
+        let refused = |e: &SessionError| matches!(e, SessionError::Refused { kind: WireKind::NotFinite, .. });
+        matches!(self, Self::Client(ClientError::Session(e)) if refused(e))
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self.kind() {

@@ -216,8 +216,10 @@ impl OpenRun {
     ///
     /// # Errors
     /// A gradient is missing, the servers can't be reached or refuse, files can't be written, or the wait was interrupted: then the
-    /// next call of [`Self::go_on`] waits on.
+    /// next call of [`Self::go_on`] waits on. Where a gradient holds a NaN or an infinity its buckets are left as they are, in `bsp` by
+    /// all workers, and the step is done but for them: the run goes on.
     pub fn step(&mut self, loss: f32, samples: u64) -> Result<Went, WorkerError> {
+        let step = self.driver.done().next();
         match self.asked {
             Asked::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
             Asked::Local => {}
@@ -225,7 +227,17 @@ impl OpenRun {
             Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
         }
         self.driver.trained(Some((f64::from(loss) * samples.max(1) as f64, samples.max(1))));
-        self.go_on()
+        let mut refused = None;
+        loop {
+            match self.go_on() {
+                // The buckets that hold it are left as they are, so that nobody waits for them.
+                Err(e) if e.is_not_finite() => {
+                    self.driver.client.skip(step);
+                    refused = refused.or(Some(e));
+                }
+                went => return refused.map_or(went, Err),
+            }
+        }
     }
 
     /// Waits on, after an interrupt.
