@@ -21,7 +21,7 @@ use crate::{
 };
 use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, State, Writer,
-    manifest::{Clock, FORMAT, Stamp},
+    manifest::{self, Clock, Stamp},
 };
 use paraft_client::{
     ClientError, ClientOptions, Pulled, Transport, checkpoint_parts::CheckpointParts,
@@ -471,7 +471,7 @@ impl Author {
     fn manifest(&self, (step, resume): (Step, Step), clocks: Vec<Clock>, buckets: Vec<Stamp>) -> Manifest {
         let job = &self.server_job;
         Manifest {
-            format: FORMAT,
+            format: manifest::format(job.groups.len()),
             paraft: env!("CARGO_PKG_VERSION").into(),
             written: wall(),
             name: self.name.clone(),

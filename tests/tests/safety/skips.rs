@@ -226,11 +226,13 @@ fn a_rate_that_the_worker_says_is_that_of_a_job_with_it() -> Result<()> {
         }
         Ok(weights)
     };
-    let mut job = ServerJob { workers: 1, ..job(Mode::Bsp, Durability::QuorumMemory, None) };
-    let said = run(&job, &[0.25, 0.125])?;
-    let own = run(&job, &[])?;
-    (job.groups[0].lr, job.groups[1].lr) = (0.25, 0.125);
-    let want = run(&job, &[])?;
-    ensure!(said == want && said != own);
+    for (mode, durability) in [(Mode::Bsp, Durability::QuorumMemory), (Mode::Asp, Durability::Leader)] {
+        let mut job = ServerJob { workers: 1, ..job(mode, durability, None) };
+        let said = run(&job, &[0.25, 0.125])?;
+        let own = run(&job, &[])?;
+        (job.groups[0].lr, job.groups[1].lr) = (0.25, 0.125);
+        let want = run(&job, &[])?;
+        ensure!(said == want && said != own, "{mode} {durability}");
+    }
     Ok(())
 }

@@ -9,13 +9,18 @@ use paraft_common::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version of the format that this code writes, and the latest that it reads.
-pub const FORMAT: u32 = 1;
+/// The latest version of the format that this code writes and reads.
+pub const FORMAT: u32 = 2;
+
+/// That of a checkpoint of a job with so many groups of parameters: who does not know groups would take its buckets for others.
+pub fn format(groups: usize) -> u32 {
+    if groups == 0 { 1 } else { FORMAT }
+}
 
 /// The content of `checkpoint.json`. Unknown keys are ignored: a later version may add some.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// As [`format`] says.
     pub format: u32,
     /// The version of Paraft that wrote it.
     pub paraft: String,
