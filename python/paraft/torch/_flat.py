@@ -100,11 +100,12 @@ class Flat:
                     "do that before"
                 )
 
-    @torch.no_grad()
     def spread(self) -> None:
         """Copies the vector to the tensors that have memory of their own."""
         if self._copied:
-            torch._foreach_copy_([self._tensors[i].data for i in self._copied], [self.views[i] for i in self._copied], True)
+            with torch.no_grad():
+                own = [self._tensors[i].data for i in self._copied]
+                torch._foreach_copy_(own, [self.views[i] for i in self._copied], True)
             self._synchronize()
 
     @torch.no_grad()

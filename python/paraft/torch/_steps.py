@@ -181,13 +181,13 @@ class OnServers:
             hook.remove()
         self._hooks = []
 
-    @torch.no_grad()
     def pulled(self) -> None:
         """The vector has new values."""
         flat = self.flat
         flat.spread()
         if flat.buffers:
-            torch._foreach_copy_([b.data for b in flat.buffers], flat.views[len(flat.params) :])
+            with torch.no_grad():
+                torch._foreach_copy_([b.data for b in flat.buffers], flat.views[len(flat.params) :])
 
 
 class OnWorker:
