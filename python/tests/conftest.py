@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -164,6 +165,15 @@ def start_fleet() -> Iterator[Callable[..., paraft.Fleet]]:
 def fleet(start_fleet: Callable[..., paraft.Fleet]) -> paraft.Fleet:
     """One server, for one job."""
     return start_fleet(1)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of this machine where nobody listened a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
 
 
 @pytest.fixture
