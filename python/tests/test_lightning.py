@@ -40,6 +40,7 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(2, 24), torch.nn.Tanh(), torch.nn.Linear(24, 3))
         self.kind, self.schedule, self.sync = optimizer, schedule, sync
+        self.automatic_optimization = optimizer != "two"
 
     def training_step(self, batch, _):
         x, y = batch
@@ -67,7 +68,7 @@ class Module(pl.LightningModule):
 def fit(folder, strategy="auto", *, module=None, optimizer="adamw", epochs=2, batch=32, n=320, ckpt=None, sampler=None, seed=5, **options):
     """A module, trained by a script that knows nothing of Paraft but its strategy."""
     pl.seed_everything(seed)
-    module = module or Module(optimizer)
+    module = module() if module else Module(optimizer)
     train = Samples(n, seed=1)
     options = {"callbacks": [], "enable_checkpointing": False, **options}
     trainer = pl.Trainer(
@@ -95,14 +96,11 @@ def weights(module):
     ids=["adamw", "clip by norm, accumulate", "clip by value", "bf16", "schedule"],
 )
 def test_one_worker_trains_as_plain_lightning(fleet, tmp_path, how):
-    made = how.pop("module", None)
     pl.seed_everything(5)
-    plain, _, _ = fit(tmp_path, module=made and made(), **how)
-    pl.seed_everything(5)
-    first = weights(made() if made else Module())
+    first = weights(Module())
+    plain, _, _ = fit(tmp_path, **how)
     run = paraft.init(fleet)
-    pl.seed_everything(5)
-    ours, trainer, _ = fit(tmp_path, ParaftStrategy(run), module=made and made(), **how)
+    ours, trainer, _ = fit(tmp_path, ParaftStrategy(run), **how)
     assert (weights(plain) - first).abs().max() > 0.01
     assert (weights(plain) - weights(ours)).abs().max() < 1e-6
     assert trainer.global_step == run.step > 0
@@ -140,7 +138,7 @@ def worker(folder, group):
         # Never satisfied, after one epoch.
         callbacks.append(pl.callbacks.EarlyStopping("right", patience=1, min_delta=2.0, mode="max"))
     module, trainer, train = fit(
-        folder, strategy, module=Module(sync=bool(group)), epochs=3, batch=16, n=320, callbacks=callbacks, enable_checkpointing=True
+        folder, strategy, module=lambda: Module(sync=bool(group)), epochs=3, batch=16, n=320, callbacks=callbacks, enable_checkpointing=True
     )
     assert trainer.is_global_zero == (strategy.run.rank == 0) and trainer.world_size == 2
     files = os.listdir(saved.dirpath) if os.path.isdir(saved.dirpath) else []
@@ -153,9 +151,8 @@ def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers
     for epoch in range(0, 480, 160):
         assert sorted(asked[epoch : epoch + 160] + asked_too[epoch : epoch + 160]) == list(range(320))
     assert len(files) == 3 and not none
-    pl.seed_everything(5)
     together = lambda data: DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=5)  # noqa: E731
-    plain, trainer, _ = fit(tmp_path, module=Module(), epochs=3, batch=32, sampler=together)
+    plain, trainer, _ = fit(tmp_path, epochs=3, batch=32, sampler=together)
     assert (weights(plain) - torch.tensor(one)).abs().max() < 1e-5
     assert abs(right - trainer.callback_metrics["right"].item()) < 0.05
 
@@ -193,4 +190,4 @@ def test_clipping_by_the_module_itself_is_refused(fleet, tmp_path):
             self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
     with pytest.raises(paraft.MisuseError, match="clip_norm=1.0"):
-        fit(tmp_path, ParaftStrategy(paraft.init(fleet)), module=Clips())
+        fit(tmp_path, ParaftStrategy(paraft.init(fleet)), module=Clips)
