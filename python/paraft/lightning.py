@@ -130,7 +130,6 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             trainer.gradient_clip_val = None  # its own clipping would come before the mean is taken
         (optimizer,) = self.optimizers
         self.run.prepare(self.model, optimizer, **options)
-        self.optimizers = [optimizer]  # what Lightning wrapped was the class before
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         def told() -> Any:

@@ -103,7 +103,7 @@ def test_one_worker_trains_as_plain_lightning(fleet, tmp_path, how):
     ours, trainer, _ = fit(tmp_path, ParaftStrategy(run), **how)
     assert (weights(plain) - first).abs().max() > 0.01
     assert (weights(plain) - weights(ours)).abs().max() < 1e-6
-    assert trainer.global_step == run.step > 0
+    assert trainer.global_step == run.step > 0 and run.over
 
 
 def test_overlap_accumulates_too(fleet, tmp_path):
@@ -174,14 +174,22 @@ def test_what_cannot_be_done_is_refused_by_name(fleet, tmp_path):
     ]:
         with pytest.raises(paraft.ConfigError, match=why):
             fit(tmp_path, **{"strategy": ParaftStrategy(run), **how})
-    trainer = pl.Trainer(strategy=ParaftStrategy(run), accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
-    loader = DataLoader(Samples(64, seed=2), batch_size=32)
-    assert trainer.validate(Module(), loader)
-    with pytest.raises(paraft.MisuseError, match="sync_dist=True: .*init_process_group"):
-        trainer.validate(Module(sync=True), loader)
+    quiet = {"logger": False, "enable_progress_bar": False, "default_root_dir": tmp_path}
+    for sync in (False, True):
+        trainer = pl.Trainer(strategy=ParaftStrategy(run), accelerator="cpu", **quiet)
+        loader = DataLoader(Samples(64, seed=2), batch_size=32)
+        if not sync:
+            assert 0.0 < trainer.validate(Module(), loader)[0]["right"] < 1.0
+            continue
+        with pytest.raises(paraft.MisuseError, match="sync_dist=True: .*init_process_group"):
+            trainer.validate(Module(sync=True), loader)
     with pytest.raises(paraft.MisuseError, match="all_gather"):
         trainer.strategy.all_gather(torch.ones(1))
     assert (trainer.strategy.local_rank, trainer.world_size, trainer.num_nodes) == (0, 2, 1)
+    only = pl.utilities.rank_zero.rank_zero_only
+    ParaftStrategy(paraft.init(fleet, workers=2, rank=1))
+    assert only.rank == 1
+    only.rank = 0
 
 
 def test_clipping_by_the_module_itself_is_refused(fleet, tmp_path):
