@@ -129,7 +129,6 @@ def test_checkpoints_of_lightning_resume(start_fleet, tmp_path, caplog):
 def worker(folder, group):
     """A worker of two; with a process group, they also see each other's values."""
     if group:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": group}
         torch.distributed.init_process_group("gloo")
     strategy = ParaftStrategy()
     saved = pl.callbacks.ModelCheckpoint(os.path.join(folder, f"by-{strategy.run.rank}"), save_top_k=-1)
@@ -138,7 +137,7 @@ def worker(folder, group):
         # Never satisfied, after one epoch.
         callbacks.append(pl.callbacks.EarlyStopping("right", patience=1, min_delta=2.0, mode="max"))
     module, trainer, train = fit(
-        folder, strategy, module=lambda: Module(sync=bool(group)), epochs=3, batch=16, n=320, callbacks=callbacks, enable_checkpointing=True
+        folder, strategy, module=lambda: Module(sync=group), epochs=3, batch=16, n=320, callbacks=callbacks, enable_checkpointing=True
     )
     assert trainer.is_global_zero == (strategy.run.rank == 0) and trainer.world_size == 2
     files = os.listdir(saved.dirpath) if os.path.isdir(saved.dirpath) else []
@@ -146,7 +145,7 @@ def worker(folder, group):
 
 
 def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers, tmp_path):
-    (one, right, asked, _, files), (other, _, asked_too, _, none) = run_workers(fleet, worker, 2, str(tmp_path), "", timeout=120).values
+    (one, right, asked, _, files), (other, _, asked_too, _, none) = run_workers(fleet, worker, 2, str(tmp_path), False, timeout=120).values
     assert one == other
     for epoch in range(0, 480, 160):
         assert sorted(asked[epoch : epoch + 160] + asked_too[epoch : epoch + 160]) == list(range(320))
@@ -157,10 +156,9 @@ def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers
     assert abs(right - trainer.callback_metrics["right"].item()) < 0.05
 
 
-def test_a_process_group_serves_for_what_needs_all_workers(fleet, run_workers, tmp_path, free_port):
-    (one, right, _, epochs, _), (other, right_too, _, epochs_too, _) = run_workers(
-        fleet, worker, 2, str(tmp_path), str(free_port), timeout=120
-    ).values
+def test_a_process_group_serves_for_what_needs_all_workers(fleet, run_workers, tmp_path):
+    workers = run_workers(fleet, worker, 2, str(tmp_path), True, timeout=120)
+    (one, right, _, epochs, _), (other, right_too, _, epochs_too, _) = workers.values
     assert one == other and right == right_too and epochs == epochs_too == 2
 
 

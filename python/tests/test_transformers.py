@@ -66,6 +66,19 @@ def curve(trained, key="loss"):
     return torch.tensor([line[key] for line in trained.state.log_history if key in line])
 
 
+class Looks(transformers.TrainerCallback):
+    """Whether the run was over when the Trainer evaluated, and when it saved."""
+
+    def __init__(self, run):
+        self.run, self.evaluated, self.saved = run, [], []
+
+    def on_evaluate(self, *_, **__):
+        self.evaluated.append(self.run.over)
+
+    def on_save(self, *_, **__):
+        self.saved.append(self.run.over)
+
+
 def weights(model):
     return torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])
 
@@ -83,8 +96,10 @@ def test_one_worker_trains_as_the_plain_trainer(fleet, tmp_path, how):
     plain = trainer(tmp_path, **how)
     plain.train()
     run = paraft.init(fleet)
-    ours = paraft.transformers.prepare(run, trainer(tmp_path, **how))
+    looks = Looks(run)
+    ours = paraft.transformers.prepare(run, trainer(tmp_path, callbacks=[looks], **how))
     ours.train()
+    assert looks.evaluated == [False, True]  # of the final weights
     assert len(curve(plain)) == run.step == ours.state.global_step and run.over
     assert curve(plain)[-1] < curve(plain)[0] - 0.5
     assert (curve(plain) - curve(ours)).abs().max() < 1e-4
@@ -92,9 +107,9 @@ def test_one_worker_trains_as_the_plain_trainer(fleet, tmp_path, how):
     assert ours.model.lm_head.weight is ours.model.transformer.wte.weight
 
 
-def worker(folder, dropout):
+def worker(folder):
     run = paraft.transformers.init()
-    ours = trainer(os.path.join(folder, "out"), dropout=dropout, batch=8, save_strategy="epoch")
+    ours = trainer(os.path.join(folder, "out"), batch=8, max_grad_norm=0.3, save_strategy="epoch")
     paraft.transformers.prepare(run, ours).train()
     saved = os.path.join(folder, f"model-{run.rank}")
     ours.save_model(saved)
@@ -103,7 +118,7 @@ def worker(folder, dropout):
 
 
 def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers, tmp_path):
-    one, other = run_workers(fleet, worker, 2, str(tmp_path), 0.0, timeout=120).values
+    one, other = run_workers(fleet, worker, 2, str(tmp_path), timeout=120).values
     assert one[:2] == other[:2]
     for epoch in (0, 128):
         assert sorted(one[2][epoch : epoch + 128] + other[2][epoch : epoch + 128]) == list(range(256))
@@ -112,7 +127,7 @@ def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers
     assert (one[4], other[4]) == (True, False) and sorted(one[3]) == ["checkpoint-16", "checkpoint-32"]
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model-0")
     assert torch.equal(weights(loaded), torch.tensor(one[0])) and loaded.lm_head.weight is loaded.transformer.wte.weight
-    plain = trainer(tmp_path, kind=InOrderOfRanks)
+    plain = trainer(tmp_path, kind=InOrderOfRanks, max_grad_norm=0.3)
     plain.train()
     assert (curve(plain, "eval_loss") - torch.tensor(one[1])).abs().max() < 1e-3
     assert (weights(plain.model) - torch.tensor(one[0])).abs().max() < 1e-3
@@ -124,8 +139,10 @@ def test_a_stop_by_a_callback_and_the_best_checkpoint(fleet, tmp_path):
     plain = trainer(tmp_path / "plain", callbacks=[transformers.EarlyStoppingCallback(1)], **how)
     plain.train()
     run = paraft.init(fleet)
-    ours = paraft.transformers.prepare(run, trainer(tmp_path / "ours", callbacks=[transformers.EarlyStoppingCallback(1)], **how))
+    looks = Looks(run)
+    ours = paraft.transformers.prepare(run, trainer(tmp_path / "ours", callbacks=[transformers.EarlyStoppingCallback(1), looks], **how))
     ours.train()
+    assert looks.evaluated == [False, False] and looks.saved == [False, True]
     assert plain.state.global_step == ours.state.global_step == run.step == 32
     assert os.path.basename(ours.state.best_model_checkpoint) == "checkpoint-16"
     best, last = (transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours" / f"checkpoint-{n}") for n in (16, 32))
