@@ -118,6 +118,8 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise ConfigError(f"configure_optimizers gives {len(self.optimizers)} optimizers; a job trains with one")
+        if self.run._leased:
+            raise ConfigError("leased samples: Lightning asks for a batch ahead and ends an epoch by a loader's length; use its own loaders")
         stops = [c for c in trainer.callbacks if isinstance(c, pl.callbacks.EarlyStopping)]
         if stops and self.run.workers > 1 and not _group():
             raise ConfigError(f"EarlyStopping: each of {self.run.workers} workers would decide alone by the samples that it has seen; {_REMEDY}")

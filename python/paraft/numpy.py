@@ -13,6 +13,7 @@ gradients itself::
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
@@ -64,6 +65,8 @@ class Trainer:
     """A worker's weights, and the step that changes them. :func:`prepare` makes it."""
 
     def __init__(self, run: Run, params: Any, settings: list[str]) -> None:
+        if run._session is not None:
+            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
         self.run = run
         leaves, self._tree = _flat(params)
         if not leaves:
@@ -91,7 +94,7 @@ class Trainer:
         tensors: list[Tensor] = [(name, list(shape), True) for name, shape in zip(self._names, self._shapes)]
         address = self._values.ctypes.data
         self._session = run._join(tensors, address, self._values.size, self._values, settings=settings)
-        run._front = self
+        run._front = weakref.ref(self)
         self.pulled()
 
     @property

@@ -62,6 +62,8 @@ def prepare(run: Run, trainer: Any, **options: Any) -> Any:
             f"Accelerate has made a process group of {trainer.accelerator.num_processes}: call run = paraft.transformers.init() before "
             "TrainingArguments(...)"
         )
+    if run._leased:
+        raise ConfigError("leased samples: the Trainer asks for batches ahead and ends an epoch by a loader's length; use its own loaders")
     if args.n_gpu > 1:
         raise ConfigError(f"the Trainer would use {args.n_gpu} GPUs in this process: give each worker one, with CUDA_VISIBLE_DEVICES")
     if getattr(trainer.accelerator, "scaler", None) is not None:
@@ -89,8 +91,8 @@ def prepare(run: Run, trainer: Any, **options: Any) -> Any:
 
 
 def _shared(run: Run, args: Any, trainer: Any, sampler: Callable[..., Any]) -> Callable[..., Any]:
-    def shared(train_dataset: Any = None) -> Any:
-        own = sampler(train_dataset)
+    def shared(*given: Any) -> Any:
+        own = sampler(*given)
         if own is None:
             _LOG.warning(
                 "the training set is iterable: each worker trains on all that it yields; share it out with "
@@ -101,7 +103,7 @@ def _shared(run: Run, args: Any, trainer: Any, sampler: Callable[..., Any]) -> C
             raise ConfigError(f"train_sampling_strategy={args.train_sampling_strategy!r}: {run.workers} workers share \"random\" or \"sequential\"")
         shuffle = isinstance(own, RandomSampler)
         seed = args.seed if args.data_seed is None else args.data_seed
-        dataset = trainer.train_dataset if train_dataset is None else train_dataset
+        dataset = given[0] if given else trainer.train_dataset
         return DistributedSampler(dataset, run.workers, run.rank, shuffle=shuffle, seed=seed)
 
     return shared

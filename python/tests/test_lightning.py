@@ -9,13 +9,9 @@ import paraft
 torch = pytest.importorskip("torch")
 pl = pytest.importorskip("lightning.pytorch")
 
+import paraft.torch  # noqa: E402
 from paraft.lightning import ParaftStrategy  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, DistributedSampler  # noqa: E402
-
-rates = pytest.mark.skipif(
-    not hasattr(paraft._paraft.Run, "rates"), reason="this build's servers do not take a rate from a scheduler yet"
-)
-
 
 class Samples(Dataset):
     """Three clusters on a plane, some of them mixed up, and which are asked for."""
@@ -65,12 +61,12 @@ class Module(pl.LightningModule):
         return made, [torch.optim.lr_scheduler.StepLR(made[0], 1, 0.5)] if self.schedule else []
 
 
-def fit(folder, strategy="auto", *, module=None, optimizer="adamw", epochs=2, batch=32, n=320, ckpt=None, sampler=None, seed=5, **options):
+def fit(folder, strategy="auto", *, module=None, optimizer="adamw", epochs=2, batch=32, n=320, ckpt=None, sampler=None, seed=5, plugins=None, **options):
     """A module, trained by a script that knows nothing of Paraft but its strategy."""
     pl.seed_everything(seed)
     module = module() if module else Module(optimizer)
     train = Samples(n, seed=1)
-    options = {"callbacks": [], "enable_checkpointing": False, **options}
+    options = {"callbacks": [], "enable_checkpointing": False, **options, "plugins": plugins and plugins()}
     trainer = pl.Trainer(
         strategy=strategy, accelerator="cpu", devices=1, max_epochs=epochs, logger=False, default_root_dir=folder,
         enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, **options,
@@ -78,6 +74,11 @@ def fit(folder, strategy="auto", *, module=None, optimizer="adamw", epochs=2, ba
     loader = DataLoader(train, batch_size=batch, sampler=sampler(train) if sampler else None, shuffle=None if sampler else True)
     trainer.fit(module, loader, DataLoader(Samples(600, seed=2), batch_size=100), ckpt_path=ckpt)
     return module, trainer, train
+
+
+def fp16():
+    """With a scale that is too high at first: some steps are skipped."""
+    return pl.plugins.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**26))
 
 
 def weights(module):
@@ -91,9 +92,10 @@ def weights(module):
         {"optimizer": "adamw", "gradient_clip_val": 0.1, "accumulate_grad_batches": 3},
         {"optimizer": "nesterov", "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
         {"optimizer": "adamw", "precision": "bf16-mixed"},
-        pytest.param({"module": (lambda: Module("nesterov", schedule=True)), "epochs": 3}, marks=rates),
+        {"plugins": lambda: [fp16()], "gradient_clip_val": 0.1},
+        {"module": lambda: Module("nesterov", schedule=True), "epochs": 3},
     ],
-    ids=["adamw", "clip by norm, accumulate", "clip by value", "bf16", "schedule"],
+    ids=["adamw", "clip by norm, accumulate", "clip by value", "bf16", "fp16", "schedule"],
 )
 def test_one_worker_trains_as_plain_lightning(fleet, tmp_path, how):
     pl.seed_everything(5)
@@ -104,6 +106,7 @@ def test_one_worker_trains_as_plain_lightning(fleet, tmp_path, how):
     assert (weights(plain) - first).abs().max() > 0.01
     assert (weights(plain) - weights(ours)).abs().max() < 1e-6
     assert trainer.global_step == run.step > 0 and run.over
+    assert "plugins" not in how or trainer.precision_plugin.scaler.get_scale() < 2.0**26
 
 
 def test_overlap_accumulates_too(fleet, tmp_path):
@@ -137,7 +140,7 @@ def worker(folder, group):
         # Never satisfied, after one epoch.
         callbacks.append(pl.callbacks.EarlyStopping("right", patience=1, min_delta=2.0, mode="max"))
     module, trainer, train = fit(
-        folder, strategy, module=lambda: Module(sync=group), epochs=3, batch=16, n=320, callbacks=callbacks, enable_checkpointing=True
+        folder, strategy, module=lambda: Module(schedule=True, sync=group), epochs=3, batch=16, n=320, callbacks=callbacks, enable_checkpointing=True
     )
     assert trainer.is_global_zero == (strategy.run.rank == 0) and trainer.world_size == 2
     files = os.listdir(saved.dirpath) if os.path.isdir(saved.dirpath) else []
@@ -151,7 +154,7 @@ def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers
         assert sorted(asked[epoch : epoch + 160] + asked_too[epoch : epoch + 160]) == list(range(320))
     assert len(files) == 3 and not none
     together = lambda data: DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=5)  # noqa: E731
-    plain, trainer, _ = fit(tmp_path, epochs=3, batch=32, sampler=together)
+    plain, trainer, _ = fit(tmp_path, module=lambda: Module(schedule=True), epochs=3, batch=32, sampler=together)
     assert (weights(plain) - torch.tensor(one)).abs().max() < 1e-5
     assert abs(right - trainer.callback_metrics["right"].item()) < 0.05
 
@@ -172,6 +175,10 @@ def test_what_cannot_be_done_is_refused_by_name(fleet, tmp_path):
     ]:
         with pytest.raises(paraft.ConfigError, match=why):
             fit(tmp_path, **{"strategy": ParaftStrategy(run), **how})
+    leased = paraft.init(fleet)
+    paraft.torch.LeasedSampler(leased, range(8), batch_size=2, epochs=1)
+    with pytest.raises(paraft.ConfigError, match="leased samples"):
+        fit(tmp_path, ParaftStrategy(leased))
     quiet = {"logger": False, "enable_progress_bar": False, "default_root_dir": tmp_path}
     for sync in (False, True):
         trainer = pl.Trainer(strategy=ParaftStrategy(run), accelerator="cpu", **quiet)

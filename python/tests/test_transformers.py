@@ -10,16 +10,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
 
+import paraft.torch  # noqa: E402
 import paraft.transformers  # noqa: E402
 
 if not torch.cuda.is_available():
     # A torch that was installed without its CUDA libraries crashes when it is asked, and transformers asks at each step.
     torch.cuda.is_current_stream_capturing = lambda: False
-
-rates = pytest.mark.skipif(
-    not hasattr(paraft._paraft.Run, "rates"), reason="this build's servers do not take a rate from a scheduler, nor parameter groups, yet"
-)
-
 
 def gpt2(dropout=0.0):
     """2 layers of 32, with the same first weights whenever it is made."""
@@ -44,6 +40,11 @@ class Counting(torch.utils.data.Dataset):
     def __getitem__(self, i):
         self.asked.append(i)
         return {"input_ids": self.ids[i], "labels": self.ids[i]}
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(Counting(8, 1))
 
 
 class InOrderOfRanks(transformers.Trainer):
@@ -88,7 +89,7 @@ def weights(model):
     [
         {"dropout": 0.1},
         {"gradient_accumulation_steps": 3, "max_grad_norm": 0.3},
-        pytest.param({"weight_decay": 0.3, "lr_scheduler_type": "linear", "warmup_steps": 4}, marks=rates),
+        {"weight_decay": 0.3, "lr_scheduler_type": "linear", "warmup_steps": 4},
     ],
     ids=["dropout", "accumulate, clip", "two groups, schedule"],
 )
@@ -107,9 +108,13 @@ def test_one_worker_trains_as_the_plain_trainer(fleet, tmp_path, how):
     assert ours.model.lm_head.weight is ours.model.transformer.wte.weight
 
 
+#: Two parameter groups, the default schedule, and a norm above the limit.
+TOGETHER = {"weight_decay": 0.3, "lr_scheduler_type": "linear", "max_grad_norm": 0.3}
+
+
 def worker(folder):
     run = paraft.transformers.init()
-    ours = trainer(os.path.join(folder, "out"), batch=8, max_grad_norm=0.3, save_strategy="epoch")
+    ours = trainer(os.path.join(folder, "out"), batch=8, save_strategy="epoch", **TOGETHER)
     paraft.transformers.prepare(run, ours).train()
     saved = os.path.join(folder, f"model-{run.rank}")
     ours.save_model(saved)
@@ -127,7 +132,7 @@ def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers
     assert (one[4], other[4]) == (True, False) and sorted(one[3]) == ["checkpoint-16", "checkpoint-32"]
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model-0")
     assert torch.equal(weights(loaded), torch.tensor(one[0])) and loaded.lm_head.weight is loaded.transformer.wte.weight
-    plain = trainer(tmp_path, kind=InOrderOfRanks, max_grad_norm=0.3)
+    plain = trainer(tmp_path, kind=InOrderOfRanks, **TOGETHER)
     plain.train()
     assert (curve(plain, "eval_loss") - torch.tensor(one[1])).abs().max() < 1e-3
     assert (weights(plain.model) - torch.tensor(one[0])).abs().max() < 1e-3
@@ -150,13 +155,16 @@ def test_a_stop_by_a_callback_and_the_best_checkpoint(fleet, tmp_path):
     assert (weights(plain.model) - weights(ours.model)).abs().max() < 1e-4
 
 
-def test_what_cannot_be_done_is_refused_by_name(fleet, tmp_path, monkeypatch):
+def test_what_cannot_be_done_is_refused_by_name(fleet, tmp_path, monkeypatch, caplog):
     run = paraft.init(fleet, workers=2)
     with pytest.raises(paraft.ConfigError, match="load_best_model_at_end: .*run.is_first"):
         paraft.transformers.prepare(run, trainer(tmp_path, load_best_model_at_end=True, save_strategy="epoch"))
     grouped = paraft.transformers.prepare(run, trainer(tmp_path, train_sampling_strategy="group_by_length"))
     with pytest.raises(paraft.ConfigError, match="group_by_length"):
         grouped.get_train_dataloader()
+    stream = paraft.transformers.prepare(run, trainer(tmp_path))
+    stream.train_dataset = Stream()
+    assert stream._get_train_sampler() is None and "split_dataset_by_node" in caplog.text
     made = trainer(tmp_path)
     monkeypatch.setattr(made.accelerator, "scaler", object())
     with pytest.raises(paraft.ConfigError, match="bf16=True"):
@@ -164,6 +172,9 @@ def test_what_cannot_be_done_is_refused_by_name(fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(made.accelerator.state, "num_processes", 2)
     with pytest.raises(paraft.ConfigError, match=r"paraft.transformers.init\(\)"):
         paraft.transformers.prepare(run, made)
+    paraft.torch.LeasedSampler(run, range(8), batch_size=2, epochs=1)
+    with pytest.raises(paraft.ConfigError, match="leased samples"):
+        paraft.transformers.prepare(run, trainer(tmp_path))
 
 
 def test_accelerate_alone(fleet):
