@@ -129,39 +129,41 @@ def test_checkpoints_of_lightning_resume(start_fleet, tmp_path, caplog):
     assert "moments are the servers'" in caplog.text
 
 
-def worker(folder, group):
-    """A worker of two; with a process group, they also see each other's values."""
-    if group:
-        torch.distributed.init_process_group("gloo")
-    strategy = ParaftStrategy()
-    saved = pl.callbacks.ModelCheckpoint(os.path.join(folder, f"by-{strategy.run.rank}"), save_top_k=-1)
-    callbacks = [saved]
-    if group:
-        # Never satisfied, after one epoch.
-        callbacks.append(pl.callbacks.EarlyStopping("right", patience=1, min_delta=2.0, mode="max"))
-    module, trainer, train = fit(
-        folder, strategy, module=lambda: Module(schedule=True, sync=group), epochs=3, batch=16, n=320, callbacks=callbacks, enable_checkpointing=True
-    )
+def worker(folder, others):
+    """A worker of two, first without a process group, then, on other servers, with one: by it they also see each other's values."""
+    alone = part(folder, ParaftStrategy(), [])
+    torch.distributed.init_process_group("gloo")
+    # Never satisfied: it stops after the second epoch.
+    stop = pl.callbacks.EarlyStopping("right", patience=1, min_delta=2.0, mode="max")
+    together = part(folder, ParaftStrategy(paraft.init(servers=others)), [stop], sync=True)
+    torch.distributed.destroy_process_group()
+    return alone, together
+
+
+def part(folder, strategy, callbacks, sync=False):
+    saved = pl.callbacks.ModelCheckpoint(os.path.join(folder, f"{sync}-by-{strategy.run.rank}"), save_top_k=-1)
+    options = {"epochs": 3, "batch": 16, "callbacks": [*callbacks, saved], "enable_checkpointing": True}
+    module, trainer, train = fit(folder, strategy, module=lambda: Module(schedule=True, sync=sync), **options)
     assert trainer.is_global_zero == (strategy.run.rank == 0) and trainer.world_size == 2
     files = os.listdir(saved.dirpath) if os.path.isdir(saved.dirpath) else []
     return weights(module).tolist(), trainer.callback_metrics["right"].item(), train.asked, trainer.current_epoch, files
 
 
-def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers, tmp_path):
-    (one, right, asked, _, files), (other, _, asked_too, _, none) = run_workers(fleet, worker, 2, str(tmp_path), False, timeout=120).values
+def test_two_workers_train_as_one_with_their_batches_together(start_fleet, run_workers, tmp_path):
+    """And a process group serves for what needs all workers at once."""
+    others = ",".join(start_fleet(1).servers)
+    first, second = run_workers(start_fleet(1), worker, 2, str(tmp_path), others, timeout=120).values
+    (one, right, asked, _, files), (other, _, asked_too, _, none) = first[0], second[0]
     assert one == other
     for epoch in range(0, 480, 160):
         assert sorted(asked[epoch : epoch + 160] + asked_too[epoch : epoch + 160]) == list(range(320))
     assert len(files) == 3 and not none
-    together = lambda data: DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=5)  # noqa: E731
-    plain, trainer, _ = fit(tmp_path, module=lambda: Module(schedule=True), epochs=3, batch=32, sampler=together)
+    by_rank = lambda data: DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=5)  # noqa: E731
+    plain, trainer, _ = fit(tmp_path, module=lambda: Module(schedule=True), epochs=3, batch=32, sampler=by_rank)
     assert (weights(plain) - torch.tensor(one)).abs().max() < 1e-5
     assert abs(right - trainer.callback_metrics["right"].item()) < 0.05
 
-
-def test_a_process_group_serves_for_what_needs_all_workers(fleet, run_workers, tmp_path):
-    workers = run_workers(fleet, worker, 2, str(tmp_path), True, timeout=120)
-    (one, right, _, epochs, _), (other, right_too, _, epochs_too, _) = workers.values
+    (one, right, _, epochs, _), (other, right_too, _, epochs_too, _) = first[1], second[1]
     assert one == other and right == right_too and epochs == epochs_too == 2
 
 
