@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +122,13 @@ class Workers(list[Worker]):
 _CALL = "import sys, json, importlib as i; m, f, a = sys.argv[1:]; v = getattr(i.import_module(m), f)(*json.loads(a)); print('\\n' + json.dumps(v))"
 
 
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
 def start(
     fleet: Optional[paraft.Fleet],
     work: Union[Path, Callable[..., Any]],
@@ -137,11 +145,12 @@ def start(
         module = Path(inspect.getfile(work)).stem
         command = [sys.executable, "-c", _CALL, module, work.__name__, json.dumps(args)]
     started = Workers()
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "TORCHELASTIC_RUN_ID": "test"}
     for rank in range(workers):
         place = {"PARAFT_SERVERS": ",".join(fleet.servers)} if fleet is not None else {}
         place |= {"PARAFT_RANK": str(rank), "PARAFT_WORKERS": str(workers), "PARAFT_LOCAL_RANK": str(rank)}
         place |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
-        whole = {**os.environ, "PYTHONPATH": here, "PYTHONUNBUFFERED": "1", **place, **(env or {})}
+        whole = {**os.environ, "PYTHONPATH": here, "PYTHONUNBUFFERED": "1", **group, **place, **(env or {})}
         started.append(Worker(command, rank, whole, folder))
     return started
 

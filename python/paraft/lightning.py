@@ -1,0 +1,223 @@
+"""Lightning's Trainer in a job: ``Trainer(strategy=paraft.lightning.ParaftStrategy())``, and the script stays as it is otherwise.
+
+Both packages will do, ``lightning`` and ``pytorch_lightning``: that which the script has imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+
+from ._run import Run, init
+from .errors import ConfigError, MisuseError
+
+__all__ = ["ParaftStrategy"]
+
+_OLD_NAME = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+_NAME = "pytorch_lightning" if _OLD_NAME else "lightning.pytorch"
+#: Of no type, so that neither package is needed to check this one.
+pl: Any = importlib.import_module(_NAME)
+_environments: Any = importlib.import_module(f"{_NAME}.plugins.environments")
+
+_LOG = logging.getLogger("paraft")
+
+
+class _Place(_environments.ClusterEnvironment):  # type: ignore[misc]
+    """A worker's place in the job, in Lightning's words."""
+
+    creates_processes_externally = True
+    main_address = property(lambda self: os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    main_port = property(lambda self: int(os.environ.get("MASTER_PORT", "0")))
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._run.workers
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return self._run.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return next((int(os.environ[n]) for n in ("PARAFT_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID") if n in os.environ), 0)
+
+    def node_rank(self) -> int:
+        return 0
+
+
+class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
+    """A worker of a job, on one device.
+
+    ``Trainer.fit`` joins the job and, at its end, waits for the other workers. The Trainer's ``gradient_clip_val`` becomes the servers',
+    which clip the mean; batches are accumulated on the worker; samples are shared out by rank; worker 0 writes checkpoints.
+
+    Workers do not wait for each other but in a step. So what needs all of them at once, ``self.log(..., sync_dist=True)`` and
+    ``EarlyStopping``, is refused where there are several, unless the script has made a process group of ``torch.distributed``: it serves
+    for that then, and its collectives fail with a worker that is lost.
+
+    Args:
+        run: of :func:`paraft.init`. Default: ``paraft.init()``.
+        options: of :func:`paraft.torch.prepare`.
+
+    Raises:
+        ConfigError: no servers are named; at ``fit``, what the module or the Trainer asks for cannot be done in a job.
+    """
+
+    strategy_name = "paraft"
+    if TYPE_CHECKING:
+        optimizers: list[Any]
+
+    def __init__(self, run: Optional[Run] = None, **options: Any) -> None:
+        self.run = run if run is not None else init()
+        self._options = options
+        super().__init__(cluster_environment=_Place(self.run))
+        pl.utilities.rank_zero.rank_zero_only.rank = self.run.rank
+
+    # ---- one device, and a share of the samples ----
+
+    @property
+    def root_device(self) -> torch.device:
+        devices = self.parallel_devices or [torch.device("cpu")]
+        device: torch.device = devices[self.local_rank % len(devices)]
+        return device
+
+    def model_to_device(self) -> None:
+        self.model.to(self.root_device)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Lightning gives each worker its share of the samples."""
+        return self.run.workers > 1
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.run.workers, "rank": self.run.rank}
+
+    # ---- the job ----
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Joins the job, with the optimizer that the module's schedulers know."""
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            raise ConfigError(f"configure_optimizers gives {len(self.optimizers)} optimizers; a job trains with one")
+        if self.run._leased:
+            raise ConfigError("leased samples: Lightning asks for a batch ahead and ends an epoch by a loader's length; use its own loaders")
+        stops = [c for c in trainer.callbacks if isinstance(c, pl.callbacks.EarlyStopping)]
+        if stops and self.run.workers > 1 and not _group():
+            raise ConfigError(f"EarlyStopping: each of {self.run.workers} workers would decide alone by the samples that it has seen; {_REMEDY}")
+        options = dict(self._options)
+        clips = trainer.gradient_clip_val
+        if clips and options.get("apply") != "worker":
+            name = "clip_value" if trainer.gradient_clip_algorithm == "value" else "clip_norm"
+            if options.setdefault(name, float(clips)) != clips:
+                raise ConfigError(f"the strategy has {name}={options[name]}, and the Trainer gradient_clip_val={clips}: name one")
+            trainer.gradient_clip_val = None  # its own clipping would come before the mean is taken
+        (optimizer,) = self.optimizers
+        self.run.prepare(self.model, optimizer, **options)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        def told() -> Any:
+            loss = closure()
+            if loss is not None:
+                self.run.log(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            return loss
+
+        result = super().optimizer_step(optimizer, told, model, **kwargs)
+        if self.run.over:
+            self.lightning_module.trainer.should_stop = True
+        return result
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Batches that are only accumulated."""
+        with self.run.no_sync():
+            yield
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        if self._options.get("apply") != "worker":
+            _LOG.warning(
+                "the optimizer's moments are the servers', and not in a checkpoint of Lightning: they begin anew. "
+                "paraft.init(resume=...) goes on with them"
+            )
+
+    def on_train_end(self) -> None:
+        self.run.finish()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.run.close()
+
+    # ---- what needs all workers at once ----
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The mean (or ``reduce_op``) over all workers, by ``torch.distributed``.
+
+        Raises:
+            MisuseError: there is no process group.
+        """
+        if self.run.workers == 1 or not isinstance(tensor, torch.Tensor):
+            return tensor
+        if _group():
+            mean = reduce_op in ("mean", "avg")
+            total = tensor.float() if mean and not tensor.is_floating_point() else tensor.clone()
+            how = getattr(torch.distributed.ReduceOp, "SUM" if mean else str(reduce_op).upper()) if isinstance(reduce_op, str) else reduce_op
+            torch.distributed.all_reduce(total, how, group=group)
+            return total / torch.distributed.get_world_size(group) if mean else total
+        if not tensor.is_floating_point() and reduce_op == "sum":
+            return tensor * self.run.workers  # the length of a loader, which the sampler makes the same for all
+        raise MisuseError(f"sync_dist=True: a value cannot be averaged over {self.run.workers} workers; {_REMEDY}, or log each worker's own")
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """With a process group, all workers' decision; else this worker's: such as when worker 0 asks whether to write a checkpoint."""
+        if not _group():
+            return decision
+        agreed: bool = super().reduce_boolean_decision(decision, all)
+        return agreed
+
+    def barrier(self, name: Optional[str] = None) -> None:
+        """With a process group; else nobody waits: prepare what all workers read before they start."""
+        if _group():
+            torch.distributed.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """With a process group; else each worker has its own: such as the path of a folder, which only worker 0 writes to."""
+        if _group():
+            box = [obj]
+            torch.distributed.broadcast_object_list(box, src)
+            return box[0]
+        return obj
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> Any:
+        """With a process group.
+
+        Raises:
+            MisuseError: there is none.
+        """
+        if self.run.workers > 1 and not _group():
+            raise MisuseError(f"all_gather: {self.run.workers} workers do not see each other's values; {_REMEDY}")
+        return super().all_gather(tensor, group, sync_grads)
+
+
+_REMEDY = 'call torch.distributed.init_process_group("gloo") before the Trainer is made'
+
+
+def _group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,194 @@
+"""Models of plain arrays in a job: a nest of dicts, lists and tuples whose leaves are NumPy's or JAX's, and a loop that computes its
+gradients itself::
+
+    import paraft.numpy
+
+    run = paraft.init()
+    trainer = paraft.numpy.prepare(run, {"w": w, "b": b}, optimizer={"kind": "adam", "lr": 1e-3})
+    for x, y in batches:
+        params = trainer.step(gradients(trainer.params, x, y))
+    run.finish()
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._run import Run, Tensor, toml
+from .errors import ConfigError, MisuseError
+
+__all__ = ["Trainer", "prepare"]
+
+#: The leaves of a nest and their paths, in order.
+Leaves = list[tuple[str, Any]]
+
+
+def prepare(
+    run: Run,
+    params: Any,
+    optimizer: Optional[Mapping[str, Any]] = None,
+    *,
+    clip_norm: Optional[float] = None,
+    clip_value: Optional[float] = None,
+    encoding: str = "f32",
+) -> Trainer:
+    """Joins the job with these weights; waits until all its workers have.
+
+    Worker 0's are the job's first ones; :attr:`Trainer.params` has them.
+
+    Args:
+        run: of :func:`paraft.init`.
+        params: arrays of float32, in a nest of dicts, lists and tuples, or in any pytree where they are JAX's.
+        optimizer: the servers' optimizer, as an ``[optimizer]`` table has it: ``{"kind": "adam", "lr": 1e-3}``. Default: the job file's.
+        clip_norm: clips the gradient by its norm; where workers go in lock-step, that of their mean.
+        clip_value: clips each value of a gradient to at most this size.
+        encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
+
+    Raises:
+        ConfigError: a leaf is no array of float32, or the job cannot have these settings.
+        UnavailableError: the servers cannot be reached.
+    """
+    settings = [f"train.encoding={toml(encoding)}"]
+    settings += [f"optimizer={toml(optimizer)}"] if optimizer is not None else []
+    settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
+    settings += [f"clip.value={clip_value}"] if clip_value is not None else []
+    return Trainer(run, params, settings)
+
+
+class Trainer:
+    """A worker's weights, and the step that changes them. :func:`prepare` makes it."""
+
+    def __init__(self, run: Run, params: Any, settings: list[str]) -> None:
+        if run._session is not None:
+            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
+        self.run = run
+        leaves, self._tree = _flat(params)
+        if not leaves:
+            raise ConfigError("there is no array in the parameters")
+        for name, leaf in leaves:
+            if getattr(leaf, "dtype", None) != np.float32:
+                is_ = getattr(leaf, "dtype", type(leaf).__name__)
+                raise ConfigError(f"`{name}` is {is_}: what is trained is arrays of float32, as the servers hold them: .astype(\"float32\")")
+            if not leaf.size:
+                raise ConfigError(f"`{name}` has no values")
+        self._names = [name for name, _ in leaves]
+        twice = [name for i, name in enumerate(self._names) if name in self._names[:i]]
+        if twice:
+            raise ConfigError(f"two arrays are named `{twice[0]}`: a key has a dot in it")
+        self._shapes: list[tuple[int, ...]] = [tuple(leaf.shape) for _, leaf in leaves]
+        self._by_jax = [None if isinstance(leaf, np.ndarray) else leaf.sharding for _, leaf in leaves]
+        ends = np.cumsum([leaf.size for _, leaf in leaves])
+        self._values = np.empty(int(ends[-1]), np.float32)
+        self._views: list[NDArray[np.float32]] = []
+        for part, (_, leaf) in zip(np.split(self._values, ends[:-1]), leaves):
+            part[:] = np.asarray(leaf).reshape(-1)
+            view = part.reshape(leaf.shape)
+            view.flags.writeable = False
+            self._views.append(view)
+        tensors: list[Tensor] = [(name, list(shape), True) for name, shape in zip(self._names, self._shapes)]
+        address = self._values.ctypes.data
+        self._session = run._join(tensors, address, self._values.size, self._values, settings=settings)
+        run._front = weakref.ref(self)
+        self.pulled()
+
+    @property
+    def params(self) -> Any:
+        """The weights, in the nest that :func:`prepare` was given.
+
+        NumPy's are views that cannot be written, of memory that the next step changes: copy what is to be kept. JAX's are arrays of
+        their own: JAX computes when it likes, and would read what later steps have made of a view.
+        """
+        return self._params
+
+    def step(self, grads: Any) -> Any:
+        """Pushes gradients, waits as the job's mode says, pulls, and gives back the new weights (:attr:`params`).
+
+        Args:
+            grads: the gradients of all weights, in the same nest; floating numbers of any kind, which travel as ``encoding`` says.
+
+        Raises:
+            MisuseError: they are of another nest, shape or kind than the weights.
+            DivergedError: one is not a finite number.
+            UnavailableError: the servers cannot be reached.
+        """
+        leaves, _ = _flat(grads)
+        names = [name for name, _ in leaves]
+        if names != self._names:
+            other = [n for n in self._names if n not in names] or [n for n in names if n not in self._names]
+            raise MisuseError(f"the gradients are not in the nest of the parameters: `{other[0]}` is in one of them only")
+        arrays = [self._array(i, leaf) for i, (_, leaf) in enumerate(leaves)]
+        gradients = [(i, a.ctypes.data) for i, a in enumerate(arrays)]
+        self.run._went(self._session.step(gradients, self.run._loss, self.run._samples))
+        self.pulled()
+        return self._params
+
+    def _array(self, i: int, leaf: Any) -> NDArray[np.float32]:
+        a = np.asarray(leaf)
+        if a.shape != self._shapes[i]:
+            raise MisuseError(f"the gradient of `{self._names[i]}` has shape {a.shape}, and the weight {self._shapes[i]}")
+        if a.dtype.kind != "f" and a.dtype.name != "bfloat16":
+            raise MisuseError(f"the gradient of `{self._names[i]}` is {a.dtype}; gradients are floating numbers")
+        return np.ascontiguousarray(a, np.float32).reshape(a.shape)
+
+    def pulled(self) -> None:
+        """The vector has new values."""
+        jax = sys.modules.get("jax")
+        leaves = (v if s is None or jax is None else jax.device_put(v.copy(), s) for v, s in zip(self._views, self._by_jax))
+        self._params = self._tree(leaves)
+
+
+def _flat(tree: Any) -> tuple[Leaves, Callable[[Iterator[Any]], Any]]:
+    """The leaves of a nest, and what makes such a nest of others. A JAX pytree has nodes that only JAX knows."""
+    leaves: Leaves = list(_leaves(tree, ""))
+    jax = sys.modules.get("jax")
+    if jax is None or all(isinstance(leaf, (np.ndarray, jax.Array)) for _, leaf in leaves):
+        return leaves, lambda new: _rebuilt(tree, new)
+    by_path, shape = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(".".join(map(_key, path)) or "params", leaf) for path, leaf in by_path]
+    return named, lambda new: jax.tree_util.tree_unflatten(shape, list(new))
+
+
+def _leaves(tree: Any, at: str) -> Iterator[tuple[str, Any]]:
+    """In the order that JAX has: dicts by their keys."""
+    inside: Any
+    if isinstance(tree, Mapping):
+        inside = ((key, tree[key]) for key in _keys(tree))
+    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        inside = zip(tree._fields, tree)
+    elif isinstance(tree, (list, tuple)):
+        inside = enumerate(tree)
+    elif tree is None:
+        inside = ()
+    else:
+        yield at or "params", tree
+        return
+    for key, value in inside:
+        yield from _leaves(value, f"{at}.{key}" if at else str(key))
+
+
+def _rebuilt(tree: Any, new: Iterator[Any]) -> Any:
+    if isinstance(tree, Mapping):
+        made = {key: _rebuilt(tree[key], new) for key in _keys(tree)}
+        return {key: made[key] for key in tree}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_rebuilt(t, new) for t in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_rebuilt(t, new) for t in tree)
+    return tree if tree is None else next(new)
+
+
+def _keys(tree: Mapping[Any, Any]) -> list[Any]:
+    try:
+        return sorted(tree)
+    except TypeError:
+        raise ConfigError(f"keys of a nest are all of one kind, to be put in order: {list(tree)}") from None
+
+
+def _key(entry: Any) -> str:
+    return str(next(getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name)))

@@ -1,0 +1,149 @@
+"""Hugging Face's Trainer in a job::
+
+    import paraft.transformers
+
+    run = paraft.transformers.init()                # before TrainingArguments
+    trainer = Trainer(model, TrainingArguments(...), train_dataset=..., eval_dataset=...)
+    paraft.transformers.prepare(run, trainer).train()
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+from ._run import Run
+from ._run import init as _init
+from .errors import ConfigError
+
+__all__ = ["init", "prepare"]
+
+#: Of no type, so that the package is not needed to check this one.
+_transformers: Any = importlib.import_module("transformers")
+
+_LOG = logging.getLogger("paraft")
+
+#: By these Accelerate would find that it is one of several processes, and put DDP around the model.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
+
+
+def init(*args: Any, **options: Any) -> Run:
+    """:func:`paraft.init`, which then takes torchrun's variables out of this process's environment: to ``transformers`` and
+    ``accelerate`` each worker is a process alone. To be called before ``TrainingArguments(...)`` or ``Accelerator()``."""
+    run = _init(*args, **options)
+    for name in _TORCHRUN:
+        os.environ.pop(name, None)
+    return run
+
+
+def prepare(run: Run, trainer: Any, **options: Any) -> Any:
+    """Has this ``Trainer``, or one of a class made of it, train in a job. Gives it back.
+
+    ``trainer.train()`` joins the job, and waits for the other workers at its end. ``max_grad_norm`` becomes the servers' ``clip_norm``,
+    which clips the mean; batches are accumulated on the worker; samples of the training set are shared out by rank; every worker
+    evaluates the whole of the other; worker 0 saves, logs and shows progress.
+
+    Args:
+        run: of :func:`init`.
+        trainer: which has not trained yet.
+        options: of :func:`paraft.torch.prepare`.
+
+    Raises:
+        ConfigError: Accelerate has made a process group, or the arguments ask for what cannot be done in a job.
+    """
+    args, state = trainer.args, trainer.accelerator.state
+    if trainer.accelerator.num_processes > 1:
+        raise ConfigError(
+            f"Accelerate has made a process group of {trainer.accelerator.num_processes}: call run = paraft.transformers.init() before "
+            "TrainingArguments(...)"
+        )
+    if run._leased:
+        raise ConfigError("leased samples: the Trainer asks for batches ahead and ends an epoch by a loader's length; use its own loaders")
+    if args.n_gpu > 1:
+        raise ConfigError(f"the Trainer would use {args.n_gpu} GPUs in this process: give each worker one, with CUDA_VISIBLE_DEVICES")
+    if getattr(trainer.accelerator, "scaler", None) is not None:
+        raise ConfigError("fp16=True: Accelerate's GradScaler decides alone to skip a step, and the other workers would wait; use bf16=True")
+    if args.load_best_model_at_end and run.workers > 1:
+        raise ConfigError(
+            "load_best_model_at_end: worker 0 alone has the checkpoints; load the best one after trainer.train(), where run.is_first"
+        )
+    if options.get("apply") != "worker":
+        if args.max_grad_norm:
+            options.setdefault("clip_norm", float(args.max_grad_norm))
+        args.max_grad_norm = 0.0  # its own clipping would come before the mean is taken
+        # The Trainer takes the gradient's norm by a clipping to infinity, which a push before it would not survive.
+        options.setdefault("overlap", False)
+    # What asks whether to save, to log or to show progress asks these.
+    for of in (args.distributed_state, state):
+        of.process_index = run.rank
+        of.local_process_index = int(os.environ.get("PARAFT_LOCAL_RANK", run.rank))
+    if run.workers > 1:
+        trainer._get_train_sampler = _shared(run, args, trainer, trainer._get_train_sampler)
+    callback = _Callback(run, options)
+    trainer.training_step = callback.watch(trainer.training_step)
+    trainer.add_callback(callback)
+    return trainer
+
+
+def _shared(run: Run, args: Any, trainer: Any, sampler: Callable[..., Any]) -> Callable[..., Any]:
+    def shared(*given: Any) -> Any:
+        own = sampler(*given)
+        if own is None:
+            _LOG.warning(
+                "the training set is iterable: each worker trains on all that it yields; share it out with "
+                "datasets.distributed.split_dataset_by_node(dataset, run.rank, run.workers)"
+            )
+            return None
+        if not isinstance(own, (RandomSampler, SequentialSampler)):
+            raise ConfigError(f"train_sampling_strategy={args.train_sampling_strategy!r}: {run.workers} workers share \"random\" or \"sequential\"")
+        shuffle = isinstance(own, RandomSampler)
+        seed = args.seed if args.data_seed is None else args.data_seed
+        dataset = given[0] if given else trainer.train_dataset
+        return DistributedSampler(dataset, run.workers, run.rank, shuffle=shuffle, seed=seed)
+
+    return shared
+
+
+class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
+    def __init__(self, run: Run, options: dict[str, Any]) -> None:
+        self._run = run
+        self._options = options
+        self._loss: Any = 0.0
+
+    def watch(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        """A training step whose loss goes to the record."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            loss = training_step(*args, **kwargs)
+            self._loss = self._loss + loss.detach()
+            return loss
+
+        return watched
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        self._run.prepare(model, getattr(optimizer, "optimizer", optimizer), **self._options)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._run.log(self._loss)
+        self._loss = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._run.over:
+            control.should_training_stop = True
+        self._ends(control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._ends(control)
+
+    def _ends(self, control: Any) -> None:
+        """After the last step, whoever decided it: what is evaluated, saved or loaded from here on is the Trainer's."""
+        if control.should_training_stop:
+            self._run.finish()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._run.finish()
