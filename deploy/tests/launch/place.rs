@@ -117,6 +117,38 @@ fn a_module_is_run_by_the_python_that_is_named_and_threads_that_are_set_stay() {
 }
 
 #[test]
+fn the_python_beside_the_program_goes_before_that_of_the_path() {
+    if !python() {
+        return;
+    }
+    let place = Place::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_paraft"));
+    let bin = tempfile::tempdir_in(program.parent().expect("a folder")).expect("an environment");
+    // A link and no copy: a test beside this one that starts a process may hold what is being written.
+    fs::hard_link(program, bin.path().join("paraft")).expect("on one file system");
+    place.script("train.py", "print('trains')\n");
+    let own =
+        place.script("python3", "#!/bin/sh\necho own \"$1\"\nPATH=\"${PATH#*:}\" exec python3 \"$@\"\n");
+    fs::rename(&own, bin.path().join("python3"))
+        .or_else(|_| fs::copy(&own, bin.path().join("python3")).map(drop))
+        .expect("moved");
+    let launch = |python: Option<&str>| {
+        let mut command = Command::new(bin.path().join("paraft"));
+        command.current_dir(place.scratch.path()).env_remove("PARAFT_PYTHON_EXECUTABLE");
+        command.args(["launch", "--servers", "1", "--workers", "1"]);
+        command.args(python.iter().flat_map(|p| ["--python", p])).arg("train.py");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (code, out, err) = run_out(command);
+        assert_eq!(code, Some(0), "{err}");
+        out
+    };
+    let out = launch(None);
+    assert!(out.contains("own /") && out.contains("trains"), "{out}");
+    let out = launch(Some("python3"));
+    assert!(!out.contains("own") && out.contains("trains"), "{out}");
+}
+
+#[test]
 fn a_script_of_a_job_file_lies_beside_it_and_is_quiet_where_json_is_asked_for() {
     if !python() {
         return;
