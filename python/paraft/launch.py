@@ -12,13 +12,13 @@ from .errors import ConfigError
 
 def main() -> NoReturn:
     """Becomes ``paraft launch``, with the arguments of this process."""
+    os.environ["PARAFT_PYTHON_EXECUTABLE"] = sys.executable
     try:
         paraft = program()
-    except ConfigError as e:
+        os.execv(paraft, [paraft, "launch", *sys.argv[1:]])
+    except (ConfigError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
-        sys.exit(e.exit_code)
-    os.environ["PARAFT_PYTHON_EXECUTABLE"] = sys.executable
-    os.execv(paraft, [paraft, "launch", *sys.argv[1:]])
+        sys.exit(ConfigError.exit_code)
 
 
 if __name__ == "__main__":
