@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ PACKAGE = TESTS.parent
 # Before torch is imported, here and in the workers: many workers share few cores.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# A shell starts what is in the background with Ctrl-C ignored, and tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing is fetched by a test.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
