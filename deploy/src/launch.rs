@@ -41,9 +41,9 @@ pub struct LaunchArgs {
     /// Go on from a checkpoint, as in `paraft train`; write --resume=PATH.
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
-    /// What runs Python files and modules.
-    #[arg(long, value_name = "PROGRAM", env = "PARAFT_PYTHON_EXECUTABLE", default_value = "python3")]
-    pub python: String,
+    /// What runs Python files and modules. Default: the python3 beside this program (in a virtual environment), else the PATH's.
+    #[arg(long, value_name = "PROGRAM", env = "PARAFT_PYTHON_EXECUTABLE")]
+    pub python: Option<String>,
     #[command(flatten)]
     pub run: RunArgs,
     /// Run a Python module, as `python -m` does, with everything behind it as its arguments.
@@ -100,8 +100,9 @@ fn words(args: &LaunchArgs) -> Result<Vec<String>, Failure> {
         true => whole(program),
         false => Ok(program.to_string()),
     };
+    let python = || program(&args.python.clone().unwrap_or_else(python));
     if !args.module.is_empty() {
-        let python = [program(&args.python)?, "-m".into()];
+        let python = [python()?, "-m".into()];
         return Ok(python.into_iter().chain(args.module.iter().cloned()).collect());
     }
     let [script, rest @ ..] = args.script.as_slice() else {
@@ -115,11 +116,17 @@ fn words(args: &LaunchArgs) -> Result<Vec<String>, Failure> {
         .help("`paraft launch --help` lists its flags; those of the script stand behind it"));
     }
     let mut words = match script.ends_with(".py") {
-        true => vec![program(&args.python)?, whole(script)?],
+        true => vec![python()?, whole(script)?],
         false => vec![program(script)?],
     };
     words.extend(rest.iter().cloned());
     Ok(words)
+}
+
+/// The Python of the environment that this program is installed in, which has the package of the same build.
+fn python() -> String {
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name("python3"));
+    beside.filter(|p| p.is_file()).map_or("python3".into(), |p| p.to_string_lossy().into_owned())
 }
 
 /// `key=["word", ...]` or `key="word"`, as `--set` reads it.

@@ -49,6 +49,14 @@ def _number(name: str, given: Optional[int], *variables: str) -> Optional[int]:
         raise ConfigError(f"{name} is {text!r} in the environment; it is a whole number") from None
 
 
+def _factor(variable: str) -> float:
+    text = os.environ.get(variable) or "1"
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{variable} is {text!r} in the environment; it is a number") from None
+
+
 class Run:
     """A worker's part in a job. :func:`paraft.init` makes it; :meth:`prepare` joins the job.
 
@@ -136,6 +144,8 @@ class Run:
             metrics=os.environ.get("PARAFT_METRICS"),
             log_file=os.environ.get("PARAFT_LOG_FILE"),
             trace=(trace, int(os.environ.get("PARAFT_TRACE_STEPS", "50"))) if trace else None,
+            slow=_factor("PARAFT_SLOW"),
+            straggle=os.environ.get("PARAFT_STRAGGLE") or None,
         )
         self._stands()
         return self._session

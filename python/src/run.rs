@@ -7,7 +7,7 @@ use crate::{
 };
 use paraft_worker::{
     Evaluation, Interrupt, Job, Landing, OpenRun, ParamGroup, Setup, TensorSpec, Went, WorkerError,
-    WorkerOptions,
+    WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
@@ -50,7 +50,7 @@ impl Run {
     /// the order in which they lie in the `values` float32 at `address`, which `owner` keeps. `groups`: values, rate and decay of each. `brings`: these are the weights that a
     /// new job begins with. `samples`: of the training data, for leased chunks.
     #[new]
-    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, run_dir=None, resume=None, metrics=None, log_file=None, trace=None))]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -71,6 +71,8 @@ impl Run {
         metrics: Option<String>,
         log_file: Option<PathBuf>,
         trace: Option<(PathBuf, u64)>,
+        slow: f64,
+        straggle: Option<String>,
     ) -> PyResult<Self> {
         let job = match job {
             Some(path) => Job::load(&path, &set),
@@ -86,6 +88,7 @@ impl Run {
         }
         let metrics = metrics.map(|m| m.parse()).transpose();
         let metrics = metrics.map_err(|e| errors::config(py, &format!("metrics address: {e}")))?;
+        let slow = Slowness::of(slow, straggle.as_deref()).map_err(|e| errors::config(py, &e))?;
         logs::start(log_file.as_deref())?;
         paraft_host::raise_descriptor_limit();
         let signals = Arc::new(Signals::new());
@@ -94,6 +97,7 @@ impl Run {
             resume,
             metrics,
             trace,
+            slow,
             interrupt: signals.clone() as Arc<dyn Interrupt>,
             ..WorkerOptions::new(rank, servers)
         };

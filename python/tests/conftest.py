@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,11 +22,15 @@ PACKAGE = TESTS.parent
 # Before torch is imported, here and in the workers: many workers share few cores.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# A shell starts what is in the background with Ctrl-C ignored, and tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing is fetched by a test.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# An extension that was built into the source tree goes before an installed wheel, and with it the program of the same build.
-if any((PACKAGE / "paraft").glob("_paraft*.so")):
+# An extension that was built into the source tree goes before an installed wheel, and with it the program of the same build;
+# PARAFT_TEST_INSTALLED tests the wheel.
+IN_TREE = any((PACKAGE / "paraft").glob("_paraft*.so")) and not os.environ.get("PARAFT_TEST_INSTALLED")
+if IN_TREE:
     sys.path.insert(0, str(PACKAGE))
     _built = PACKAGE.parent / "target" / "debug" / "paraft"
     if _built.exists():
@@ -118,6 +123,12 @@ class Workers(list[Worker]):
         return [w.value for w in self]
 
 
+def import_path() -> str:
+    """Where a process of a test finds the package and the tests' files."""
+    found = [str(TESTS), *([str(PACKAGE)] if IN_TREE else []), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, found))
+
+
 #: Started as ``python -c``: a function of a test file, with arguments as JSON, what it returns as the last line of the output.
 _CALL = "import sys, json, importlib as i; m, f, a = sys.argv[1:]; v = getattr(i.import_module(m), f)(*json.loads(a)); print('\\n' + json.dumps(v))"
 
@@ -138,7 +149,6 @@ def start(
     env: Optional[Mapping[str, str]] = None,
 ) -> Workers:
     """Starts workers as ``paraft launch`` does: see the fixture ``start_workers``."""
-    here = os.pathsep.join([str(TESTS), str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     if isinstance(work, Path):
         command = [sys.executable, str(work), *map(str, args)]
     else:
@@ -150,7 +160,7 @@ def start(
         place = {"PARAFT_SERVERS": ",".join(fleet.servers)} if fleet is not None else {}
         place |= {"PARAFT_RANK": str(rank), "PARAFT_WORKERS": str(workers), "PARAFT_LOCAL_RANK": str(rank)}
         place |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
-        whole = {**os.environ, "PYTHONPATH": here, "PYTHONUNBUFFERED": "1", **group, **place, **(env or {})}
+        whole = {**os.environ, "PYTHONPATH": import_path(), "PYTHONUNBUFFERED": "1", **group, **place, **(env or {})}
         started.append(Worker(command, rank, whole, folder))
     return started
 

@@ -47,7 +47,7 @@ pub fn train_loss(record: &RunRecord) -> Vec<LossPoint> {
     }
     let mut sums = vec![Sum::default(); windows];
     let mut before = BTreeMap::new();
-    for t in &record.train {
+    for t in record.train_losses() {
         let done = before.insert(t.worker, t.samples).unwrap_or(0);
         // A line without new samples still says something about the loss; it weighs as one sample.
         let weight = t.samples.saturating_sub(done).max(1) as f64;
@@ -196,7 +196,17 @@ mod tests {
         assert_eq!((train_loss(&r).len(), throughput(&r).len()), (LOSS_WINDOWS, RATE_WINDOWS));
         let r = record(vec![]);
         assert!(train_loss(&r).is_empty() && throughput(&r).is_empty());
-        let r = record(vec![line(0, 0.0, 0, f64::NAN)]);
-        assert!(train_loss(&r)[0].loss.is_nan() && throughput(&r).is_empty());
+        let r = record(vec![line(0, 0.0, 0, 0.5)]);
+        assert!(train_loss(&r)[0].loss == 0.5 && throughput(&r).is_empty());
+    }
+
+    #[test]
+    fn a_worker_that_says_no_loss_has_no_line_and_one_that_diverges_has() {
+        let silent = [line(0, 1.0, 100, f64::NAN), line(0, 2.0, 200, f64::NAN)];
+        assert!(train_loss(&record(silent.to_vec())).is_empty());
+        let other = [line(1, 1.0, 100, 3.0), line(1, 2.0, 200, f64::NAN)];
+        let points = train_loss(&record([silent, other].concat()));
+        assert_eq!(points[0].loss, 3.0);
+        assert!(points[1].loss.is_nan());
     }
 }

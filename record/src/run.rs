@@ -255,7 +255,13 @@ impl RunRecord {
     }
 
     fn last_train_loss(&self) -> Option<f64> {
-        let last: BTreeMap<_, _> = self.train.iter().map(|t| (t.worker, t.loss)).collect();
+        let last: BTreeMap<_, _> = self.train_losses().map(|t| (t.worker, t.loss)).collect();
         (!last.is_empty()).then(|| last.values().sum::<f64>() / last.len() as f64)
+    }
+
+    /// The lines of those workers that have said a loss: a script need not. One whose loss is no number any more has said one.
+    pub(crate) fn train_losses(&self) -> impl Iterator<Item = &Train> {
+        let say: BTreeSet<_> = self.train.iter().filter(|t| !t.loss.is_nan()).map(|t| t.worker).collect();
+        self.train.iter().filter(move |t| say.contains(&t.worker))
     }
 }

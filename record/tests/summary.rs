@@ -142,6 +142,11 @@ fn a_run_that_has_only_begun_has_a_summary() {
     let s =
         RunRecord::from_events([run(), train(1, 10, 1.0, 0.0), train(3, 10, 1.0, 0.0)]).unwrap().summarize();
     assert_eq!(s.final_loss, Some(2.0), "without an evaluation: the mean of the last training losses");
+    let silent = train(1, 10, 1.0, 0.0);
+    let Event::Train(silent) = silent else { panic!() };
+    let silent = Event::Train(Train { loss: f64::NAN, ..silent });
+    let s = RunRecord::from_events([run(), silent]).unwrap().summarize();
+    assert_eq!(s.final_loss, None, "a script need not say one");
 }
 
 #[test]

@@ -22,6 +22,7 @@ pub struct Recorder {
     file: Option<MetricsWriter>,
     gauges: Arc<Gauges>,
     since: Instant,
+    /// Of those that are known: their sum and number.
     losses: (f64, u64),
     last: (f64, u64),
 }
@@ -48,17 +49,20 @@ impl Recorder {
         self.file.as_mut().map_or(Ok(()), |f| f.write(event))
     }
 
-    /// Counts a step; writes a line now and then, and always when `now` says so.
+    /// Counts a step; writes a line now and then, and always when `now` says so. `loss`: NaN where it is not known.
     pub fn step(&mut self, p: Progress, loss: f32, now: bool) -> Result<(), RecordError> {
-        self.losses.0 += f64::from(loss);
-        self.losses.1 += 1;
+        if !loss.is_nan() {
+            self.losses.0 += f64::from(loss);
+            self.losses.1 += 1;
+        }
         self.gauges.step.store(p.step.0, Relaxed);
         self.gauges.samples.store(p.samples, Relaxed);
         if !now && self.since.elapsed() < LINE_INTERVAL {
             return Ok(());
         }
         self.since = Instant::now();
-        let loss = self.losses.0 / self.losses.1.max(1) as f64;
+        // 0/0 is NaN: none is known.
+        let loss = self.losses.0 / self.losses.1 as f64;
         self.losses = (0.0, 0);
         let elapsed = p.seconds - self.last.0;
         let rate = if elapsed > 0.0 { (p.samples - self.last.1) as f64 / elapsed } else { 0.0 };

@@ -13,8 +13,12 @@ use serde::{Deserialize, Serialize};
 use std::{
     fmt,
     str::FromStr,
+    thread,
     time::{Duration, Instant},
 };
+
+/// A held up worker looks so often whether it shall end.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// So often a step takes so many times as long. Written `P:Fx`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,6 +78,23 @@ impl Default for Slowness {
     }
 }
 
+impl Slowness {
+    /// As a launcher says it to a script's worker.
+    ///
+    /// # Errors
+    /// No worker can be so.
+    pub fn of(factor: f64, straggle: Option<&str>) -> Result<Self, String> {
+        if !(1.0..=1000.0).contains(&factor) {
+            return Err(format!("a worker is 1 to 1000 times as slow, not {factor}"));
+        }
+        let straggle = straggle.map(str::parse::<Straggle>).transpose()?;
+        match straggle.filter(|s| !s.is_possible()) {
+            Some(s) => Err(format!("`{s}`: the share is 0 to 1, the factor 1 to 1000")),
+            None => Ok(Self { factor, straggle }),
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Slow {
@@ -102,14 +123,26 @@ impl Slow {
 
     /// Makes a step.
     pub fn step<T>(&mut self, step: impl FnOnce() -> T) -> T {
-        let pause = self.pause();
-        if !pause.is_zero() {
-            std::thread::sleep(pause);
-        }
+        self.hold(|| false);
         let began = Instant::now();
         let made = step();
-        self.last = began.elapsed();
+        self.took(began.elapsed());
         made
+    }
+
+    /// Holds the next step up, or until it shall end.
+    pub fn hold(&mut self, ends: impl Fn() -> bool) {
+        let mut left = self.pause();
+        while !left.is_zero() && !ends() {
+            let now = left.min(LOOK);
+            thread::sleep(now);
+            left -= now;
+        }
+    }
+
+    /// A step, and what it took.
+    pub fn took(&mut self, time: Duration) {
+        self.last = time;
     }
 }
 
@@ -130,6 +163,15 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_is_held_up_ends_where_it_is_told_to() {
+        let mut slow = Slow::new(Slowness { factor: 1000.0, straggle: None }, 1, 0);
+        slow.took(Duration::from_secs(3600));
+        let looks = std::cell::Cell::new(0);
+        slow.hold(|| looks.replace(looks.get() + 1) == 2);
+        assert_eq!(looks.get(), 3, "or it would sleep for weeks");
+    }
+
+    #[test]
     fn some_steps_straggle_and_each_rank_has_its_own() {
         let straggle: Straggle = "0.25:9x".parse().expect("as it is written");
         let held = |seed, rank| {
@@ -146,5 +188,12 @@ mod tests {
             "0.25".parse::<Straggle>().is_err() && "2:1x".parse().is_ok_and(|s: Straggle| !s.is_possible())
         );
         assert_eq!(straggle.to_string(), "0.25:9x");
+        assert_eq!(
+            Slowness::of(3.0, Some("0.25:9x")),
+            Ok(Slowness { factor: 3.0, straggle: Some(straggle) })
+        );
+        for (factor, straggle) in [(0.5, None), (f64::NAN, None), (1.0, Some("often")), (1.0, Some("2:2x"))] {
+            assert!(Slowness::of(factor, straggle).is_err(), "{factor} {straggle:?}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What a script knows of its place, and where what it says goes.
 
 use crate::{Place, common::*, python, run_out};
+use std::os::unix::fs::PermissionsExt;
 
 /// Writes down how it was started.
 const TELLS: &str = r#"
@@ -114,6 +115,36 @@ fn a_module_is_run_by_the_python_that_is_named_and_threads_that_are_set_stay() {
     assert_eq!(all[0]["OMP_NUM_THREADS"], "11");
     assert_eq!(all[0]["TORCHELASTIC_RUN_ID"], "m[1]");
     assert!(place.read("metrics.jsonl").contains("\"model\":\"pkg.train\""));
+}
+
+#[test]
+fn the_python_beside_the_program_goes_before_that_of_the_path() {
+    if !python() {
+        return;
+    }
+    let place = Place::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_paraft"));
+    let bin = tempfile::tempdir_in(program.parent().expect("a folder")).expect("an environment");
+    // A link and no copy: a test beside this one that starts a process may hold what is being written.
+    fs::hard_link(program, bin.path().join("paraft")).expect("on one file system");
+    place.script("train.py", "print('trains')\n");
+    let own = bin.path().join("python3");
+    fs::write(&own, "#!/bin/sh\necho own \"$1\"\nexec python3 \"$@\"\n").expect("script");
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).expect("executable");
+    let launch = |python: Option<&str>| {
+        let mut command = Command::new(bin.path().join("paraft"));
+        command.current_dir(place.scratch.path()).env_remove("PARAFT_PYTHON_EXECUTABLE");
+        command.args(["launch", "--servers", "1", "--workers", "1"]);
+        command.args(python.iter().flat_map(|p| ["--python", p])).arg("train.py");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (code, out, err) = run_out(command);
+        assert_eq!(code, Some(0), "{err}");
+        out
+    };
+    let out = launch(None);
+    assert!(out.contains("own /") && out.contains("trains"), "{out}");
+    let out = launch(Some("python3"));
+    assert!(!out.contains("own") && out.contains("trains"), "{out}");
 }
 
 #[test]

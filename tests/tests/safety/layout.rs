@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 28] = [
+const EDGES: [(&str, &[&str]); 29] = [
     ("simd", &[]),
     ("common", &["simd"]),
     ("host", &[]),
@@ -55,6 +55,7 @@ const EDGES: [(&str, &[&str]); 28] = [
     ("decoders", &["common", "proto", "lanes", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     ("example-own-loop", &["worker", "models", "data", "common"]),
+    ("python", &["worker", "host"]),
     ("fleet", &["worker", "client", "checkpoint", "record", "trace", "proto", "host", "common"]),
     (
         "lab",
@@ -119,8 +120,9 @@ const EDGES: [(&str, &[&str]); 28] = [
     ),
 ];
 
-/// CUDA, one call of the allocator and one that maps a file, memory that two processes share, and the Fakes of the CUDA libraries.
-const MAY_BE_UNSAFE: [&str; 4] = ["host", "compute", "lanes", "fake-cuda"];
+/// CUDA, one call of the allocator and one that maps a file, memory that two processes share, memory of Python's, and the Fakes of the
+/// CUDA libraries.
+const MAY_BE_UNSAFE: [&str; 5] = ["host", "compute", "lanes", "python", "fake-cuda"];
 
 struct Package {
     dir: PathBuf,

@@ -9,12 +9,13 @@ use super::{
 use crate::{
     job::{Job, SamplerKind},
     metrics::{self, Gauges},
+    slow::Slow,
 };
 use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step};
 use paraft_data::chunk_of;
 use paraft_models::Evaluation;
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 /// What the loop does next.
 enum Asked {
@@ -71,6 +72,9 @@ pub struct OpenRun {
     /// The samples of the chunk that is to be trained.
     chunk: Vec<u32>,
     moved: bool,
+    slow: Slow,
+    /// The loop computes since; not known before its first step, which may have to build what it computes with.
+    computes: Option<Instant>,
     saved: Option<End>,
     _flush: Option<Flush>,
 }
@@ -113,10 +117,13 @@ impl OpenRun {
             order: (u64::MAX, Vec::new()),
             chunk: Vec::new(),
             moved: false,
+            slow: Slow::new(options.slow, job.seed, options.rank),
+            computes: None,
             saved: None,
             _flush: flush,
         };
         run.next()?;
+        run.computes = None;
         Ok(run)
     }
 
@@ -226,6 +233,9 @@ impl OpenRun {
             Asked::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
             Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
         }
+        if let Some(since) = self.computes.take() {
+            self.slow.took(since.elapsed());
+        }
         self.driver.trained(Some((f64::from(loss) * samples.max(1) as f64, samples.max(1))));
         let mut refused = None;
         loop {
@@ -263,10 +273,12 @@ impl OpenRun {
                 Turn::Gradient { step, ask_ahead } => {
                     self.pushes.expect(&self.driver.layout);
                     self.asked = Asked::Gradient { step, ask_ahead };
+                    self.hold();
                     return Ok(());
                 }
                 Turn::Local { .. } => {
                     self.asked = Asked::Local;
+                    self.hold();
                     return Ok(());
                 }
                 Turn::Evaluate(_) => self.driver.not_evaluated(),
@@ -293,6 +305,14 @@ impl OpenRun {
                 }
             }
         }
+    }
+
+    /// The loop computes next: at once, or, where this worker is to be slow, after a while. An interrupt ends that, and is found in
+    /// the next step.
+    fn hold(&mut self) {
+        let interrupt = &self.driver.interrupt;
+        self.slow.hold(|| interrupt.is_set());
+        self.computes = Some(Instant::now());
     }
 
     /// This worker's share of a held-out evaluation, as sums over its samples: shard 0 adds the shares of all workers up, and the

@@ -1,0 +1,25 @@
+"""``python -m paraft.launch``: ``paraft launch`` of this package's program, with this Python for scripts and modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from ._fleet import program
+from .errors import ConfigError
+
+
+def main() -> NoReturn:
+    """Becomes ``paraft launch``, with the arguments of this process."""
+    os.environ["PARAFT_PYTHON_EXECUTABLE"] = sys.executable
+    try:
+        paraft = program()
+        os.execv(paraft, [paraft, "launch", *sys.argv[1:]])
+    except (ConfigError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(ConfigError.exit_code)
+
+
+if __name__ == "__main__":
+    main()
