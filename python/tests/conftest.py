@@ -133,6 +133,17 @@ def import_path() -> str:
 _CALL = "import sys, json, importlib as i; m, f, a = sys.argv[1:]; v = getattr(i.import_module(m), f)(*json.loads(a)); print('\\n' + json.dumps(v))"
 
 
+def recorded_loss(run_dir: Path) -> tuple[float, int]:
+    """The mean loss of the steps in a run's record, whose lines are of one step or several, and how many those are: the last ones
+    may be in no line."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    before, total = 0, 0.0
+    for line in (line for line in lines if line["event"] == "train"):
+        total += line["loss"] * (line["step"] - before)
+        before = line["step"]
+    return total / before, before
+
+
 def _free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

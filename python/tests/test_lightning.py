@@ -5,6 +5,7 @@ import os
 import pytest
 
 import paraft
+from conftest import recorded_loss
 
 torch = pytest.importorskip("torch")
 pl = pytest.importorskip("lightning.pytorch")
@@ -36,11 +37,13 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(2, 24), torch.nn.Tanh(), torch.nn.Linear(24, 3))
         self.kind, self.schedule, self.sync = optimizer, schedule, sync
+        self.losses = []
         self.automatic_optimization = optimizer != "two"
 
     def training_step(self, batch, _):
         x, y = batch
         loss = torch.nn.functional.cross_entropy(self.net(x), y)
+        self.losses.append(loss.item())
         self.log("loss", loss)
         return loss
 
@@ -101,11 +104,14 @@ def test_one_worker_trains_as_plain_lightning(fleet, tmp_path, how):
     pl.seed_everything(5)
     first = weights(Module())
     plain, _, _ = fit(tmp_path, **how)
-    run = paraft.init(fleet)
+    run = paraft.init(fleet, run_dir=str(tmp_path))
     ours, trainer, _ = fit(tmp_path, ParaftStrategy(run), **how)
     assert (weights(plain) - first).abs().max() > 0.01
     assert (weights(plain) - weights(ours)).abs().max() < 1e-6
     assert trainer.global_step == run.step > 0 and run.over
+    if "accumulate_grad_batches" not in how:  # else of the last batch
+        loss, steps = recorded_loss(tmp_path)
+        assert loss == pytest.approx(sum(plain.losses[:steps]) / steps, abs=1e-3)
     assert "plugins" not in how or trainer.precision_plugin.scaler.get_scale() < 2.0**26
 
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 import paraft
+from conftest import recorded_loss
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -96,7 +97,7 @@ def weights(model):
 def test_one_worker_trains_as_the_plain_trainer(fleet, tmp_path, how):
     plain = trainer(tmp_path, **how)
     plain.train()
-    run = paraft.init(fleet)
+    run = paraft.init(fleet, run_dir=str(tmp_path))
     looks = Looks(run)
     ours = paraft.transformers.prepare(run, trainer(tmp_path, callbacks=[looks], **how))
     ours.train()
@@ -104,6 +105,8 @@ def test_one_worker_trains_as_the_plain_trainer(fleet, tmp_path, how):
     assert len(curve(plain)) == run.step == ours.state.global_step and run.over
     assert curve(plain)[-1] < curve(plain)[0] - 0.5
     assert (curve(plain) - curve(ours)).abs().max() < 1e-4
+    loss, steps = recorded_loss(tmp_path)
+    assert loss == pytest.approx(curve(plain)[:steps].mean().item(), abs=1e-3)
     assert (curve(plain, "eval_loss") - curve(ours, "eval_loss")).abs().max() < 1e-4
     assert ours.model.lm_head.weight is ours.model.transformer.wte.weight
 
