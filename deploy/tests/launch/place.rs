@@ -1,6 +1,7 @@
 //! What a script knows of its place, and where what it says goes.
 
 use crate::{Place, common::*, python, run_out};
+use std::os::unix::fs::PermissionsExt;
 
 /// Writes down how it was started.
 const TELLS: &str = r#"
