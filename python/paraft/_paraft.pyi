@@ -1,9 +1,12 @@
-from typing import Any, Optional
+from typing import Any, Optional, final
+
+__all__ = ["Run", "__version__", "end_with"]
 
 __version__: str
 
 def end_with(descriptor: int) -> None: ...
 
+@final
 class Run:
     def __new__(
         cls,
