@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _paraft
 from ._fleet import Fleet
-from .errors import ConfigError, MisuseError, ParaftError
+from .errors import ConfigError, DivergedError, MisuseError, ParaftError
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +124,10 @@ class Run:
         settings: Sequence[str] = (),
         data: str = "python",
     ) -> _paraft.Run:
+        if self._session is not None or self._finished:
+            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
+        if self._run_dir is not None:
+            os.makedirs(self._run_dir, exist_ok=True)
         trace = os.environ.get("PARAFT_TRACE")
         self._session = _paraft.Run(
             job=self._job,
@@ -158,6 +162,21 @@ class Run:
     def _trained_on(self) -> tuple[float, int]:
         """The loss and the samples of the step in training, as far as they are known."""
         return self._loss, self._samples or self._seen
+
+    def _goes(self, gradients: list[tuple[int, int]]) -> None:
+        """A step's wait and pull: gradients by tensor and address."""
+        try:
+            self._went(self._joined().step(gradients, *self._trained_on()))
+        except DivergedError:
+            self._stands()  # the step is done, but for what was not finite
+            self._pulled()
+            raise
+        self._pulled()
+
+    def _pulled(self) -> None:
+        front = self._front()
+        if front is not None:
+            front.pulled()
 
     def _went(self, stands: tuple[int, bool, bool]) -> bool:
         self._step, moved, self._over = stands
@@ -231,9 +250,7 @@ class Run:
         if not self._finished:
             self._joined().finish()
             self._finished = self._over = True
-            front = self._front()
-            if front is not None:
-                front.pulled()
+            self._pulled()
         self.close()
 
     def close(self) -> None:

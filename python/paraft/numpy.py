@@ -65,8 +65,6 @@ class Trainer:
     """A worker's weights, and the step that changes them. :func:`prepare` makes it."""
 
     def __init__(self, run: Run, params: Any, settings: list[str]) -> None:
-        if run._session is not None:
-            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
         self.run = run
         leaves, self._tree = _flat(params)
         if not leaves:
@@ -124,8 +122,7 @@ class Trainer:
             raise MisuseError(f"the gradients are not in the nest of the parameters: `{other[0]}` is in one of them only")
         arrays = [self._array(i, leaf) for i, (_, leaf) in enumerate(leaves)]
         gradients = [(i, a.ctypes.data) for i, a in enumerate(arrays)]
-        self.run._went(self._session.step(gradients, self.run._loss, self.run._samples))
-        self.pulled()
+        self.run._goes(gradients)
         return self._params
 
     def _array(self, i: int, leaf: Any) -> NDArray[np.float32]:

@@ -42,7 +42,7 @@ def prepare(
         clip_norm: clips gradients by their norm, as ``clip_grad_norm_`` would under DDP: that of the mean where workers go in lock-step.
         clip_value: clips each value of a gradient to at most this size.
         overlap: push gradients during the backward pass. Default: for models from 4 MiB. ``False``: ``step()`` pushes what is there then.
-        encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (docs/compression.md).
+        encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
 
     Raises:
         ConfigError: the servers cannot run this optimizer, or the model cannot be trained so.
@@ -72,7 +72,7 @@ def prepare(
 
 
 def _new(run: Run, optimizer: torch.optim.Optimizer) -> None:
-    if run._session is not None:
+    if run._session is not None or run._finished:
         raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
     if hasattr(optimizer, "_paraft"):
         raise MisuseError("this optimizer is another run's: make one for each")

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 
 from .._run import Run
-from ..errors import DivergedError, MisuseError
+from ..errors import MisuseError
 from . import _optim
 from ._flat import Flat, staged
 
@@ -124,13 +124,7 @@ class OnServers:
         self._pushed.clear()
         if self._probes:
             self._probed()
-        try:
-            self.run._went(self._session.step(gradients, *self.run._trained_on()))
-        except DivergedError:
-            self.run._stands()  # the step is done, but for what was not finite
-            self.pulled()
-            raise
-        self.pulled()
+        self.run._goes(gradients)
 
     def _gradients(self) -> list[tuple[int, int]]:
         pushed = self._pushed if self._overlaps and not self._probes else {}
@@ -216,8 +210,7 @@ class OnWorker:
         """The optimizer has made a step."""
         self.flat.check()
         self.flat.gather()
-        self.run._went(self._session.step([], *self.run._trained_on()))
-        self.flat.spread()
+        self.run._goes([])
 
     def pulled(self) -> None:
         """The vector has new values."""
