@@ -71,7 +71,7 @@ class Worker:
         """Both outputs' ends, for a failure's text."""
         return f"--- worker {self.rank}, exit code {self.process.poll()}\n{self.out[-2000:]}\n{self.err[-4000:]}"
 
-    def wait_for(self, text: str, timeout: float = 30.0) -> None:
+    def wait_for(self, text: str, timeout: float = 120.0) -> None:
         """Until it has said this on its standard output."""
         until = time.monotonic() + timeout
         while text not in self.out:
@@ -79,7 +79,7 @@ class Worker:
                 pytest.fail(f"worker {self.rank} did not say {text!r} in {timeout:g} s\n{self.said()}")
             time.sleep(0.02)
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = 180.0) -> int:
         """Its exit code; it fails the test if it does not end in time."""
         try:
             return self.process.wait(timeout)
@@ -96,7 +96,7 @@ class Worker:
 class Workers(list[Worker]):
     """The workers of a job, by rank."""
 
-    def wait(self, timeout: float = 60.0) -> Workers:
+    def wait(self, timeout: float = 180.0) -> Workers:
         """Until all have ended well, all within ``timeout`` seconds."""
         until = time.monotonic() + timeout
         while any(w.process.poll() is None for w in self):
@@ -218,9 +218,9 @@ def start_workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
 
 @pytest.fixture
 def run_workers(start_workers: Callable[..., Workers]) -> Callable[..., Workers]:
-    """``run_workers(fleet, work, n, *args, timeout=60)``: ``start_workers``, and waits until all have ended well."""
+    """``run_workers(fleet, work, n, *args, timeout=180)``: ``start_workers``, and waits until all have ended well."""
 
-    def begin(*args: Any, timeout: float = 60.0, **options: Any) -> Workers:
+    def begin(*args: Any, timeout: float = 180.0, **options: Any) -> Workers:
         return start_workers(*args, **options).wait(timeout)
 
     return begin

@@ -24,7 +24,7 @@ def launch(script: Path, *flags: str, env: dict[str, str] = {}) -> subprocess.Co
     """``python -m paraft.launch FLAGS script``."""
     whole = {**os.environ, "PYTHONPATH": conftest.import_path(), **env}
     command = [sys.executable, "-m", "paraft.launch", *flags, str(script)]
-    return subprocess.run(command, cwd=script.parent, env=whole, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=script.parent, env=whole, capture_output=True, text=True, timeout=240)
 
 
 def test_a_script_runs_with_the_python_that_launches_it(tmp_path: Path) -> None:

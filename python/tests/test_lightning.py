@@ -158,7 +158,7 @@ def part(folder, strategy, callbacks, sync=False):
 def test_two_workers_train_as_one_with_their_batches_together(start_fleet, run_workers, tmp_path):
     """And a process group serves for what needs all workers at once."""
     others = ",".join(start_fleet(1).servers)
-    first, second = run_workers(start_fleet(1), worker, 2, str(tmp_path), others, timeout=120).values
+    first, second = run_workers(start_fleet(1), worker, 2, str(tmp_path), others, timeout=240).values
     (one, right, asked, _, files), (other, _, asked_too, _, none) = first[0], second[0]
     assert one == other
     for epoch in range(0, 480, 160):

@@ -169,7 +169,7 @@ def jax_job():
 
 @needs_jax
 def test_jax_has_arrays_that_do_not_change(fleet, run_workers):
-    ((later, kept, last, names),) = run_workers(fleet, jax_job, 1, timeout=120, env={"JAX_PLATFORMS": "cpu"}).values
+    ((later, kept, last, names),) = run_workers(fleet, jax_job, 1, timeout=240, env={"JAX_PLATFORMS": "cpu"}).values
     should = [1.0 - i for i in range(10)]
     assert later == should and kept == should and last == -9.0
     assert names == ["one.w", "one.b", "two"]

@@ -108,7 +108,7 @@ def test_lock_step_gives_the_weights_of_ddp(start_fleet: Any, run_workers: Any, 
 def test_other_modes_train(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
     for mode in ("ssp:2", "asp"):
         fleets = {"adam": start_fleet(1).servers}
-        moved = run_workers(None, trained, 2, str(tmp_path), fleets, {"mode": mode}, timeout=120).values
+        moved = run_workers(None, trained, 2, str(tmp_path), fleets, {"mode": mode}, timeout=240).values
         assert min(m["adam"] for m in moved) > 0.01
         ours = [torch.load(tmp_path / f"adam {rank}.pt") for rank in range(2)]
         assert all(torch.equal(ours[0][k], ours[1][k]) for k in ours[0]), "final weights are the same"

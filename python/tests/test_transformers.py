@@ -126,7 +126,7 @@ def worker(folder):
 
 
 def test_two_workers_train_as_one_with_their_batches_together(fleet, run_workers, tmp_path):
-    one, other = run_workers(fleet, worker, 2, str(tmp_path), timeout=120).values
+    one, other = run_workers(fleet, worker, 2, str(tmp_path), timeout=240).values
     assert one[:2] == other[:2]
     for epoch in (0, 128):
         assert sorted(one[2][epoch : epoch + 128] + other[2][epoch : epoch + 128]) == list(range(256))
