@@ -94,6 +94,8 @@ class Run:
         self._finished = False
         self._quiet = 0
         self._moves = 0
+        #: A step is pushed, and its wait was interrupted.
+        self._waits = False
         self._leased: dict[str, Any] = {}
         self._loss = math.nan
         self._samples = 0
@@ -165,12 +167,27 @@ class Run:
 
     def _goes(self, gradients: list[tuple[int, int]]) -> None:
         """A step's wait and pull: gradients by tensor and address."""
+        self._waited(lambda session: session.step(gradients, *self._trained_on()))
+
+    def _settle(self) -> None:
+        """Ends the wait of a step that Ctrl-C has interrupted."""
+        if self._waits:
+            self._waited(lambda session: session.go_on())
+
+    def _waited(self, wait: Callable[[_paraft.Run], tuple[int, bool, bool]]) -> None:
+        session, self._waits = self._joined(), True
         try:
-            self._went(self._joined().step(gradients, *self._trained_on()))
+            stands = wait(session)
         except DivergedError:
+            self._waits = False
             self._stands()  # the step is done, but for what was not finite
             self._pulled()
             raise
+        except ParaftError:
+            self._waits = False
+            raise
+        self._waits = False
+        self._went(stands)
         self._pulled()
 
     def _pulled(self) -> None:

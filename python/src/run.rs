@@ -35,8 +35,6 @@ struct Inner {
     run: Option<OpenRun>,
     /// For gradients that nobody has computed.
     zeros: Vec<f32>,
-    /// A step was interrupted in its wait.
-    waits: bool,
 }
 
 /// Where a worker stands after a step: its last step, whether it goes on from elsewhere, whether nothing is left to train.
@@ -125,7 +123,7 @@ impl Run {
             OpenRun::join(&job, &options, setup, Box::new(memory))
         });
         let this = Self {
-            inner: Mutex::new(Inner { run: None, zeros: Vec::new(), waits: false }),
+            inner: Mutex::new(Inner { run: None, zeros: Vec::new() }),
             signals,
             process: process::id(),
             lengths,
@@ -151,14 +149,16 @@ impl Run {
         samples: u64,
     ) -> PyResult<Stands> {
         self.on(py, |inner, lengths| {
-            if std::mem::take(&mut inner.waits) {
-                return inner.wait(OpenRun::go_on);
-            }
             for (tensor, address) in gradients {
                 inner.ready(lengths, tensor, address)?;
             }
             inner.wait(|run| run.step(loss, samples))
         })
+    }
+
+    /// Waits on, where a step's wait was interrupted.
+    fn go_on(&self, py: Python<'_>) -> PyResult<Stands> {
+        self.on(py, |inner, _| inner.wait(OpenRun::go_on))
     }
 
     /// The rates at which the next gradients are applied, of each group; none: the job's schedule.
@@ -245,8 +245,7 @@ impl Inner {
         &mut self,
         wait: impl FnOnce(&mut OpenRun) -> Result<Went, WorkerError>,
     ) -> Result<Stands, WorkerError> {
-        let went = wait(self.run()?)
-            .inspect_err(|e| self.waits = e.kind() == paraft_worker::ErrorKind::Interrupted)?;
+        let went = wait(self.run()?)?;
         Ok((went.done.0, went.moved, went.over))
     }
 }

@@ -56,7 +56,7 @@ def test_ctrl_c_ends_the_wait_for_workers_that_do_not_come(start_fleet: Any) -> 
     thread.join()
 
 
-def interrupted(out: str) -> int:
+def interrupted(out: str, again: bool) -> int:
     """Worker 0 of two is interrupted while it waits for worker 1, and goes on."""
     run = paraft.init()
     m = models.model("mlp")
@@ -72,7 +72,8 @@ def interrupted(out: str) -> int:
             o.step()
         except KeyboardInterrupt:
             caught += 1
-            o.step()  # what was pushed stays pushed
+            if again:
+                o.step()  # what was pushed stays pushed
         if thread:
             thread.join()
         o.zero_grad()
@@ -82,10 +83,14 @@ def interrupted(out: str) -> int:
     return caught
 
 
-def test_a_step_that_was_interrupted_is_waited_for_again(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
-    assert run_workers(fleet, interrupted, 2, str(tmp_path), timeout=180).values == [1, 0]
-    a, b = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert all(torch.equal(a[k], b[k]) for k in a)
+def test_a_step_that_was_interrupted_is_waited_for_again(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    ends = []
+    for again in (True, False):  # by calling step() again, or by going on with the next batch
+        assert run_workers(start_fleet(1), interrupted, 2, str(tmp_path), again, timeout=180).values == [1, 0]
+        a, b = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+        assert all(torch.equal(a[k], b[k]) for k in a)
+        ends.append(a)
+    assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0]), "both ways every step is trained once"
 
 
 def test_a_forked_process_is_refused_and_harms_nobody(fleet: Any) -> None:
@@ -179,6 +184,8 @@ def test_a_fleet_without_its_majority_is_unavailable(start_fleet: Any) -> None:
     with pytest.raises(paraft.UnavailableError, match="no leader") as e:
         for _ in range(3):
             one_step(m, o)
+    with pytest.raises(paraft.MisuseError, match="has failed"):
+        run.finish()
     assert e.value.exit_code == 69 and isinstance(e.value, ConnectionError)
 
 

@@ -28,6 +28,8 @@ def count_samples(run: Run, model: torch.nn.Module) -> None:
 
     def seen(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = of()
+        if run is not None:
+            run._settle()  # what Ctrl-C has interrupted: these are the weights that it waited for
         if run is None or not module.training or not torch.is_grad_enabled():
             return
         for given in (*args, *kwargs.values()):
@@ -105,6 +107,8 @@ class OnServers:
 
     def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor]) -> None:
         """Pushes what is not pushed, waits as the mode says, and pulls."""
+        if self.run._waits:
+            return self.run._settle()  # called again: its gradients are pushed
         self.flat.check()
         scaled = found_inf is not None
         skips = found_inf is not None and float(found_inf) != 0.0
@@ -203,6 +207,7 @@ class OnWorker:
             if front is not None:
                 front.step()
 
+        optimizer.register_step_pre_hook(lambda *_: run._settle())
         optimizer.register_step_post_hook(stepped)
         optimizer._paraft = self  # type: ignore[attr-defined]
 

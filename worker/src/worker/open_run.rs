@@ -1,7 +1,7 @@
 //! A worker whose loop decides itself what is trained, and when it ends: that of a PyTorch script, for one.
 
 use super::{
-    Plan, Setup, WorkerError, WorkerOptions,
+    ErrorKind, Plan, Setup, WorkerError, WorkerOptions,
     driver::{Driver, End, Landing, Turn},
     join::{Flush, Joined, join},
     pushes::{Pushes, misuse},
@@ -25,8 +25,10 @@ enum Asked {
     Local,
     /// The minibatches of a chunk.
     Chunk,
-    /// Nothing: the job is over for this worker.
+    /// Nothing: the job is over for this worker, or a wait was interrupted.
     Over,
+    /// Nothing more: it has failed.
+    Failed,
 }
 
 /// Where a worker stands after a step.
@@ -197,6 +199,7 @@ impl OpenRun {
             Asked::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
             Asked::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
             Asked::Over => Err(misuse("the job is over: nothing is trained any more")),
+            Asked::Failed => Err(failed()),
         }
     }
 
@@ -232,6 +235,7 @@ impl OpenRun {
             Asked::Local => {}
             Asked::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
             Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
+            Asked::Failed => return Err(failed()),
         }
         if let Some(since) = self.computes.take() {
             self.slow.took(since.elapsed());
@@ -255,13 +259,24 @@ impl OpenRun {
     /// # Errors
     /// As of [`Self::step`].
     pub fn go_on(&mut self) -> Result<Went, WorkerError> {
-        self.asked = Asked::Over;
+        if let Asked::Failed = std::mem::replace(&mut self.asked, Asked::Over) {
+            self.asked = Asked::Failed;
+            return Err(failed());
+        }
         self.next()?;
         Ok(Went { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
     }
 
     /// Sets what the loop does next.
     fn next(&mut self) -> Result<(), WorkerError> {
+        self.try_next().inspect_err(|e| {
+            if e.kind() != ErrorKind::Interrupted && !e.is_not_finite() {
+                self.asked = Asked::Failed;
+            }
+        })
+    }
+
+    fn try_next(&mut self) -> Result<(), WorkerError> {
         let before = self.driver.done();
         let mut begun = false;
         loop {
@@ -329,16 +344,16 @@ impl OpenRun {
     /// # Errors
     /// As of [`Self::step`].
     pub fn finish(&mut self) -> Result<(), WorkerError> {
-        match std::mem::replace(&mut self.asked, Asked::Over) {
-            Asked::Gradient { .. } | Asked::Local => self.driver.trained(None),
-            Asked::Chunk => {
-                self.driver.prepared(1);
-                self.next()?;
-                return self.finish();
-            }
-            Asked::Over => {}
-        }
         while self.saved.is_none() {
+            match std::mem::replace(&mut self.asked, Asked::Over) {
+                Asked::Gradient { .. } | Asked::Local => self.driver.trained(None),
+                Asked::Chunk => self.driver.prepared(1), // none of which is trained
+                Asked::Over => {}
+                Asked::Failed => {
+                    self.asked = Asked::Failed;
+                    return Err(failed());
+                }
+            }
             self.next()?;
         }
         if let Some(theirs) = &mut self.driver.theirs {
@@ -358,4 +373,8 @@ impl OpenRun {
     pub fn range(&self, i: usize) -> Range<usize> {
         self.driver.layout.tensor_range(i)
     }
+}
+
+fn failed() -> WorkerError {
+    misuse("this run has failed, and said why: it cannot go on")
 }
