@@ -20,7 +20,7 @@ pub fn format(groups: usize) -> u32 {
 /// The content of `checkpoint.json`. Unknown keys are ignored: a later version may add some.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// As [`format`] says.
+    /// As [`format()`] says.
     pub format: u32,
     /// The version of Paraft that wrote it.
     pub paraft: String,
