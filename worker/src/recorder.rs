@@ -25,6 +25,8 @@ pub struct Recorder {
     /// Of those that are known: their sum and number.
     losses: (f64, u64),
     last: (f64, u64),
+    /// Of the steps since the last line.
+    unsaid: Option<Progress>,
 }
 
 /// Where a worker stands after a step.
@@ -42,7 +44,15 @@ pub struct Progress {
 impl Recorder {
     pub fn new(worker: WorkerId, run_dir: Option<&Path>, gauges: Arc<Gauges>) -> Result<Self, RecordError> {
         let file = run_dir.map(|d| MetricsWriter::append(d.join(paraft_record::METRICS_FILE))).transpose()?;
-        Ok(Self { worker, file, gauges, since: Instant::now(), losses: (0.0, 0), last: (0.0, 0) })
+        Ok(Self {
+            worker,
+            file,
+            gauges,
+            since: Instant::now(),
+            losses: (0.0, 0),
+            last: (0.0, 0),
+            unsaid: None,
+        })
     }
 
     pub fn write(&mut self, event: &Event) -> Result<(), RecordError> {
@@ -58,8 +68,19 @@ impl Recorder {
         self.gauges.step.store(p.step.0, Relaxed);
         self.gauges.samples.store(p.samples, Relaxed);
         if !now && self.since.elapsed() < LINE_INTERVAL {
+            self.unsaid = Some(p);
             return Ok(());
         }
+        self.line(p)
+    }
+
+    /// Writes what was counted since the last line: nothing comes any more.
+    pub fn rest(&mut self) -> Result<(), RecordError> {
+        self.unsaid.map_or(Ok(()), |p| self.line(p))
+    }
+
+    fn line(&mut self, p: Progress) -> Result<(), RecordError> {
+        self.unsaid = None;
         self.since = Instant::now();
         // 0/0 is NaN: none is known.
         let loss = self.losses.0 / self.losses.1 as f64;

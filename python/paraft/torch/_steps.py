@@ -21,23 +21,30 @@ _LOG = logging.getLogger("paraft")
 OVERLAP_BYTES = 4 << 20
 
 
-def count_samples(run: Run, model: torch.nn.Module) -> None:
-    """Notes how many samples a step trains on, for the record: the first dimension of the first tensor that the model is given.
-    ``run.log(loss, samples)`` says it exactly."""
-    of = weakref.ref(run)
+class Seen:
+    """Before each forward pass: ends a wait that Ctrl-C has interrupted, and notes how many samples a step trains on, for the record:
+    the first dimension of the first tensor that the model is given. (``run.log(loss, samples)`` says it exactly.)
 
-    def seen(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run = of()
-        if run is not None:
-            run._settle()  # what Ctrl-C has interrupted: these are the weights that it waited for
-        if run is None or not module.training or not torch.is_grad_enabled():
+    A copy of the model, pickled or not, is no run's.
+    """
+
+    def __init__(self, run: Optional[Run]) -> None:
+        self._run: Callable[[], Optional[Run]] = weakref.ref(run) if run is not None else lambda: None
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        run = self._run()
+        if run is None:
+            return
+        run._settle()
+        if not module.training or not torch.is_grad_enabled():
             return
         for given in (*args, *kwargs.values()):
             if isinstance(given, torch.Tensor) and given.ndim:
                 run._seen += given.shape[0]
                 return
 
-    model.register_forward_pre_hook(seen, with_kwargs=True)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Seen, (None,)
 
 
 class OnServers:
@@ -50,7 +57,7 @@ class OnServers:
         self.run = run
         self.flat = flat
         self._watch = _optim.Watch(optimizer)
-        count_samples(run, model)
+        model.register_forward_pre_hook(Seen(run), with_kwargs=True)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
         self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
@@ -194,7 +201,7 @@ class OnWorker:
     def __init__(self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str]) -> None:
         self.run = run
         self.flat = Flat(model, optimizer)
-        count_samples(run, model)
+        model.register_forward_pre_hook(Seen(run), with_kwargs=True)
         values = self.flat.values
         self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings)
         run._front = weakref.ref(self)

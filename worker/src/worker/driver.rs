@@ -350,6 +350,7 @@ impl Driver {
                 }
                 Action::Trained => {
                     self.clock.stop();
+                    self.recorder.rest()?;
                     self.at_end = self.client.counters();
                 }
                 Action::Finish(_) => {
