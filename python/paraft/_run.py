@@ -195,11 +195,10 @@ class Run:
         if front is not None:
             front.pulled()
 
-    def _went(self, stands: tuple[int, bool, bool]) -> bool:
+    def _went(self, stands: tuple[int, bool, bool]) -> None:
         self._step, moved, self._over = stands
         self._moves += moved
         self._loss, self._samples, self._seen = math.nan, 0, 0
-        return moved
 
     # ---- what a loop asks and says ----
 

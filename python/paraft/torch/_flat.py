@@ -82,11 +82,6 @@ class Flat:
         self._tensors = tensors
         self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
 
-    @property
-    def copied(self) -> Sequence[int]:
-        """Tensors with memory of their own, which the vector is copied to."""
-        return self._copied
-
     def check(self) -> None:
         """Whether the parameters are still where they were put.
 

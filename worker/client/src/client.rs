@@ -516,11 +516,6 @@ impl Client {
         self.io.session().evaluations()
     }
 
-    /// From now on what waits (for weights, for acks, for a chunk) ends with [`ClientError::Interrupted`] once this is set.
-    pub fn interrupted_by(&mut self, interrupt: Arc<dyn Interrupt>) {
-        self.interrupt = Some(interrupt);
-    }
-
     /// Ends this worker's session before it has done all its steps: the others need not wait for its lease to end. Waits
     /// at most so long for every shard's word; false where one has not given it, whose lease then ends by itself. Nothing
     /// can be asked of this client afterwards.

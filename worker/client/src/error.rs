@@ -18,7 +18,7 @@ pub enum ClientError {
         /// The last cause.
         why: String,
     },
-    /// What [`Client::interrupted_by`](crate::Client::interrupted_by) was given is set.
+    /// What [`Client::join_until`](crate::Client::join_until) was given is set.
     #[error("interrupted")]
     Interrupted,
     /// The options contradict each other.

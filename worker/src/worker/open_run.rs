@@ -15,7 +15,7 @@ use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step};
 use paraft_data::chunk_of;
 use paraft_models::Evaluation;
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 /// What the loop does next.
 enum Asked {
@@ -367,11 +367,6 @@ impl OpenRun {
         if self.saved.is_none() {
             self.driver.leave();
         }
-    }
-
-    /// Where tensor `i` lies in the weights.
-    pub fn range(&self, i: usize) -> Range<usize> {
-        self.driver.layout.tensor_range(i)
     }
 }
 
