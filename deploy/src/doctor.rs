@@ -7,7 +7,10 @@ use clap::Args;
 use paraft_common::{Durability, ServerId};
 use paraft_fleet::{ask, failure::Failure, out};
 use paraft_host::socket_path;
-use paraft_server::{Server, ServerOptions, Shape, Timeouts, server::Place};
+use paraft_server::{
+    Server, ServerOptions, Shape, Timeouts,
+    server::{Ending, Place},
+};
 use paraft_simd::Isa;
 use paraft_store::RealDisk;
 use paraft_worker::exit;
@@ -136,7 +139,8 @@ fn loopback() -> Row {
             .enable_all()
             .build()
             .map_err(|e| e.to_string())?;
-        let address = rt.block_on(async {
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let (address, serving) = rt.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(|e| e.to_string())?;
             let address = listener.local_addr().map_err(|e| e.to_string())?.to_string();
             let election = Duration::from_millis(100);
@@ -153,13 +157,20 @@ fn loopback() -> Row {
                 socket: None,
             };
             let server = Server::start(options).await.map_err(|e| e.to_string())?;
-            tokio::spawn(server.run(listener, None, std::future::pending()));
-            Ok::<_, String>(address)
+            let until = async move {
+                let _ = ended.await;
+                Ending::AtOnce
+            };
+            Ok::<_, String>((address, tokio::spawn(server.run(listener, None, until))))
         })?;
         let began = Instant::now();
         let reply = ask::ask_all(std::slice::from_ref(&address), false).remove(0);
         let took = began.elapsed();
-        rt.shutdown_timeout(Duration::from_secs(2)); // it may be writing into the folder that goes
+        // It writes into the folder that goes: first it ends, then what it had begun.
+        drop(end);
+        rt.block_on(serving).map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
+        rt.shutdown_timeout(Duration::from_secs(10));
+        data.close().map_err(|e| format!("its temporary folder stays: {e}"))?;
         reply.map(|_| took)
     };
     match asked() {
