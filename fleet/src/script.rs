@@ -33,6 +33,9 @@ impl Rendezvous {
     }
 }
 
+/// What a script's process frees up to this size, and so much in all, it keeps for its next step.
+const KEPT_BYTES: &str = "1073741824";
+
 /// Names of variables that say something only in some runs: one of an outer run must not be taken for this one's.
 const ONLY_SOMETIMES: [&str; 7] = [
     "PARAFT_RESUME",
@@ -77,8 +80,17 @@ pub fn command(
     ] {
         command.env(name, value);
     }
-    if std::env::var_os("OMP_NUM_THREADS").is_none() {
-        command.env("OMP_NUM_THREADS", at.threads.to_string());
+    let threads = at.threads.to_string();
+    // glibc gives a large activation's memory back to the kernel when it is freed, and the next step's has it zeroed and
+    // mapped again, page by page.
+    for (name, value) in [
+        ("OMP_NUM_THREADS", &*threads),
+        ("MALLOC_MMAP_THRESHOLD_", KEPT_BYTES),
+        ("MALLOC_TRIM_THRESHOLD_", KEPT_BYTES),
+    ] {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
     }
     command.envs(own);
     command

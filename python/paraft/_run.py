@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import math
 import os
@@ -19,6 +20,9 @@ from .errors import ConfigError, DivergedError, MisuseError, ParaftError
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed
+
+    from .torch._group import Group
 
 #: A tensor of the model: its name, its shape, and whether it is trained.
 Tensor = tuple[str, list[int], bool]
@@ -77,6 +81,7 @@ class Run:
         fleet: Optional[Fleet],
         run_dir: Optional[str],
         resume: Optional[str],
+        group: Optional[Group] = None,
     ) -> None:
         self.servers = list(servers)
         self.rank = rank
@@ -86,7 +91,9 @@ class Run:
         self._fleet = fleet
         self._run_dir = run_dir
         self._resume = resume
-        self._session: Optional[_paraft.Run] = None
+        self._group = group
+        #: The extension's, or a rank's place in it.
+        self._session: Any = None
         #: Whoever trains: what holds the optimizer holds it, and it holds this.
         self._front: Callable[[], Any] = lambda: None
         self._step = 0
@@ -125,13 +132,14 @@ class Run:
         groups: Sequence[tuple[int, float, float]] = (),
         settings: Sequence[str] = (),
         data: str = "python",
-    ) -> _paraft.Run:
+    ) -> Any:
         if self._session is not None or self._finished:
             raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
         if self._run_dir is not None:
             os.makedirs(self._run_dir, exist_ok=True)
         trace = os.environ.get("PARAFT_TRACE")
-        self._session = _paraft.Run(
+        join = functools.partial(
+            _paraft.Run,
             job=self._job,
             set=[*self._settings, *settings, *self._leased.get("settings", ())],
             rank=self.rank,
@@ -153,10 +161,11 @@ class Run:
             slow=_factor("PARAFT_SLOW"),
             straggle=os.environ.get("PARAFT_STRAGGLE") or None,
         )
+        self._session = join() if self._group is None else self._group.open(join, owner)
         self._stands()
         return self._session
 
-    def _joined(self) -> _paraft.Run:
+    def _joined(self) -> Any:
         if self._session is None:
             raise MisuseError("this run has no model yet: call run.prepare(model, optimizer) first")
         return self._session
@@ -174,7 +183,7 @@ class Run:
         if self._waits:
             self._waited(lambda session: session.go_on())
 
-    def _waited(self, wait: Callable[[_paraft.Run], tuple[int, bool, bool]]) -> None:
+    def _waited(self, wait: Callable[[Any], tuple[int, bool, bool]]) -> None:
         session, self._waits = self._joined(), True
         try:
             stands = wait(session)
@@ -214,8 +223,8 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is worker 0, which writes what is written once."""
-        return self.rank == 0
+        """Whether this is worker 0 (in a group its first rank), which writes what is written once."""
+        return self.rank == 0 and (self._group is None or self._group.leads)
 
     @property
     def mode(self) -> str:
@@ -228,7 +237,7 @@ class Run:
         return self._stands()
 
     def _stands(self) -> dict[str, Any]:
-        stands = self._joined().stands()
+        stands: dict[str, Any] = self._joined().stands()
         self._step, self._over = stands["step"], stands["over"]
         return stands
 
@@ -330,6 +339,7 @@ def init(
     run_dir: Optional[str] = None,
     resume: Optional[str] = None,
     settings: Optional[Mapping[str, Any]] = None,
+    group: Optional[torch.distributed.ProcessGroup] = None,
 ) -> Run:
     """This process's part in a job. Under ``paraft launch`` nothing need be said.
 
@@ -344,11 +354,21 @@ def init(
         run_dir: where the record and checkpoints go. Default: ``PARAFT_RUN_DIR``, else nothing is written.
         resume: a checkpoint to begin with, or a folder of them. Default: ``PARAFT_RESUME``.
         settings: any key of a job file, ``{"cluster.grace_ms": 5_000}``.
+        group: a process group of torch whose ranks are one worker: DistributedDataParallel averages inside, and its first rank speaks with
+            the servers. ``rank`` and ``workers`` then count groups; default: ``PARAFT_RANK`` and ``PARAFT_WORKERS``, else all ranks are in
+            groups of this size.
 
     Raises:
         ConfigError: no servers are named, or a setting cannot be.
     """
     own = os.environ.get("PARAFT_JOB") is not None
+    together = None
+    if group is not None:
+        from .torch._group import Group
+
+        together = Group(group)
+        if not (rank is not None and workers is not None) and not (_first("PARAFT_RANK") and _first("PARAFT_WORKERS")):
+            rank, workers = together.place()
     lifeline = os.environ.get("PARAFT_LIFELINE_FD")
     if lifeline and fleet is None:
         _paraft.end_with(int(lifeline))
@@ -393,4 +413,5 @@ def init(
         fleet=fleet,
         run_dir=run_dir or os.environ.get("PARAFT_RUN_DIR"),
         resume=resume or os.environ.get("PARAFT_RESUME"),
+        group=together,
     )

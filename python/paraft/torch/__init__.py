@@ -49,8 +49,10 @@ def prepare(
         UnavailableError: the servers cannot be reached.
     """
     _new(run, optimizer)
+    overlap = _grouped(run, model, apply, overlap)
     if apply not in ("auto", "servers", "worker"):
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"worker\" or \"auto\"")
+    apply = "servers" if run._group is not None else apply
     if apply != "worker":
         try:
             table = _optim.table(optimizer)
@@ -69,6 +71,29 @@ def prepare(
         raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
     local(run, model, optimizer, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
     return model, optimizer
+
+
+def _grouped(run: Run, model: torch.nn.Module, apply: str, overlap: Optional[bool]) -> Optional[bool]:
+    """Whether gradients are pushed during the backward pass: in a group they are whole only after it.
+
+    Raises:
+        ConfigError: group and model do not go together.
+    """
+    inside = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    if run._group is None:
+        if inside:
+            raise ConfigError(
+                "DistributedDataParallel averages the gradients already, and the servers would once more: give prepare() the model "
+                "itself; where the ranks of a host are one worker, paraft.init(group=...) with DDP's process group"
+            )
+        return overlap
+    if not inside:
+        raise ConfigError("a group's ranks average their gradients by DistributedDataParallel: prepare(DDP(model, process_group=...), ...)")
+    if apply == "worker" or overlap:
+        raise ConfigError("in a group the servers run the optimizer, and gradients are pushed by step(): apply=\"servers\", no overlap=True")
+    if run._leased:
+        raise ConfigError("leased data goes to one rank of a group: take DistributedSampler over all ranks")
+    return False
 
 
 def _new(run: Run, optimizer: torch.optim.Optimizer) -> None:
@@ -92,6 +117,8 @@ def local(
 ) -> OnWorker:
     """Joins the job with an optimizer that moves this worker's own weights, and pushes how far they went after every so many steps."""
     _new(run, optimizer)
+    if run._group is not None:
+        raise ConfigError("local steps are for workers of one process: paraft.init() without group=")
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
     return OnWorker(run, model, optimizer, settings=[f"local={toml(rule)}", f"train.encoding={toml(encoding)}"])
 

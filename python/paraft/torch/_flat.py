@@ -28,6 +28,8 @@ class Flat:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module  # its names are the model's
         names = {id(p): name for name, p in model.named_parameters()}
         order = {id(p): i for i, p in enumerate(model.parameters())}
         self.params: list[torch.nn.Parameter] = []

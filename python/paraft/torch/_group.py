@@ -1,0 +1,160 @@
+"""Several processes as one worker: torch's own process group averages the gradients inside, and one rank speaks with the servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+
+from .. import errors
+from ..errors import ConfigError, ParaftError
+
+#: What the rank that speaks with the servers tells the others after each step goes into so many bytes.
+_TOLD_BYTES = 2048
+
+#: Where a worker stands after a step: as the extension has it.
+Stands = tuple[int, bool, bool]
+
+
+class Group:
+    """A worker of several ranks.
+
+    Attributes:
+        ranks: torch's global ranks, in order; the first speaks with the servers.
+        leads: whether this process is that one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        if torch.device("cpu") not in group._device_types:
+            raise ConfigError(
+                "the weights come to the group through the CPU, and its backend has none: "
+                "dist.init_process_group(\"cpu:gloo,cuda:nccl\"), or dist.new_group(backend=\"gloo\")"
+            )
+        self._group = group
+        self.ranks = dist.get_process_group_ranks(group)
+        self.leads = dist.get_rank() == self.ranks[0]
+
+    def place(self) -> tuple[int, int]:
+        """Which worker this is, and how many there are, where all groups have the same size and consecutive ranks.
+
+        Raises:
+            ConfigError: they are not so.
+        """
+        size, world = len(self.ranks), dist.get_world_size()
+        first = self.ranks[0]
+        if world % size or first % size or self.ranks != list(range(first, first + size)):
+            raise ConfigError(
+                f"ranks {self.ranks} of {world} are not one of equal groups of consecutive ranks: say which worker this group is, "
+                "and how many there are, with rank= and workers="
+            )
+        return first // size, world // size
+
+    def open(self, join: Callable[[], Any], values: torch.Tensor) -> Any:
+        """Joins the job, and gives what stands for the session on this rank."""
+        session = Member(self, values)
+        session.lead(join)
+        return session
+
+    def tell(self, what: Optional[dict[str, Any]], values: Optional[torch.Tensor]) -> dict[str, Any]:
+        """The first rank's word to all, and the weights with it.
+
+        Raises:
+            ParaftError: the first rank's, on all.
+        """
+        told = torch.zeros(_TOLD_BYTES, dtype=torch.uint8)
+        if what is not None:
+            text = json.dumps(what).encode()
+            told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        dist.broadcast(told, self.ranks[0], group=self._group)
+        said: dict[str, Any] = json.loads(bytes(told.tolist()).rstrip(b"\0"))
+        if "error" in said and not self.leads:
+            raise getattr(errors, said["error"])(f"rank {self.ranks[0]} of this group: {said['text']}")
+        if values is not None and "error" not in said:
+            dist.broadcast(values, self.ranks[0], group=self._group)
+        return said
+
+    def sum(self, numbers: list[float]) -> list[float]:
+        """Over the ranks, on the first one."""
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.reduce(total, self.ranks[0], group=self._group)
+        return total.tolist()
+
+
+class Member:
+    """A rank's place in a worker's session: what the servers are told comes from the first, what they answer goes to all. Has the methods
+    of the extension's class that a front end calls. Whatever waits, all ranks call."""
+
+    def __init__(self, group: Group, values: torch.Tensor) -> None:
+        self._of = group
+        self._values = values
+        self._session: Any = None
+        self._told: dict[str, Any] = {}
+
+    def lead(self, join: Callable[[], Any]) -> None:
+        """Joins, on the first rank."""
+
+        def joined() -> Stands:
+            self._session = join()
+            return 0, False, False
+
+        self._share(joined)
+
+    def _share(self, act: Callable[[], Stands]) -> Stands:
+        if self._of.leads:
+            try:
+                step, moved, over = act()
+            except ParaftError as e:
+                self._of.tell({"error": type(e).__name__, "text": str(e)[: _TOLD_BYTES // 4]}, None)
+                raise
+            told: Optional[dict[str, Any]] = {**self._session.stands(), "moved": moved, "ended": over}
+        else:
+            told = None
+        self._told = self._of.tell(told, self._values)
+        moved, over = self._told.pop("moved"), self._told.pop("ended")
+        return self._told["step"], moved, over
+
+    def step(self, gradients: list[tuple[int, int]], loss: float, samples: int) -> Stands:
+        """The first rank pushes, waits and pulls; all have the weights then."""
+        return self._share(lambda: self._session.step(gradients, loss, samples * len(self._of.ranks)))
+
+    def go_on(self) -> Stands:
+        """Ends the wait of a step that was interrupted on this rank; others are in it."""
+        return self._share(lambda: self._session.go_on())
+
+    def finish(self) -> None:
+        """All workers' loops have ended."""
+
+        def finished() -> Stands:
+            self._session.finish()
+            return self._session.stands()["step"], False, True
+
+        self._share(finished)
+
+    def report(self, epoch: int, loss_sum: float, correct: int, count: int) -> None:
+        """The ranks' shares are added up."""
+        loss_sum, *whole = self._of.sum([loss_sum, correct, count])
+        if self._of.leads:
+            self._session.report(epoch, loss_sum, *map(int, whole))
+
+    def rates(self, rates: list[float]) -> None:
+        """Those of the first rank count."""
+        if self._of.leads:
+            self._session.rates(rates)
+
+    def skip(self) -> None:
+        """A GradScaler of a group finds the same on all ranks."""
+        if self._of.leads:
+            self._session.skip()
+
+    def stands(self) -> dict[str, Any]:
+        """As of the last step."""
+        return dict(self._told)
+
+    def leave(self) -> None:
+        """Leaves the job, where this is the rank that joined it."""
+        if self._session is not None:
+            self._session.leave()
+
