@@ -60,7 +60,10 @@ impl Pushes {
         if mem::replace(&mut self.ready[tensor], true) {
             return Err(misuse(format!("the gradient of `{}` was handed over before", spec.name)));
         }
-        self.gradient.resize(layout.len(), 0.0);
+        if self.gradient.is_empty() {
+            // Zeroed by the kernel: what no bucket shares among tensors is never touched, and takes no memory.
+            self.gradient = vec![0.0; layout.len()];
+        }
         let Some(step) = step else {
             self.gradient[range].copy_from_slice(gradient);
             return Ok(());
