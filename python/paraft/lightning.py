@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,8 +24,6 @@ _NAME = "pytorch_lightning" if _OLD_NAME else "lightning.pytorch"
 #: Of no type, so that neither package is needed to check this one.
 pl: Any = importlib.import_module(_NAME)
 _environments: Any = importlib.import_module(f"{_NAME}.plugins.environments")
-
-_LOG = logging.getLogger("paraft")
 
 
 class _Place(_environments.ClusterEnvironment):  # type: ignore[misc]
@@ -150,14 +147,6 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         """Batches that are only accumulated."""
         with self.run.no_sync():
             yield
-
-    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        super().load_optimizer_state_dict(checkpoint)
-        if self._options.get("apply") != "worker":
-            _LOG.warning(
-                "the optimizer's moments are the servers', and not in a checkpoint of Lightning: they begin anew. "
-                "paraft.init(resume=...) goes on with them"
-            )
 
     def on_train_end(self) -> None:
         self.run.finish()

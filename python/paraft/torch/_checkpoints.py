@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from os import PathLike
@@ -65,7 +66,9 @@ def export_dcp(checkpoint: _Path, to: _Path) -> None:
         names = [name for group in found.groups() for name in group["params"]]
         groups = [{**g, "params": [names[i] for i in g["params"]]} for g in optimizer["param_groups"]]
         state["optimizer"] = {"state": {names[i]: s for i, s in optimizer["state"].items()}, "param_groups": groups}
-    save(state, checkpoint_id=to, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")  # a group is not needed
+        save(state, checkpoint_id=to, no_dist=True)
 
 
 class Checkpoint:
