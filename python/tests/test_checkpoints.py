@@ -81,7 +81,8 @@ def same_state(ours: dict[str, Any], theirs: dict[str, Any], within: float) -> N
         for key, value in entry.items():
             got = ours["state"][i][key]
             assert got.shape == value.shape and got.dtype == value.dtype, key
-            assert torch.allclose(got, value, atol=within, rtol=1e-3), (i, key, float((got - value).abs().max()))
+            small = 0.0 if key == "mu_product" else within  # it soon is next to nothing
+            assert torch.allclose(got, value, atol=small, rtol=1e-3), (i, key, float((got - value).abs().max()))
     assert ours["param_groups"] == theirs["param_groups"]
 
 
