@@ -128,6 +128,12 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
                 raise ConfigError(f"the strategy has {name}={options[name]}, and the Trainer gradient_clip_val={clips}: name one")
             trainer.gradient_clip_val = None  # its own clipping would come before the mean is taken
         (optimizer,) = self.optimizers
+        # Of `fit(ckpt_path=...)`: Lightning loads it into the optimizer later, when the servers have begun.
+        found = getattr(trainer._checkpoint_connector, "_loaded_checkpoint", None) or {}
+        states = found.get("optimizer_states") or []
+        for state in states:
+            optimizer.load_state_dict(state)
+        self._loaded = bool(states)
         self.run.prepare(self.model, optimizer, **options)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
@@ -147,6 +153,10 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         """Batches that are only accumulated."""
         with self.run.no_sync():
             yield
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        if not self._loaded:
+            super().load_optimizer_state_dict(checkpoint)
 
     def on_train_end(self) -> None:
         self.run.finish()
