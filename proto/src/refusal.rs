@@ -51,7 +51,8 @@ pub enum RefusalKind {
     #[error("the shard has no weights yet")]
     NotInitialised,
     #[error(
-        "{shard} keeps no image of {step}: it was fetched, replaced by a later one, or lost with its leader"
+        "{shard} keeps no image of {step}: it was fetched, replaced by a later one, or lost with its leader, or not \
+         every worker is at it"
     )]
     NoPart { shard: ShardId, step: Step },
     #[error("{0}")]

@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -132,6 +133,8 @@ class Run:
         groups: Sequence[tuple[int, float, float]] = (),
         settings: Sequence[str] = (),
         data: str = "python",
+        state: tuple[Sequence[int], int] = ((), 0),
+        note: str = "",
     ) -> Any:
         if self._session is not None or self._finished:
             raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
@@ -153,6 +156,9 @@ class Run:
             address=address,
             values=values,
             owner=owner,
+            state=list(state[0]),
+            updates=state[1],
+            note=note,
             run_dir=self._run_dir,
             resume=self._resume,
             metrics=os.environ.get("PARAFT_METRICS"),
@@ -263,6 +269,33 @@ class Run:
         """This worker's share of a held-out evaluation, as sums over ``count`` samples; the record has the mean over all workers.
         ``epoch`` from 1."""
         self._joined().report(epoch, loss_sum, correct, count)
+
+    def save(self) -> Path:
+        """Writes a checkpoint of this worker's step: the weights and the servers' optimizer state. Waits until it is whole on the disk,
+        and gives its folder back: :func:`paraft.torch.load_checkpoint` reads it, and ``paraft.init(resume=...)`` goes on from it.
+
+        Call it between two steps, and before :meth:`finish`. Any worker may (in a group its first rank); where several do at one step, one writes it for all that
+        have the folder in common. It goes where the job's checkpoints go: ``checkpoint.dir`` of the settings, else ``checkpoints`` in
+        the run's folder.
+
+        Raises:
+            ConfigError: the job has no place for checkpoints.
+            MisuseError: gradients of the next step are pushed already, or the run is over.
+            UnavailableError: the servers cannot be reached, or came to no common step.
+            RecordError: the files cannot be written.
+        """
+        return Path(self._saved())
+
+    def _saved(self, folder: Optional[str] = None) -> str:
+        if self._finished:
+            raise MisuseError("the run is finished, and with it the servers' part: call run.save() before run.finish()")
+        self._joined()
+        self._settle()
+        tell_rates = getattr(self._front(), "tell_rates", None)
+        if tell_rates is not None:
+            tell_rates()
+        saved: str = self._joined().save(folder)
+        return saved
 
     # ---- the end ----
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,8 +24,6 @@ _NAME = "pytorch_lightning" if _OLD_NAME else "lightning.pytorch"
 #: Of no type, so that neither package is needed to check this one.
 pl: Any = importlib.import_module(_NAME)
 _environments: Any = importlib.import_module(f"{_NAME}.plugins.environments")
-
-_LOG = logging.getLogger("paraft")
 
 
 class _Place(_environments.ClusterEnvironment):  # type: ignore[misc]
@@ -131,6 +128,12 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
                 raise ConfigError(f"the strategy has {name}={options[name]}, and the Trainer gradient_clip_val={clips}: name one")
             trainer.gradient_clip_val = None  # its own clipping would come before the mean is taken
         (optimizer,) = self.optimizers
+        # Of `fit(ckpt_path=...)`: Lightning loads it into the optimizer later, when the servers have begun.
+        found = getattr(trainer._checkpoint_connector, "_loaded_checkpoint", None) or {}
+        states = found.get("optimizer_states") or []
+        for state in states:
+            optimizer.load_state_dict(state)
+        self._loaded = bool(states)
         self.run.prepare(self.model, optimizer, **options)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
@@ -152,12 +155,8 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             yield
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        super().load_optimizer_state_dict(checkpoint)
-        if self._options.get("apply") != "worker":
-            _LOG.warning(
-                "the optimizer's moments are the servers', and not in a checkpoint of Lightning: they begin anew. "
-                "paraft.init(resume=...) goes on with them"
-            )
+        if not self._loaded:
+            super().load_optimizer_state_dict(checkpoint)
 
     def on_train_end(self) -> None:
         self.run.finish()

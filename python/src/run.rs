@@ -6,8 +6,8 @@ use crate::{
     signals::Signals,
 };
 use paraft_worker::{
-    Evaluation, Interrupt, Job, Landing, OpenRun, ParamGroup, Setup, TensorSpec, Went, WorkerError,
-    WorkerOptions, slow::Slowness,
+    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, TensorKind, TensorSpec,
+    Went, WorkerError, WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
@@ -46,9 +46,10 @@ impl Run {
     ///
     /// `job`: a job file, or None; `set`: assignments over it, as of `--set`. `tensors`: name, shape and whether it is trained, in
     /// the order in which they lie in the `values` float32 at `address`, which `owner` keeps. `groups`: values, rate and decay of each. `brings`: these are the weights that a
-    /// new job begins with. `samples`: of the training data, for leased chunks.
+    /// new job begins with; `state`: the addresses of the optimizer's state vectors, each as long as what is trained, after so many
+    /// `updates`. `note`: what checkpoints are to say of the script. `samples`: of the training data, for leased chunks.
     #[new]
-    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None))]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -64,6 +65,9 @@ impl Run {
         address: usize,
         values: usize,
         owner: Py<PyAny>,
+        state: Vec<usize>,
+        updates: u64,
+        note: String,
         run_dir: Option<PathBuf>,
         resume: Option<PathBuf>,
         metrics: Option<String>,
@@ -116,10 +120,17 @@ impl Run {
         let Some(mut memory) = Memory::new(address, values, owner) else {
             return Err(errors::misuse(py, "no memory for the weights"));
         };
+        let trained = (specs.iter().filter(|t| t.kind == TensorKind::Param)).map(TensorSpec::len).sum();
+        let vectors: Option<Vec<_>> =
+            state.iter().map(|at| memory::with(*at, trained, <[f32]>::to_vec)).collect();
+        let Some(vectors) = vectors else {
+            return Err(errors::misuse(py, "no memory for the optimizer's state"));
+        };
+        let state = (updates > 0).then_some(OptimizerState { vectors, updates });
         let joined = py.detach(|| {
             let first = brings.then(|| memory.weights().to_vec());
             let init = first.map(|w| Box::new(move |_, into: &mut [f32]| into.copy_from_slice(&w)) as Box<_>);
-            let setup = Setup { init, data, groups, ..Setup::new(specs, samples, |_, _| {}) };
+            let setup = Setup { init, data, groups, state, note, ..Setup::new(specs, samples, |_, _| {}) };
             OpenRun::join(&job, &options, setup, Box::new(memory))
         });
         let this = Self {
@@ -187,6 +198,14 @@ impl Run {
     /// This worker's share of a held-out evaluation.
     fn report(&self, py: Python<'_>, epoch: u64, loss_sum: f64, correct: u64, count: u64) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.report(epoch, &Evaluation { loss_sum, correct, count }))
+    }
+
+    /// Writes a checkpoint into a folder, or where the job's go; gives its own.
+    #[pyo3(signature = (folder=None))]
+    fn save(&self, py: Python<'_>, folder: Option<PathBuf>) -> PyResult<String> {
+        let path = self.on(py, |inner, _| inner.run()?.save(folder.as_deref()))?;
+        let path = std::path::absolute(&path).unwrap_or(path);
+        Ok(path.to_string_lossy().into_owned())
     }
 
     /// The loop has ended: waits for the others, then the final weights are there.

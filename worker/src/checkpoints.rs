@@ -11,13 +11,14 @@
 //! written at a time and another waits, kept by the servers; what is due beyond is not made, and the record says so.
 //! Which checkpoints there are is told to the control group by a third thread (`tell`).
 
+mod save;
 mod tell;
 
 use crate::{
     Job, WorkerError,
     job::CheckpointConfig,
     recorder::{Recorder, wall},
-    worker::{Plan, WorkerOptions},
+    worker::Plan,
 };
 use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, State, Writer,
@@ -35,6 +36,7 @@ use paraft_common::{
 };
 use paraft_record::{Event, event};
 use paraft_trainer::Due;
+use save::Save;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -44,9 +46,10 @@ use std::{
         mpsc,
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tell::Teller;
+use tokio::runtime::{self, Runtime};
 
 /// Values that are written at a time.
 const PIECE: usize = 1 << 18;
@@ -65,10 +68,10 @@ pub fn try_out(job: &Job, run_dir: Option<&Path>) -> Result<(), WorkerError> {
     }
 }
 
-fn place(job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, WorkerError> {
+pub(crate) fn place(job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, WorkerError> {
     folder(job, run_dir).ok_or_else(|| {
         WorkerError::Job(
-            "the job has [checkpoint], but there is no place for them: give --run-dir or checkpoint.dir"
+            "there is no place for checkpoints: give --run-dir (run_dir in a script) or checkpoint.dir"
                 .into(),
         )
     })
@@ -84,7 +87,10 @@ enum Order {
     Epochs(Step, u64),
     /// Say when everything before is done.
     Tell(mpsc::Sender<()>),
-    Write(Step),
+    /// With the rates of its step.
+    Write(Step, Vec<f64>),
+    /// The state of now, which is the worker's after this step.
+    Save(Step, Save),
     /// This state, of a job whose ranks keep it themselves; and what names the job.
     Own(Step, Box<State>, u64),
     /// Only some shards keep an image of this step.
@@ -102,54 +108,47 @@ pub struct Checkpoints {
     waiting: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
     skipped: Vec<event::Checkpoint>,
+    /// Those that the loop has said last, of each group; none: the job's schedule.
+    pub rates: Vec<f64>,
 }
 
 impl Checkpoints {
     /// Starts the thread, if the job wants checkpoints.
-    pub fn start(
+    pub(crate) fn start(
         job: &Job,
-        options: &WorkerOptions,
+        run_dir: Option<&Path>,
         plan: &Plan,
-        tensors: &[TensorSpec],
-        client: &ClientOptions,
+        author: Author,
     ) -> Result<Option<Self>, WorkerError> {
         let Some(config) = &job.checkpoint else { return Ok(None) };
-        let dir = place(job, options.run_dir.as_deref())?;
-        let teller = Teller::start(client.servers.clone(), client.transport)
+        Self::begin(due(config, plan), Some(place(job, run_dir)?), author).map(Some)
+    }
+
+    /// `folder`: where they go, if anywhere.
+    fn begin(due: Due, folder: Option<PathBuf>, author: Author) -> Result<Self, WorkerError> {
+        let teller = Teller::start(author.servers.clone(), author.transport)
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
-        let author = Author {
-            teller,
-            folder: Folder::new(dir),
-            keep: config.num_to_keep,
-            name: job.name.clone(),
-            job: job.to_toml(),
-            batch: job.train.batch as u64 * u64::from(job.train.group_size),
-            steps_per_epoch: plan.per_epoch,
-            tensors: tensors.to_vec(),
-            servers: client.servers.clone(),
-            shards: client.shards,
-            transport: client.transport,
-            server_job: client.job.clone(),
-            worker: client.worker,
-        };
+        let worker = author.worker;
         let (orders, received) = mpsc::channel();
         let (tell, events) = mpsc::channel();
         let waiting = Arc::new(AtomicU64::new(0));
         let done = waiting.clone();
-        let work = move || author.work(&received, &tell, &done);
+        let desk = Desk { author, folder: folder.map(Folder::new), teller };
+        let work = move || desk.work(&received, &tell, &done);
         let thread = thread::Builder::new()
             .name("paraft-checkpoint".into())
             .spawn(work)
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
-        Ok(Some(Self {
-            due: due(config, plan),
-            worker: client.worker,
+        Ok(Self {
+            due,
+            worker,
             orders: Some(orders),
             events,
             waiting,
             thread: Some(thread),
             skipped: Vec::new(),
-        }))
+            rates: Vec::new(),
+        })
     }
 
     /// Leased sampler: so many epochs are over at `step`.
@@ -166,7 +165,7 @@ impl Checkpoints {
     pub fn pulled(&mut self, step: Step, pulled: &Pulled) {
         if pulled.checkpoint {
             self.waiting.fetch_add(1, SeqCst);
-            self.send(Order::Write(step));
+            self.send(Order::Write(step, self.rates.clone()));
         } else if pulled.partial_checkpoint {
             self.send(Order::Release(step));
         } else if self.waiting.load(SeqCst) > 0 {
@@ -267,10 +266,9 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Everything that the thread needs.
-struct Author {
-    teller: Teller,
-    folder: Folder,
+/// What a checkpoint of a job says of it, and where its state is.
+#[derive(Clone)]
+pub(crate) struct Author {
     keep: usize,
     name: String,
     job: String,
@@ -282,6 +280,17 @@ struct Author {
     transport: Transport,
     server_job: ServerJob,
     worker: WorkerId,
+    timeout: Duration,
+    note: String,
+    /// When this worker came, by its clock.
+    came: f64,
+}
+
+/// What the thread has.
+struct Desk {
+    author: Author,
+    folder: Option<Folder>,
+    teller: Teller,
 }
 
 /// What this worker has written.
@@ -292,6 +301,9 @@ struct Written {
     /// By step; the held-out loss where it is known.
     losses: BTreeMap<u64, Option<f64>>,
 }
+
+/// A checkpoint's folder, the bytes of its bulk, and what names the job to the control group.
+type Made = (PathBuf, u64, u64);
 
 /// Why a checkpoint was not made.
 #[derive(Debug, thiserror::Error)]
@@ -304,7 +316,7 @@ enum Failed {
     Runtime(std::io::Error),
 }
 
-impl Author {
+impl Desk {
     fn work(
         self,
         orders: &mpsc::Receiver<Order>,
@@ -319,22 +331,33 @@ impl Author {
                     let _ = who.send(());
                 }
                 Order::Epochs(step, done) => epochs = Some((step, done)),
-                Order::Write(_) | Order::Own(..) => {
+                Order::Write(..) | Order::Own(..) | Order::Save(..) => {
                     let began = Instant::now();
-                    let (step, result) = match order {
-                        Order::Own(step, state, founding) => {
-                            let written = self.write_own(step, &state);
+                    let mut asker = None;
+                    let (step, result) = match (order, &self.folder) {
+                        (Order::Own(step, state, founding), Some(folder)) => {
+                            let written = self.author.write_own(folder, step, &state);
                             (step, written.map(|(path, bytes)| (path, bytes, founding)))
                         }
-                        Order::Write(step) => {
+                        (Order::Write(step, rates), Some(folder)) => {
                             let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
-                            (step, self.write(step, done))
+                            (step, self.author.write(folder, step, done, rates))
+                        }
+                        (Order::Save(step, Save { folder: None, rates, asker: who }), Some(folder)) => {
+                            asker = Some(who);
+                            (step, self.author.save(folder, step, &rates))
+                        }
+                        (Order::Save(step, Save { folder: Some(folder), rates, asker }), _) => {
+                            let saved = self.author.save(&folder, step, &rates);
+                            let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
+                            waiting.fetch_sub(1, SeqCst);
+                            continue;
                         }
                         _ => continue,
                     };
                     let mut e = event::Checkpoint {
                         wall: wall(),
-                        worker: self.worker,
+                        worker: self.author.worker,
                         step,
                         seconds: began.elapsed().as_secs_f64(),
                         ..Default::default()
@@ -346,10 +369,16 @@ impl Author {
                             self.tell(&written);
                             tracing::info!(step = step.0, path = %path.display(), seconds = e.seconds, "checkpoint");
                             (e.path, e.bytes) = (path.display().to_string(), bytes);
+                            if let Some(asker) = asker {
+                                let _ = asker.send(Ok(path));
+                            }
                         }
                         Err(why) => {
                             tracing::warn!(step = step.0, %why, "no checkpoint");
                             e.error = Some(why.to_string());
+                            if let Some(asker) = asker {
+                                let _ = asker.send(Err(why.into()));
+                            }
                         }
                     }
                     let _ = tell.send(e);
@@ -357,13 +386,14 @@ impl Author {
                 }
                 Order::Release(step) => {
                     tracing::info!(step = step.0, "no checkpoint: not every shard has an image");
-                    self.release(step);
+                    self.author.release(step);
                 }
                 Order::Loss(step, loss) if written.losses.contains_key(&step.0) => {
-                    if let Err(why) = self.folder.note_loss(step.0, loss) {
+                    let Some(folder) = &self.folder else { continue };
+                    if let Err(why) = folder.note_loss(step.0, loss) {
                         tracing::warn!(step = step.0, %why, "`best` was not updated");
                     }
-                    self.folder.prune(self.keep); // the one that was the best may have stayed only for that
+                    folder.prune(self.author.keep); // the one that was the best may have stayed only for that
                     written.losses.insert(step.0, Some(loss).filter(|l| l.is_finite()));
                     self.tell(&written);
                 }
@@ -375,32 +405,61 @@ impl Author {
     /// Tells the control group what the folder holds now. Returns at once.
     fn tell(&self, written: &Written) {
         let absolute = |p: &Path| std::path::absolute(p).unwrap_or_else(|_| p.to_path_buf());
-        let best = self.folder.best();
+        let Some(own) = &self.folder else { return };
+        let best = own.best();
         let is_best = |path: &Path| best.as_ref().filter(|(p, _)| p.file_name() == path.file_name());
         let held = |(path, manifest): (PathBuf, Option<Manifest>)| {
-            let m = manifest.filter(|m| m.name == self.name)?;
+            let m = manifest.filter(|m| m.name == self.author.name)?;
             let versions = || m.buckets.iter().map(|b| b.version);
-            let own = written.losses.get(&m.step);
+            let ours = written.losses.get(&m.step);
             Some(KnownCheckpoint {
                 path: absolute(&path).display().to_string(),
                 step: m.step,
                 versions: (versions().min().unwrap_or(0), versions().max().unwrap_or(0)),
                 bytes: m.files.values().map(|f| f.bytes).sum(),
-                loss: own.copied().flatten().or(is_best(&path).map(|(_, loss)| *loss)),
+                loss: ours.copied().flatten().or(is_best(&path).map(|(_, loss)| *loss)),
                 written_ms: (m.written * 1e3) as u64,
-                worker: own.map(|_| self.worker),
+                worker: ours.map(|_| self.author.worker),
                 best: is_best(&path).is_some(),
             })
         };
-        let all: Vec<KnownCheckpoint> = self.folder.manifests().into_iter().filter_map(held).collect();
+        let all: Vec<KnownCheckpoint> = own.manifests().into_iter().filter_map(held).collect();
         let (mut held, older) = all.split_at(all.len().min(MAX_KNOWN_CHECKPOINTS));
         let best = older.iter().find(|h| h.best);
         if best.is_some() {
             held = &held[..MAX_KNOWN_CHECKPOINTS - 1];
         }
         let held = held.iter().chain(best).cloned().collect();
-        let folder = absolute(self.folder.path()).display().to_string();
+        let folder = absolute(own.path()).display().to_string();
         self.teller.tell(FolderContents { job: written.job, folder, held });
+    }
+}
+
+impl Author {
+    /// Of a worker of this job; `note`: what its loop says of itself.
+    pub(crate) fn new(
+        job: &Job,
+        plan: &Plan,
+        tensors: &[TensorSpec],
+        client: &ClientOptions,
+        note: String,
+    ) -> Self {
+        Self {
+            keep: job.checkpoint.clone().unwrap_or_default().num_to_keep,
+            name: job.name.clone(),
+            job: job.to_toml(),
+            batch: job.train.batch as u64 * u64::from(job.train.group_size),
+            steps_per_epoch: plan.per_epoch,
+            tensors: tensors.to_vec(),
+            servers: client.servers.clone(),
+            shards: client.shards,
+            transport: client.transport,
+            server_job: client.job.clone(),
+            worker: client.worker,
+            timeout: client.timeout,
+            note,
+            came: wall(),
+        }
     }
 
     fn release(&self, step: Step) {
@@ -411,14 +470,34 @@ impl Author {
         }
     }
 
-    /// Gives the checkpoint's folder, the bytes of its bulk, and what names the job to the control group.
-    fn write(&self, step: Step, epochs: Option<u64>) -> Result<(PathBuf, u64, u64), Failed> {
+    /// Writes what the shards keep of `step`.
+    fn write(
+        &self,
+        folder: &Folder,
+        step: Step,
+        epochs: Option<u64>,
+        rates: Vec<f64>,
+    ) -> Result<Made, Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
         let sections =
             CheckpointParts::open(&self.servers, self.shards, self.transport, &self.server_job, step);
-        let mut sections = runtime.block_on(sections)?;
+        let sections = runtime.block_on(sections)?;
+        // Others may save a checkpoint in the same folder.
+        let _alone = folder.lock(self.timeout)?;
+        self.write_parts(folder, &runtime, sections, step, epochs, rates)
+    }
+
+    fn write_parts(
+        &self,
+        folder: &Folder,
+        runtime: &Runtime,
+        mut sections: CheckpointParts,
+        step: Step,
+        epochs: Option<u64>,
+        rates: Vec<f64>,
+    ) -> Result<Made, Failed> {
         let slots = self.server_job.slot_names();
-        let mut writer = Writer::create(&self.folder, step.0, &self.tensors, &slots)?;
+        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
         let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];
         let mut bytes = 0;
         while let Some(p) = runtime.block_on(sections.next())? {
@@ -440,6 +519,7 @@ impl Author {
         let manifest = Manifest {
             epochs_done: epochs,
             early_stop: (&sections.stopping).into(),
+            rates,
             ..self.manifest((step, resume), clocks, stamps)
         };
         let path = writer.finish(manifest, self.keep)?;
@@ -447,9 +527,9 @@ impl Author {
     }
 
     /// Likewise, of what the ranks keep themselves.
-    fn write_own(&self, step: Step, state: &State) -> Result<(PathBuf, u64), Failed> {
+    fn write_own(&self, folder: &Folder, step: Step, state: &State) -> Result<(PathBuf, u64), Failed> {
         let slots = self.server_job.slot_names();
-        let mut writer = Writer::create(&self.folder, step.0, &self.tensors, &slots)?;
+        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
         let mut bytes = 0;
         for (part, values) in std::iter::once(&state.weights).chain(&state.slots).enumerate() {
             for (i, piece) in values.chunks(PIECE).enumerate() {
@@ -491,6 +571,8 @@ impl Author {
             buckets,
             clocks,
             early_stop: Default::default(),
+            rates: Vec::new(),
+            note: self.note.clone(),
             job: self.job.clone(),
             files: BTreeMap::new(), // these two by the writer
             seal: String::new(),
@@ -500,6 +582,6 @@ impl Author {
 
 /// The connections live on a thread of the runtime's own: the one that writes waits for the disk, and a peer whose
 /// keepalive is not answered meanwhile would hang up.
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
+fn runtime() -> std::io::Result<Runtime> {
+    runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }

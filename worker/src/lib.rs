@@ -39,6 +39,6 @@ pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
 pub use worker::{
-    ErrorKind, Landing, Minibatch, OpenRun, Run, Setup, Turn, Went, WorkerError, WorkerOptions, WorkerReport,
-    run,
+    ErrorKind, Landing, Minibatch, OpenRun, OptimizerState, Run, Setup, Turn, Went, WorkerError,
+    WorkerOptions, WorkerReport, run,
 };

@@ -26,7 +26,7 @@ pub use error::{ErrorKind, WorkerError};
 pub use open_run::{OpenRun, Went};
 pub use own_loop::Run;
 pub use plan::{Minibatches, Plan};
-pub use setup::{Minibatch, Setup, Turn};
+pub use setup::{Minibatch, OptimizerState, Setup, Turn};
 
 use self::{
     clock::Clock,
@@ -214,8 +214,10 @@ fn lead(
         held_out: test.len(),
         init: Some(Box::new(|seed, weights| model.init(seed, weights))),
         groups: Vec::new(),
+        state: None,
+        note: String::new(),
     };
-    let Joined { mut driver, start, flush: _flush } =
+    let Joined { mut driver, start, flush: _flush, .. } =
         join(job, options, setup, &plan, gauges, ranks.is_some())?;
     let (client, len) = (&mut driver.client, driver.layout.len());
     let mut ranks = ranks;

@@ -61,7 +61,10 @@ async fn fetch(
     let Replica { leader, founding, .. } = hosted?;
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
-    leader.send(Event::Fetch { step: Step(request.step), tx }).await.map_err(|_| stopping())?;
+    leader
+        .send(Event::Fetch { step: Step(request.step), now: request.now, tx })
+        .await
+        .map_err(|_| stopping())?;
     Ok((rx.await.map_err(|_| stopping())??, founding))
 }
 

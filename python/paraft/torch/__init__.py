@@ -11,10 +11,11 @@ import torch
 from .._run import Run, toml
 from ..errors import ConfigError, MisuseError
 from . import _optim
+from ._checkpoints import export_dcp, load_checkpoint
 from ._leased import LeasedLoader, LeasedSampler
 from ._steps import OnServers, OnWorker, on_servers
 
-__all__ = ["DiLoCo", "LeasedLoader", "LeasedSampler", "LocalSGD", "prepare"]
+__all__ = ["DiLoCo", "LeasedLoader", "LeasedSampler", "LocalSGD", "export_dcp", "load_checkpoint", "prepare"]
 
 _LOG = logging.getLogger("paraft")
 
@@ -32,8 +33,8 @@ def prepare(
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Joins the job with this model; waits until all its workers have. Gives back the same two objects, ready to train.
 
-    Worker 0's weights are the job's first ones, as with DDP. Afterwards ``optimizer.step()`` pushes gradients, waits as the job's mode
-    says, and pulls.
+    Worker 0's weights are the job's first ones, as with DDP, and so is the state of its optimizer (``load_state_dict()`` before this).
+    Afterwards ``optimizer.step()`` pushes gradients, waits as the job's mode says, and pulls; ``optimizer.state_dict()`` asks the servers.
 
     Args:
         apply: who runs the optimizer. ``"servers"``: they do, as ``optimizer`` would (SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW,

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .. import errors
-from ..errors import ConfigError, ParaftError
+from ..errors import ConfigError, MisuseError, ParaftError
 
 #: What the rank that speaks with the servers tells the others after each step goes into so many bytes.
 _TOLD_BYTES = 2048
@@ -123,6 +123,17 @@ class Member:
     def go_on(self) -> Stands:
         """Ends the wait of a step that was interrupted on this rank; others are in it."""
         return self._share(lambda: self._session.go_on())
+
+    def save(self, folder: Optional[str] = None) -> str:
+        """The first rank's alone: the others come to it with their next step.
+
+        Raises:
+            MisuseError: this is another.
+        """
+        if not self._of.leads:
+            raise MisuseError(f"rank {self._of.ranks[0]} speaks with the servers for this group: let it save, where run.is_first")
+        saved: str = self._session.save(folder)
+        return saved
 
     def finish(self) -> None:
         """All workers' loops have ended."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
+
+_LOG = logging.getLogger("paraft")
 
 #: What parameter groups may have of their own; everything else must be the same in all.
 OF_GROUP = ("lr", "weight_decay")
@@ -103,6 +106,104 @@ def groups(optimizer: torch.optim.Optimizer, values: list[int]) -> list[tuple[in
     return of if len(of) > 1 else []
 
 
+#: The state vectors of each kind, by torch's names; RMSprop's are as its options say.
+_SLOTS = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "nesterov": ("momentum_buffer",),
+    "adagrad": ("sum",),
+    "adadelta": ("square_avg", "acc_delta"),
+    "adamax": ("exp_avg", "exp_inf"),
+    **dict.fromkeys(("adam", "adamw", "nadam", "radam"), ("exp_avg", "exp_avg_sq")),
+}
+
+
+def slots(table: dict[str, Any]) -> list[str]:
+    """The names of the state vectors that the servers keep for a ``[optimizer]`` table, in their order."""
+    if table["kind"] == "rmsprop":
+        with_mean, with_momentum = table["centered"], table["momentum"] > 0
+        return ["square_avg", *(["grad_avg"] if with_mean else []), *(["momentum_buffer"] if with_momentum else [])]
+    return list(_SLOTS[table["kind"]])
+
+
+def _updates(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> int:
+    """How many steps an optimizer has made with a parameter; SGD counts none, and tells the first from the others."""
+    entry = optimizer.state.get(p) or {}
+    if "step" in entry:
+        return int(entry["step"])
+    return int(entry.get("momentum_buffer") is not None)
+
+
+def brought(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> tuple[list[torch.Tensor], int]:
+    """The state that an optimizer has, as the servers keep it: its vectors over all parameters, and the updates that are in them.
+    No vectors: it has made no step."""
+    counts = [_updates(optimizer, p) for p in params]
+    most = max(counts)
+    if most == 0:
+        return [], 0
+    if min(counts) < most:
+        _LOG.warning(
+            "the optimizer has made %d to %d steps with its parameters, and the servers count them together: from here on %d with each",
+            min(counts), most, most,
+        )
+    vectors = []
+    for name in slots(table(optimizer)):
+        parts = []
+        for p in params:
+            own = optimizer.state.get(p, {}).get(name)
+            parts.append(torch.zeros(p.numel()) if own is None else own.detach().to("cpu", torch.float32).contiguous().reshape(-1))
+        vectors.append(torch.cat(parts))
+    return vectors, most
+
+
+def state_of(of: dict[str, Any], vectors: dict[str, torch.Tensor], updates: int) -> dict[str, torch.Tensor]:
+    """What torch has of a parameter after so many updates by the optimizer of this table."""
+    kind = of["kind"]
+    if updates == 0 and kind != "adagrad":
+        return {}
+    if kind in ("sgd", "momentum", "nesterov"):
+        return vectors
+    step = {"step": torch.tensor(float(updates))}
+    if kind == "nadam":
+        # Torch keeps the product of the momenta, which is a function of the number of steps, and soon nothing.
+        product, t = 1.0, 1
+        while t <= updates and product > 1e-50:
+            product *= of["beta1"] * (1 - 0.5 * 0.96 ** (t * of["momentum_decay"]))
+            t += 1
+        step["mu_product"] = torch.tensor(product, dtype=torch.float32)
+    return {**step, **vectors}
+
+
+def plain(group: dict[str, Any]) -> dict[str, Any]:
+    """What of a parameter group can be written down."""
+    numbers = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items() if k != "params"}
+    known = (bool, int, float, str, type(None))
+    return {k: v for k, v in numbers.items() if isinstance(v, known) or isinstance(v, (list, tuple)) and all(isinstance(x, known) for x in v)}
+
+
+def group(of: dict[str, Any]) -> dict[str, Any]:
+    """The options of torch's optimizer that is the one of this table, without parameters.
+
+    Raises:
+        DataError: torch has none.
+    """
+    options, kind = dict(of), of["kind"]
+    del options["kind"]
+    if "beta1" in options:
+        options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    if "initial_accumulator" in options:
+        options["initial_accumulator_value"] = options.pop("initial_accumulator")
+    if kind == "nesterov":
+        options["nesterov"] = True
+    name = "sgd" if kind in ("momentum", "nesterov") else kind
+    make = next((k for k in _KINDS if k.__name__.lower() == name), None)
+    if make is None:
+        raise DataError(f"torch has no optimizer that is `{kind}`")
+    make_any: Any = make
+    whole: dict[str, Any] = make_any([torch.zeros(1)], **options).param_groups[0]
+    return {k: v for k, v in whole.items() if k != "params"}
+
+
 class Watch:
     """What a script may change in an optimizer's groups while it trains: the rates, which schedulers set. Anything else the servers
     would not hear of."""
@@ -121,6 +222,10 @@ class Watch:
     def rates(self) -> list[float]:
         """The rate of each group that the servers have, now."""
         return [float(g["lr"]) for g, trained in zip(self._groups, self._trained) if trained]
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has other groups, with options that were loaded."""
+        self._groups = optimizer.param_groups
 
     def changed(self) -> Optional[list[float]]:
         """The rates of all groups, where a scheduler has set any since the last call; else None.

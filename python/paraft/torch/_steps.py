@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import tempfile
 import weakref
 from collections.abc import Callable
 from typing import Any, Optional
@@ -13,6 +14,7 @@ import torch
 from .._run import Run
 from ..errors import MisuseError
 from . import _optim
+from ._checkpoints import note, opened
 from ._flat import Flat, staged
 
 _LOG = logging.getLogger("paraft")
@@ -61,6 +63,8 @@ class OnServers:
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
         self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
+        # What the optimizer knows of steps that it has made: worker 0's, as its weights.
+        vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
         self._session = run._join(
             flat.tensors,
             flat.values.data_ptr(),
@@ -68,7 +72,10 @@ class OnServers:
             flat.values,
             groups=_optim.groups(optimizer, flat.group_values),
             settings=settings,
+            state=([v.data_ptr() for v in vectors], updates),
+            note=note(optimizer, model),
         )
+        self.forget(optimizer)
         run._front = weakref.ref(self)
         flat.attach(buffers=False)
         # What a worker's own forward passes have done to the running statistics since the pull is what it pushes of them.
@@ -126,9 +133,7 @@ class OnServers:
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for _, p in self._params if p.grad is not None], inverse)
-        rates = self._watch.changed()
-        if rates is not None:
-            self._session.rates(rates)
+        self.tell_rates()
         gradients = [] if skips else self._gradients()
         if skips:
             self._session.skip()
@@ -136,6 +141,12 @@ class OnServers:
         if self._probes:
             self._probed()
         self.run._goes(gradients)
+
+    def tell_rates(self) -> None:
+        """Those that a scheduler has set since."""
+        rates = self._watch.changed()
+        if rates is not None:
+            self._session.rates(rates)
 
     def _gradients(self) -> list[tuple[int, int]]:
         pushed = self._pushed if self._overlaps and not self._probes else {}
@@ -150,6 +161,31 @@ class OnServers:
                 torch._foreach_sub_(self._moves, [b if b.is_cpu else b.cpu() for b in flat.buffers])
             gradients += [(n + i, move.data_ptr()) for i, move in enumerate(self._moves)]
         return gradients
+
+    def state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """What torch's optimizer would know of its steps, as the servers know it now."""
+        if self.run._finished:
+            _LOG.warning(
+                "the optimizer's state was the servers', and the run is finished: state_dict() has options alone. Call it, or run.save(), "
+                "before run.finish()"
+            )
+            return {}
+        with tempfile.TemporaryDirectory(prefix="paraft-state-") as folder:
+            now = opened(self.run._saved(folder))
+        return {p: now.state_of(name) for p, name in zip(self.flat.params, self.flat.names)}
+
+    def forget(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Takes out of an optimizer what is the servers'; whether it had any."""
+        return any([optimizer.state.pop(p, None) for p in self.flat.params])
+
+    def loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Options and state were loaded into the optimizer."""
+        self._watch.follow(optimizer)
+        if self.forget(optimizer):
+            _LOG.warning(
+                "the state that was loaded into the optimizer is passed over: since run.prepare() it is the servers'. Load it before, or "
+                "go on from a checkpoint of the job: paraft.init(resume=...)"
+            )
 
     def _look(self, scaled: bool) -> None:
         """Whether gradients are as they were pushed, or, at the first step, as the backward pass has left them."""
@@ -203,7 +239,8 @@ class OnWorker:
         self.flat = Flat(model, optimizer)
         model.register_forward_pre_hook(Seen(run), with_kwargs=True)
         values = self.flat.values
-        self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings)
+        said = note(None, model)
+        self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings, note=said)
         run._front = weakref.ref(self)
         self.flat.attach(buffers=True)
         self.flat.spread()
@@ -241,7 +278,20 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         self._paraft.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
         return loss
 
-    return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__doc__": kind.__doc__})
+    def state_dict(self: Any) -> Any:
+        # Its own makes one of them, as ever.
+        self.state.update((p, entry) for p, entry in self._paraft.state().items() if entry)
+        try:
+            return kind.state_dict(self)
+        finally:
+            self._paraft.forget(self)
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        kind.load_state_dict(self, state_dict)
+        self._paraft.loaded(self)
+
+    own = {"step": step, "state_dict": state_dict, "load_state_dict": load_state_dict}
+    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def on_servers(optimizer: Any, front: OnServers) -> None:

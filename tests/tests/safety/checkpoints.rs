@@ -305,6 +305,57 @@ fn no_second_image_while_one_is_being_fetched() -> Result<()> {
     Ok(())
 }
 
+/// Whoever asks for an image of now, between two of its steps, gets exactly its step's, whatever the others have pushed since: there is none
+/// of a step that somebody has not done.
+#[test]
+fn an_image_of_now_is_of_the_askers_step() -> Result<()> {
+    let fleet = Fleet::start(THREE_SHARDS)?;
+    let ledger = Ledger::in_every_bucket(Mode::Bsp, 2, 3, 6);
+    let (mut early, mut late) = (ledger.join(&fleet.at, 0)?, ledger.join(&fleet.at, 1)?);
+    thread::scope(|s| {
+        let begun = s.spawn(|| early.begin());
+        late.begin()?;
+        begun.join().expect("no panic")
+    })?;
+    early.push();
+    late.push();
+    let (_, _) = (early.pull()?, late.pull()?);
+    // On its way, and not complete without the other's.
+    early.push();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let take = |step: u64| {
+        let job = ledger.job();
+        runtime.block_on(CheckpointParts::take(&fleet.at.addresses, 3, Transport::Tcp, &job, Step(step)))
+    };
+    for step in [0, 2] {
+        let Err(ClientError::Session(SessionError::Unreachable { causes, .. })) = take(step).map(drop) else {
+            anyhow::bail!("nobody is at step {step}")
+        };
+        ensure!(causes[0].1.contains(&format!("keeps no image of step {step}")), "{causes:?}");
+    }
+    let read = |mut parts: CheckpointParts| -> Result<Vec<f32>> {
+        let mut weights = vec![0.0; ledger.len()];
+        while let Some(p) = runtime.block_on(parts.next())? {
+            let le = p.payload.to_bytes();
+            for (i, v) in le.as_chunks::<4>().0.iter().enumerate().filter(|_| p.part == 0) {
+                weights[p.offset + i] = f32::from_le_bytes(*v);
+            }
+        }
+        Ok(weights)
+    };
+    for _ in 0..2 {
+        let weights = read(take(1)?)?;
+        for worker in 0..2 {
+            ensure!(ledger.missing(worker, Step(1), &weights).is_none(), "step 1 of worker {worker} is in");
+            ensure!(ledger.missing(worker, Step(2), &weights).is_some(), "step 2 of worker {worker} is not");
+        }
+    }
+    late.push();
+    let (_, _) = (early.pull()?, late.pull()?);
+    ensure!(ledger.missing(0, Step(2), &read(take(2)?)?).is_none(), "step 2");
+    Ok(())
+}
+
 #[test]
 fn a_checkpoint_of_another_model_or_optimizer_is_refused_with_the_difference() -> Result<()> {
     let dir = tempfile::tempdir()?;

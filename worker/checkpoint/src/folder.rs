@@ -2,10 +2,15 @@
 
 use crate::{Checkpoint, CheckpointError, MANIFEST_FILE, Manifest};
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::Write,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
+
+/// So often it is looked whether a folder is free.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The pointer to the checkpoint that was written last.
 pub const LATEST: &str = "latest";
@@ -49,6 +54,25 @@ impl Folder {
             .and_then(|()| File::create(&file)?.write_all(b"."))
             .and_then(|()| fs::remove_file(&file));
         tried.map_err(|e| unwritable(e.to_string()))
+    }
+
+    /// Keeps others who ask for it from writing here, as long as what it gives lives; waits for them, but not for ever. Makes the
+    /// folder. A file system without locks keeps nobody out.
+    pub fn lock(&self, timeout: Duration) -> Result<Option<File>, CheckpointError> {
+        self.make()?;
+        let folder = File::open(&self.0).map_err(CheckpointError::io(&self.0))?;
+        let began = Instant::now();
+        loop {
+            match folder.try_lock() {
+                Ok(()) => return Ok(Some(folder)),
+                Err(TryLockError::Error(_)) => return Ok(None),
+                Err(TryLockError::WouldBlock) if began.elapsed() < timeout => thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) => {
+                    let why = format!("somebody else has been writing one for {timeout:?}");
+                    return Err(CheckpointError::Unwritable { path: self.0.clone(), why });
+                }
+            }
+        }
     }
 
     /// All checkpoints, whole or not, the newest first: by when they were written, then by step.

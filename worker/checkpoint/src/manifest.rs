@@ -63,6 +63,12 @@ pub struct Manifest {
     pub clocks: Vec<Clock>,
     /// Early stopping.
     pub early_stop: EarlyStopState,
+    /// The rate of each group, where the writer had said one; empty: the job's schedule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rates: Vec<f64>,
+    /// What a training loop of a user's own says of itself, in its own words.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
     /// The job file, as it was resolved (TOML).
     pub job: String,
     /// Size and checksum of the other files.

@@ -51,6 +51,8 @@ fn manifest(step: u64) -> Manifest {
         buckets: vec![Stamp { version: step, clock: step as f64 }; layout().buckets().len()],
         clocks: vec![Clock { shard: 0, worker: 0, step, finished: false }],
         early_stop: EarlyStopState::default(),
+        rates: Vec::new(),
+        note: String::new(),
         job: String::new(),
         files: BTreeMap::new(),
         seal: String::new(),

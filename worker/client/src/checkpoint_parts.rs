@@ -36,6 +36,8 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// The images of one step, on their way.
 pub struct CheckpointParts {
     step: Step,
+    /// Of the moment in which they are asked for.
+    now: bool,
     layout: Layout,
     shards: u32,
     slots: usize,
@@ -89,10 +91,34 @@ impl CheckpointParts {
         job: &ServerJob,
         step: Step,
     ) -> Result<Self, ClientError> {
+        Self::ask_all(servers, shards, transport, job, step, false).await
+    }
+
+    /// Likewise, of this moment: `step` is the caller's last, and it pushes nothing meanwhile. In BSP a shard has one only once it has
+    /// applied this step of every worker.
+    pub async fn take(
+        servers: &[String],
+        shards: u32,
+        transport: Transport,
+        job: &ServerJob,
+        step: Step,
+    ) -> Result<Self, ClientError> {
+        Self::ask_all(servers, shards, transport, job, step, true).await
+    }
+
+    async fn ask_all(
+        servers: &[String],
+        shards: u32,
+        transport: Transport,
+        job: &ServerJob,
+        step: Step,
+        now: bool,
+    ) -> Result<Self, ClientError> {
         let layout = job.layout();
         let slots = job.slots();
         let mut sections = Self {
             step,
+            now,
             shards,
             slots,
             streams: BTreeMap::new(),
@@ -205,7 +231,8 @@ impl CheckpointParts {
                 None => connect::channel(address, transport).await?,
             };
             channels.insert(address.to_string(), channel.clone());
-            let request = CheckpointRequest { protocol: PROTOCOL, shard: shard.0, step: self.step.0 };
+            let request =
+                CheckpointRequest { protocol: PROTOCOL, shard: shard.0, step: self.step.0, now: self.now };
             let reply = services::checkpoint(&channel, request).await;
             let mut stream = reply.map_err(|s| s.message().to_string())?;
             match stream.message().await.map_err(|s| s.message().to_string())?.and_then(|m| m.message.kind) {

@@ -6,7 +6,7 @@ use super::{
     transport,
 };
 use crate::{
-    checkpoints::{self, Checkpoints},
+    checkpoints::{self, Author, Checkpoints},
     job::Job,
     metrics::Gauges,
     recorder::Recorder,
@@ -23,6 +23,8 @@ pub(super) struct Joined {
     pub driver: Driver,
     /// The step to go on from.
     pub start: Step,
+    /// Who writes the job's checkpoints.
+    pub author: Author,
     /// Brings the trace into its file when the run ends, however it does.
     pub flush: Option<Flush>,
 }
@@ -38,19 +40,24 @@ pub(super) fn join(
 ) -> Result<Joined, WorkerError> {
     // For programs that have no [`cli`](crate::cli).
     paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
-    let Setup { tensors, samples, data, classifies, mut init, groups, .. } = setup;
+    let Setup { tensors, samples, data, classifies, mut init, groups, state, note, .. } = setup;
     let mut server_job = job.server_job_in_groups_on(&tensors, &groups, &data);
     let layout = job.layout_in_groups(tensors, &groups).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
-    let beginning = start::begin(job, options.resume.as_deref(), init.as_deref_mut(), &layout, plan)?;
+    let mut beginning = start::begin(job, options.resume.as_deref(), init.as_deref_mut(), &layout, plan)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
+    // A checkpoint or a model file goes before what this worker brings.
+    if let Some(state) = state.filter(|_| init.is_some() && beginning.start.is_none()) {
+        state.bring(&server_job, &layout, &mut beginning.initial)?;
+    }
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
     let client = client_options(job, options, server_job, leads);
     let worker = client.worker;
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
-    let checkpoints = Checkpoints::start(job, options, plan, layout.tensors(), &client)?;
+    let author = Author::new(job, plan, layout.tensors(), &client, note);
+    let checkpoints = Checkpoints::start(job, options.run_dir.as_deref(), plan, author.clone())?;
     // Who leads a group is told by its ranks when to end.
     let interrupt = (!leads).then(|| options.interrupt.clone());
     let (mut client, start) = Client::join_until(client, beginning.initial, interrupt)?;
@@ -88,7 +95,7 @@ pub(super) fn join(
         scores,
         begun,
     );
-    Ok(Joined { driver, start, flush })
+    Ok(Joined { driver, start, author, flush })
 }
 
 /// As which worker the servers know this process, or the group that it leads.

@@ -7,6 +7,7 @@ use super::{
     pushes::{Pushes, misuse},
 };
 use crate::{
+    checkpoints::{self, Author, Checkpoints},
     job::{Job, SamplerKind},
     metrics::{self, Gauges},
     slow::Slow,
@@ -15,7 +16,11 @@ use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step};
 use paraft_data::chunk_of;
 use paraft_models::Evaluation;
-use std::{sync::Arc, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
 
 /// What the loop does next.
 enum Asked {
@@ -78,6 +83,9 @@ pub struct OpenRun {
     /// The loop computes since; not known before its first step, which may have to build what it computes with.
     computes: Option<Instant>,
     saved: Option<End>,
+    author: Author,
+    /// That were said last.
+    rates: Vec<f64>,
     _flush: Option<Flush>,
 }
 
@@ -101,7 +109,7 @@ impl OpenRun {
         };
         let gauges = Arc::new(Gauges::default());
         metrics::serve_at(options.metrics, &gauges)?;
-        let Joined { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false)?;
+        let Joined { mut driver, author, flush, .. } = join(job, options, setup, &plan, gauges, false)?;
         let (len, has) = (driver.layout.len(), weights.weights().len());
         if has != len {
             return Err(misuse(format!("{has} values for the weights of a model of {len}")));
@@ -122,6 +130,8 @@ impl OpenRun {
             slow: Slow::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
+            author,
+            rates: Vec::new(),
             _flush: flush,
         };
         run.next()?;
@@ -206,7 +216,49 @@ impl OpenRun {
     /// The rates at which the next gradients are applied, of each group ([`Setup::groups`]; one without groups): on this worker's clock,
     /// instead of the job's schedule. None: that again.
     pub fn rates(&mut self, rates: Vec<f64>) {
+        self.rates.clone_from(&rates);
+        if let Some(checkpoints) = &mut self.driver.checkpoints {
+            checkpoints.rates.clone_from(&rates);
+        }
         self.driver.client.rates(rates);
+    }
+
+    /// Writes a checkpoint of this worker's last step, as the servers have it now, and waits until it is whole on the disk; gives its
+    /// folder. `folder`: into this one, of which the fleet hears nothing; else where the job's go. Several workers may save at one step;
+    /// in one folder the first writes for all.
+    ///
+    /// # Errors
+    /// There is no place for checkpoints, gradients of the next step are pushed already, the servers aren't reached or don't come to a
+    /// common step within the job's timeout, files can't be written, or the wait was interrupted.
+    pub fn save(&mut self, folder: Option<&Path>) -> Result<PathBuf, WorkerError> {
+        match self.asked {
+            Asked::Failed => return Err(failed()),
+            Asked::Gradient { .. } if self.pushes.begun() => {
+                return Err(misuse(
+                    "gradients of the next step are on their way: save between two steps, behind optimizer.step()",
+                ));
+            }
+            _ if self.saved.is_some() => return Err(misuse("the run is finished: save before")),
+            _ => {}
+        }
+        let driver = &mut self.driver;
+        if folder.is_none() {
+            checkpoints::place(&self.job, driver.run_dir.as_deref())?;
+            if driver.plan.leased.is_some() {
+                return Err(misuse(
+                    "with leased samples checkpoints are cut between epochs, when nobody trains: set checkpoint.every_epochs",
+                ));
+            }
+        }
+        let step = driver.done();
+        if driver.checkpoints.is_none() {
+            let (run_dir, author) = (driver.run_dir.as_deref(), self.author.clone());
+            driver.checkpoints = Some(Checkpoints::on_demand(&self.job, run_dir, &driver.plan, author)?);
+        }
+        let Some(checkpoints) = &driver.checkpoints else { return Err(failed()) };
+        let saved = checkpoints.save(step, folder, &self.rates, &*driver.interrupt);
+        driver.note_checkpoints(false)?;
+        saved
     }
 
     /// This worker has nothing for this step, as where a gradient is not finite: it counts as done. In a mode that averages nobody's

@@ -89,7 +89,7 @@ impl Run {
         setup.check(job, options)?;
         let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let plan = Plan::of(job, setup.samples)?;
-        let Joined { mut driver, start, flush } =
+        let Joined { mut driver, start, flush, .. } =
             join(job, options, setup, &plan, Arc::new(Gauges::default()), false)?;
         driver.has_steps(start)?;
         let (len, pushes) = (driver.layout.len(), Pushes::new(&driver.layout));

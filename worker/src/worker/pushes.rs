@@ -88,6 +88,11 @@ impl Pushes {
         Ok(())
     }
 
+    /// Whether any is here.
+    pub fn begun(&self) -> bool {
+        self.ready.contains(&true)
+    }
+
     /// None comes.
     ///
     /// # Errors

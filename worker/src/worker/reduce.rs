@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Job,
-    checkpoints::{self, Checkpoints},
+    checkpoints::{self, Author, Checkpoints},
     engine::{Engine, Stepped},
     group::Ranks,
     local::Local,
@@ -107,7 +107,12 @@ impl<'a> Lead<'a> {
         server_job.start = begin.start;
         let client = client_options(job, options, server_job, true);
         let recorder = Recorder::new(client.worker, options.run_dir.as_deref(), data.gauges.clone())?;
-        let checkpoints = Checkpoints::start(job, options, &data.plan, layout.tensors(), &client)?;
+        let checkpoints = Checkpoints::start(
+            job,
+            options.run_dir.as_deref(),
+            &data.plan,
+            Author::new(job, &data.plan, layout.tensors(), &client, String::new()),
+        )?;
         let (client, _) = Client::join_from(client, begin.initial)?;
         data.gauges.stages(client.stages().clone());
         let lead = Self {

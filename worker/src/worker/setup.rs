@@ -5,7 +5,8 @@ use crate::{
     job::{Exchange, Job},
     start::Init,
 };
-use paraft_common::{ParamGroup, Step, TensorSpec};
+use paraft_client::Initial;
+use paraft_common::{Layout, ParamGroup, Step, TensorSpec, config::ServerJob};
 
 /// What is trained by a loop of your own.
 pub struct Setup<'a> {
@@ -25,6 +26,45 @@ pub struct Setup<'a> {
     /// Parameters with a rate and a decay of their own, as many values each as follow each other in the tensors; none: all have the
     /// optimizer's.
     pub groups: Vec<ParamGroup>,
+    /// What the optimizer knows of steps that it has made elsewhere; it comes with [`Self::init`]'s weights.
+    pub state: Option<OptimizerState>,
+    /// What the job's checkpoints say of this loop, in words of its own.
+    pub note: String,
+}
+
+/// What an optimizer knows of its steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OptimizerState {
+    /// Its state vectors, in the order of [`OptimizerConfig::slot_names`](paraft_common::optim::OptimizerConfig::slot_names), each as
+    /// long as the parameters.
+    pub vectors: Vec<Vec<f32>>,
+    /// The steps.
+    pub updates: u64,
+}
+
+impl OptimizerState {
+    /// Puts it to the weights that a job begins with.
+    pub(super) fn bring(
+        self,
+        job: &ServerJob,
+        layout: &Layout,
+        initial: &mut Initial,
+    ) -> Result<(), WorkerError> {
+        let mut slots = job.new_slots(layout.params_len());
+        let own = slots.len() - job.keeps().slots.len();
+        if self.vectors.len() != own || self.vectors.iter().any(|v| v.len() != layout.params_len()) {
+            let (name, brought) = (&job.name, self.vectors.len());
+            return Err(WorkerError::Job(format!(
+                "the optimizer brings {brought} state vectors, and the servers of `{name}` keep {own} for it, of {} values each",
+                layout.params_len()
+            )));
+        }
+        // Behind them come those of the job's algorithm, which begin anew.
+        slots.iter_mut().zip(self.vectors).for_each(|(slot, v)| *slot = v);
+        initial.slots = slots;
+        initial.stamps = vec![(self.updates, self.updates as f64); layout.buckets().len()];
+        Ok(())
+    }
 }
 
 impl<'a> Setup<'a> {
@@ -39,6 +79,8 @@ impl<'a> Setup<'a> {
             held_out: 0,
             init: Some(Box::new(init)),
             groups: Vec::new(),
+            state: None,
+            note: String::new(),
         }
     }
 }

@@ -174,13 +174,15 @@ impl Leader {
         answers.into_iter().for_each(|(conn, reply)| self.send(conn, reply));
     }
 
-    /// Hands the image for a checkpoint out.
-    pub(super) fn fetch_part(&mut self, group: &dyn Standing, step: Step) -> Fetched {
+    /// Hands the image for a checkpoint out; `now`: one of this moment.
+    pub(super) fn fetch_part(&mut self, group: &dyn Standing, step: Step, now: bool) -> Fetched {
         let shard = self.shard.id();
         let none = RefusalKind::NoPart { shard, step };
-        match &mut self.epoch {
-            None => Err(self.not_leader(group)),
-            Some(e) => e.kept.fetch(step).ok_or(none),
-        }
+        let Some(e) = &mut self.epoch else { return Err(self.not_leader(group)) };
+        let part = match self.shard.configured().filter(|c| now && c.is_initialised()) {
+            Some(conf) => e.kept.fetch_now(&self.shard, &conf, step, e.pending.last_proposed(), self.now.at),
+            None => e.kept.fetch(step),
+        };
+        part.ok_or(none)
     }
 }

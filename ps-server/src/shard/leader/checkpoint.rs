@@ -11,6 +11,9 @@
 //! the part is taken right before that answer. In SSP and ASP no such moment exists: the part is taken when the
 //! member that is to write it comes to step k, and says what it holds.
 //!
+//! A worker may ask for one at any step between two of its own (`now`), and fetches it at once: what of a step that it has done and
+//! not gone on from is, in BSP, exactly that step's, since no round of the next is complete without its push.
+//!
 //! With the leased sampler only the worker that is to write a checkpoint asks for its sections, between two epochs, while
 //! nobody trains (`shard/chunks.rs`): then they are of one moment in every mode.
 
@@ -65,8 +68,37 @@ impl Kept {
         let wanted = due.pulls.iter().find(|(worker, _)| any || Some(*worker) == lowest);
         let writer = if leased { wanted.map(|(worker, _)| *worker) } else { lowest };
         let Some(&(_, step)) = wanted.filter(|(_, step)| !self.has(*step)) else { return };
+        self.take(shard, conf, writer, step, due.last_proposed, due.now);
+    }
+
+    /// Takes a part of `step` and hands it out, unless one is in its way that somebody fetches, or is to.
+    pub fn fetch_now(
+        &mut self,
+        shard: &Shard,
+        conf: &Arc<Configured>,
+        step: Step,
+        last_proposed: Option<Step>,
+        now: Instant,
+    ) -> Option<Arc<CheckpointImage>> {
+        let lowest = shard.read(|m| m.members.active().map(|(w, _)| w).next());
+        if !self.may_keep(lowest, now) {
+            return None;
+        }
+        self.take(shard, conf, lowest, step, last_proposed, now);
+        self.fetch(step)
+    }
+
+    fn take(
+        &mut self,
+        shard: &Shard,
+        conf: &Arc<Configured>,
+        writer: Option<WorkerId>,
+        step: Step,
+        last_proposed: Option<Step>,
+        now: Instant,
+    ) {
         let id = shard.id().0;
-        if !self.may_keep(writer, due.now) {
+        if !self.may_keep(writer, now) {
             let before = self.step.0;
             tracing::info!(
                 shard = id,
@@ -78,19 +110,19 @@ impl Kept {
         }
         // While the small part is held: `apply` changes a bucket before it records whose step that was, so what is
         // recorded is in the buckets, and at most one push more; a state delta is in as a whole or not at all.
-        let taken = shard.view(|now, m| {
+        let taken = shard.view(|current, m| {
             // Of a snapshot that was installed meanwhile the small part is not that of these buckets.
-            now.filter(|now| Arc::ptr_eq(now, conf))?;
+            current.filter(|current| Arc::ptr_eq(current, conf))?;
             let level = m.members.active().all(|(_, m)| m.steps().iter().all(|s| *s == step));
-            Some((CheckpointImage::of(step, conf, m), level))
+            Some((CheckpointImage::of(step, conf, m), level, m.in_force.mode))
         });
-        let Some((part, level)) = taken else { return };
+        let Some((part, level, mode)) = taken else { return };
         // The task that applies may be ahead of the leader: no update beyond the step may be on its way.
-        if mode == Mode::Bsp && !(level && due.last_proposed.is_none_or(|last| last <= step)) {
+        if mode == Mode::Bsp && !(level && last_proposed.is_none_or(|last| last <= step)) {
             tracing::warn!(shard = id, step = step.0, "no part kept: some member is not at this step");
             return;
         }
-        self.put(part, writer, due.now);
+        self.put(part, writer, now);
     }
 
     /// Whether a part for `writer` may take the place of the one that is kept.

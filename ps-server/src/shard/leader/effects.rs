@@ -113,8 +113,8 @@ pub enum Input {
     Closed(ConnId),
     /// Somebody asks for a switch of the mode: its number (`None`: the next), and what to.
     SwitchMode(Option<u64>, Wanted, Option<Asker<Switched>>),
-    /// Who writes the checkpoint of a step asks for the shard's part.
-    Fetch(Step, Asker<Fetched>),
+    /// Who writes the checkpoint of a step asks for the shard's part; or for one of this moment.
+    Fetch(Step, bool, Asker<Fetched>),
     /// What has become of the proposal or the confirmation with this number.
     Outcome(u64, Result<Outcome, ProposeError>),
     /// The group was asked to sleep or to wake, and has answered.

@@ -66,6 +66,8 @@ pub enum Event {
     Fetch {
         /// Of which step.
         step: Step,
+        /// One of this moment, and no other.
+        now: bool,
         /// Gets the part; only the receiver keeps it from then on.
         tx: oneshot::Sender<Result<Arc<CheckpointImage>, RefusalKind>>,
     },

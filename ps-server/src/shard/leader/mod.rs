@@ -276,8 +276,8 @@ impl Leader {
             Input::SwitchMode(number, wanted, asker) => {
                 self.switch_asked(group, number, wanted, asker);
             }
-            Input::Fetch(step, asker) => {
-                let fetched = self.fetch_part(group, step);
+            Input::Fetch(step, now, asker) => {
+                let fetched = self.fetch_part(group, step, now);
                 self.out.push_back(Effect::Fetched(asker, fetched));
             }
             Input::Outcome(number, result) => {

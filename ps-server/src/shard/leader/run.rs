@@ -62,7 +62,7 @@ impl Lines {
                 Input::Closed(conn)
             }
             Event::SwitchMode { number, wanted, tx } => Input::SwitchMode(number, wanted, tx.map(Into::into)),
-            Event::Fetch { step, tx } => Input::Fetch(step, tx.into()),
+            Event::Fetch { step, now, tx } => Input::Fetch(step, now, tx.into()),
         }
     }
 

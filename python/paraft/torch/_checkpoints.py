@@ -1,0 +1,283 @@
+"""Checkpoints of a job as torch's own objects, for scripts that do without Paraft. Nothing here needs servers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+
+from ..errors import DataError
+from . import _optim
+
+_LOG = logging.getLogger("paraft")
+
+#: The latest format of ``checkpoint.json`` that is read (docs/checkpoints.md).
+_FORMAT = 2
+_DTYPES = {"F32": torch.float32, "I64": torch.int64}
+_Path = Union[str, "PathLike[str]"]
+
+
+def load_checkpoint(checkpoint: _Path) -> dict[str, Any]:
+    """A checkpoint as a script without Paraft goes on from it::
+
+        saved = paraft.torch.load_checkpoint("checkpoints")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+
+    ``model`` has what is trained, and the running statistics; parameters that are frozen are not in a checkpoint (``strict=False``, over
+    a model that has them). ``optimizer`` is what ``optimizer.state_dict()`` would be, had torch made the steps itself; ``None`` where
+    the workers ran optimizers of their own. ``step``: so many are done.
+
+    Args:
+        checkpoint: a checkpoint, a folder of them, or the folder of a run: of several the latest.
+
+    Raises:
+        DataError: there is none, or it is cut off or damaged.
+    """
+    found = opened(checkpoint)
+    return {"model": found.model(), "optimizer": found.optimizer(), "step": found.step}
+
+
+def export_dcp(checkpoint: _Path, to: _Path) -> None:
+    """Writes a checkpoint as one of ``torch.distributed.checkpoint``, for ``dcp.load`` under any number of ranks. Its state is ``model``
+    and ``optimizer``, by the names of ``torch.distributed.checkpoint.state_dict.get_state_dict``, and ``step``.
+
+    Args:
+        checkpoint: as of :func:`load_checkpoint`.
+        to: a folder, which is made.
+
+    Raises:
+        DataError: as of :func:`load_checkpoint`.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    found = opened(checkpoint)
+    state: dict[str, Any] = {"model": found.model(), "step": torch.tensor(found.step)}
+    optimizer = found.optimizer()
+    if optimizer is not None:
+        names = [name for group in found.groups() for name in group["params"]]
+        groups = [{**g, "params": [names[i] for i in g["params"]]} for g in optimizer["param_groups"]]
+        state["optimizer"] = {"state": {names[i]: s for i, s in optimizer["state"].items()}, "param_groups": groups}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")  # a group is not needed
+        save(state, checkpoint_id=to, no_dist=True)
+
+
+class Checkpoint:
+    """A checkpoint that was read, every byte of it.
+
+    Raises:
+        DataError: it is not whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._manifest = self._read()
+        self._model = self._tensors("model.safetensors")
+        self._slots = self._tensors("optimizer.safetensors")
+        self._updates = self._count_updates()
+        said = json.loads(self._manifest.get("note") or "{}")
+        #: What :func:`note` has said; nothing of it in a checkpoint that a worker of another kind has written.
+        self._said: dict[str, Any] = said.get("torch", {}) if isinstance(said, dict) else {}
+
+    @property
+    def step(self) -> int:
+        """So many steps are done: by the slowest worker, where they go at their own pace."""
+        return int(self._manifest["resume_step"])
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """``state_dict()`` of the model, but for what is frozen."""
+        tensors = dict(self._model)
+        for alias, name in self._said.get("tied", {}).items():
+            tensors[alias] = tensors[name]
+        return tensors
+
+    def optimizer(self) -> Optional[dict[str, Any]]:
+        """``state_dict()`` of the optimizer, by torch's indices; none where it was not the servers'."""
+        if "local" in self._said:
+            return None
+        groups = self.groups()
+        names = [name for group in groups for name in group["params"]]
+        state = {i: self.state_of(name) for i, name in enumerate(names)}
+        at = 0
+        for group in groups:
+            group["params"] = list(range(at, at + len(group["params"])))
+            at += len(group["params"])
+        return {"state": {i: s for i, s in state.items() if s}, "param_groups": groups}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups, with the names of their parameters, at their rates of then."""
+        trained = {t["name"] for t in self._trained()}
+        groups = [dict(g) for g in self._said.get("groups", [])] or self._own_groups()
+        rates = iter(self._manifest.get("rates", []))
+        for group in groups:
+            if any(name in trained for name in group["params"]):
+                group["lr"] = next(rates, group["lr"])
+            if "betas" in group:
+                group["betas"] = tuple(group["betas"])
+        return groups
+
+    def state_of(self, name: str) -> dict[str, torch.Tensor]:
+        """What torch's optimizer would have of a parameter: nothing, where it made no step with it."""
+        if name not in self._updates:
+            return {}
+        slots = {slot: self._slots[f"{slot}.{name}"] for slot in self._manifest["slots"]}
+        return _optim.state_of(self._manifest["optimizer"], slots, self._updates[name])
+
+    # ---- what the files say ----
+
+    def _trained(self) -> list[dict[str, Any]]:
+        return [t for t in self._manifest["tensors"] if t["kind"] == "param"]
+
+    def _own_groups(self) -> list[dict[str, Any]]:
+        """Of a checkpoint that says nothing of torch: groups in the order of the tensors, with torch's defaults."""
+        table = self._manifest["optimizer"]
+        of = iter(self._trained())
+        groups = []
+        for cut in self._manifest.get("groups") or [{"values": _len(self._trained()), **table}]:
+            group = _optim.group({**table, "lr": cut["lr"], "weight_decay": cut["weight_decay"]})
+            group["params"], left = [], cut["values"]
+            while left > 0:
+                tensor = next(of)
+                group["params"].append(tensor["name"])
+                left -= _len([tensor])
+            groups.append(group)
+        return groups
+
+    def _count_updates(self) -> dict[str, int]:
+        """For each parameter the updates that are in it: the most of its buckets', which differ where workers go at their own pace."""
+        bucket, versions = self._manifest["bucket_len"], [b["version"] for b in self._manifest["buckets"]]
+        cuts: list[tuple[int, int]] = []
+        at = 0
+        for values in [g["values"] for g in self._manifest.get("groups", [])] or [_len(self._trained())]:
+            cuts += [(begin, min(begin + bucket, at + values)) for begin in range(at, at + values, bucket)]
+            at += values
+        updates, begin = {}, 0
+        for tensor in self._trained():
+            end = begin + _len([tensor])
+            updates[tensor["name"]] = max(v for (a, b), v in zip(cuts, versions) if a < end and b > begin)
+            begin = end
+        return updates
+
+    def _broken(self, piece: str, why: str) -> DataError:
+        return DataError(f"the checkpoint {self.path} is not whole: {piece} {why}")
+
+    def _read(self) -> dict[str, Any]:
+        piece = "checkpoint.json"
+        try:
+            text = (self.path / piece).read_bytes()
+        except FileNotFoundError:
+            raise self._broken(piece, "is missing") from None
+        except OSError as e:
+            raise DataError(f"{self.path / piece}: {e.strerror}") from None
+        try:
+            manifest = json.loads(text)
+            form = int(manifest["format"])
+        except (ValueError, KeyError, TypeError):
+            raise self._broken(piece, "is cut off or damaged") from None
+        if form > _FORMAT:
+            raise DataError(f"the checkpoint {self.path} is of format {form}, this paraft reads up to {_FORMAT}: use a newer paraft")
+        before, mark, rest = text.rpartition(b'"seal": "')
+        if not mark or rest[:8] != b"%08x" % zlib.crc32(before + mark + b"0" * 8 + rest[8:]):
+            raise self._broken(piece, "is damaged or was changed: its CRC-32 is not the one in its `seal`")
+        found: dict[str, Any] = manifest
+        return found
+
+    def _tensors(self, piece: str) -> dict[str, torch.Tensor]:
+        """The tensors of a safetensors file, each with memory of its own, once every byte of it is what was written."""
+        stamp = self._manifest["files"].get(piece)
+        if stamp is None:
+            raise self._broken("checkpoint.json", f"does not name {piece}")
+        try:
+            length = (self.path / piece).stat().st_size
+            if length != stamp["bytes"]:
+                how = "is cut off" if length < stamp["bytes"] else "is too long"
+                raise self._broken(piece, f"{how}: {length} of {stamp['bytes']} bytes")
+            with open(self.path / piece, "rb") as file:
+                head = file.read(8)
+                header = file.read(min(struct.unpack("<Q", head)[0], length))
+                crc = zlib.crc32(header, zlib.crc32(head))
+                tensors = {}
+                for name, dtype, shape, count in self._places(piece, header, length):
+                    values = bytearray(count)
+                    file.readinto(values)
+                    crc = zlib.crc32(values, crc)
+                    tensors[name] = torch.frombuffer(values, dtype=dtype).view(shape)
+        except FileNotFoundError:
+            raise self._broken(piece, "is missing") from None
+        except OSError as e:
+            raise DataError(f"{self.path / piece}: {e.strerror}") from None
+        if f"{crc:08x}" != stamp["crc32"]:
+            raise self._broken(piece, f"is damaged: its CRC-32 is {crc:08x} instead of {stamp['crc32']}")
+        return tensors
+
+    def _places(self, piece: str, header: bytes, length: int) -> Iterator[tuple[str, torch.dtype, list[int], int]]:
+        """What lies in a file, in its order: names, types, shapes, and how many bytes."""
+        try:
+            infos = {name: info for name, info in json.loads(header).items() if name != "__metadata__"}
+            at = 0
+            for name, info in sorted(infos.items(), key=lambda of: of[1]["data_offsets"]):
+                begin, end = info["data_offsets"]
+                if begin != at or end < begin or 8 + len(header) + end > length:
+                    raise ValueError(name)
+                at = end
+                yield name, _DTYPES[info["dtype"]], info["shape"], end - begin
+        except (ValueError, KeyError, TypeError):
+            raise self._broken(piece, "is damaged: its header can't be read") from None
+
+
+def note(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module) -> str:
+    """What a checkpoint is to say of a script besides weights and state, such that :func:`load_checkpoint` gives torch's objects.
+    ``optimizer``: none where it is the worker's own."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module  # its names are the model's
+    names = {id(p): name for name, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    said: dict[str, Any] = {"tied": {name: names[id(p)] for name, p in every if name != names[id(p)]}}
+    if optimizer is None:
+        said["local"] = True
+    else:
+        said["groups"] = [
+            {**_optim.plain(group), "params": [names.get(id(p), "") for p in group["params"]]} for group in optimizer.param_groups
+        ]
+    return json.dumps({"torch": said})
+
+
+def _len(tensors: list[dict[str, Any]]) -> int:
+    return sum(torch.Size(t["shape"]).numel() for t in tensors)
+
+
+def opened(path: _Path) -> Checkpoint:
+    """The checkpoint at a path, or the newest whole one of a folder of them or of a run's.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(path)
+    if path.name.startswith("step-") or (path / "checkpoint.json").exists():
+        return Checkpoint(path)
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    failed: Optional[DataError] = None
+    for candidate in sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True, key=_written):
+        try:
+            return Checkpoint(candidate)
+        except DataError as why:
+            _LOG.warning("%s; an earlier one is looked for", why)
+            failed = failed or why
+    raise failed or DataError(f"{path}: there is no checkpoint in it" if path.is_dir() else f"{path}: there is no such checkpoint")
+
+
+def _written(path: Path) -> tuple[float, str]:
+    """When a checkpoint says that it was written; one that says nothing is first to be complained of."""
+    try:
+        return float(json.loads((path / "checkpoint.json").read_bytes())["written"]), path.name
+    except (OSError, ValueError, KeyError, TypeError):
+        return float("inf"), path.name
