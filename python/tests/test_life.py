@@ -133,25 +133,47 @@ def test_a_run_is_not_pickled_and_its_model_is(fleet: Any) -> None:
     run.finish()
 
 
-def tasks() -> int:
-    return len(os.listdir("/proc/self/task"))
+def resources() -> tuple[int, int, int]:
+    """Of this process: threads, descriptors, bytes in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_nothing_is_left_of_a_run(start_fleet: Any) -> None:
-    files = None
-    for i in range(20):
-        fleet = start_fleet(1)
-        run, m, o = new(fleet)
-        before = tasks()
-        one_step(m, o)
-        if i % 2:
+#: Values of a model of which a hundred would be seen.
+LARGE = 200_000
+
+
+def begins_often(counts: list[int]) -> list[tuple[int, int, int]]:
+    """What the process has after so many runs, each with servers of its own."""
+    seen = []
+    for i in range(max(counts)):
+        fleet = paraft.local(1)
+        run = paraft.init(fleet)
+        m = nn.Linear(LARGE, 1)
+        o = torch.optim.SGD(m.parameters(), lr=0.1)
+        run.prepare(m, o)
+        before = resources()[0]
+        for _ in range(2):
+            m(torch.ones(4, LARGE)).sum().backward()
+            o.step()
+            o.zero_grad()
+        if i % 4 or i + 1 in counts:
             run.finish()
         del run, m, o
-        assert tasks() < before, "its thread has ended with it"
+        assert resources()[0] < before, "its thread has ended with it"
         fleet.close()
-        now = len(os.listdir("/proc/self/fd"))
-        files = files or now
-        assert now <= files, "its sockets are closed"
+        del fleet
+        if i + 1 in counts:
+            gc.collect()
+            seen.append(resources())
+    return seen
+
+
+def test_nothing_is_left_of_a_hundred_runs(run_workers: Any) -> None:
+    (seen,) = run_workers(None, begins_often, 1, [20, 120], timeout=300).values
+    (threads, files, memory), (threads_then, files_then, memory_then) = seen
+    assert threads_then <= threads and files_then <= files, seen
+    assert memory_then <= memory + 100 * LARGE * 4 // 4, "not a quarter of one vector each"
 
 
 def test_a_loop_goes_on_when_a_server_is_killed(start_fleet: Any) -> None:
