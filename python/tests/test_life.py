@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -292,6 +293,101 @@ def test_misuse_is_said_with_its_remedy_and_training_goes_on(start_fleet: Any) -
         run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), apply="elsewhere")
     with said(paraft.ConfigError, "train.mode"):
         paraft.init(fleet, mode="sideways").prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def misuses(out: str, there: list[str]) -> list[str]:
+    """Worker 1 of two does wrong what can be done wrong, one thing before each of its steps, and comes upon its errors; worker 0 trains."""
+    run = paraft.init()
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+
+    def clips() -> None:
+        models.loss(m, next(models.batches("mlp", 1, 1))).backward()
+        nn.utils.clip_grad_norm_(m.parameters(), 0.01)
+        o.step()
+
+    def prepares_again() -> None:
+        run.prepare(m, o)
+
+    def changes_the_optimizer() -> None:
+        o.param_groups[0]["momentum"] = 0.5
+        try:
+            one_step(m, o)
+        finally:
+            o.param_groups[0]["momentum"] = 0
+
+    def forks() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                one_step(m, o)
+            except paraft.MisuseError:
+                os._exit(0)
+            os._exit(1)
+        if os.waitpid(child, 0)[1] == 0:
+            raise paraft.MisuseError("the forked one was refused")
+
+    def pickles() -> None:
+        try:
+            pickle.dumps(run)
+        except TypeError as e:
+            raise paraft.MisuseError(str(e)) from None
+
+    def other(**options: Any) -> None:
+        net = models.model("mlp")
+        paraft.init(**options).prepare(net, models.optimizer("sgd", net))
+
+    wrong = [
+        clips,
+        prepares_again,
+        changes_the_optimizer,
+        forks,
+        pickles,
+        lambda: other(mode="sideways"),
+        lambda: other(rank=2),
+        lambda: other(name="another"),
+        lambda: other(resume=out),
+        lambda: other(run_dir=f"{out}/a-file/run"),
+        lambda: other(servers=there, settings={"cluster.timeout_ms": 1_000, "cluster.servers": 1, "cluster.replicas": 1}),
+    ]
+    said = []
+    for i, batch in enumerate(models.batches("mlp", run.rank, len(wrong) + 4)):
+        if run.rank == 1 and i < len(wrong):
+            try:
+                wrong[i]()
+                said.append("nothing")
+            except paraft.ParaftError as e:
+                said.append(type(e).__name__)
+            o.zero_grad()
+        models.loss(m, batch).backward()
+        if run.rank == 1 and i == len(wrong):
+            m[0].bias.grad.fill_(torch.nan)
+            try:
+                o.step()
+                said.append("nothing")
+            except paraft.DivergedError:
+                said.append("DivergedError")
+        else:
+            o.step()
+        o.zero_grad()
+    assert run.step == len(wrong) + 4
+    run.finish()
+    torch.save(m.state_dict(), f"{out}/{run.rank}.pt")
+    return said
+
+
+def test_what_one_worker_does_wrong_leaves_the_other_training(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        there = [f"127.0.0.1:{nobody.getsockname()[1]}"]
+        said = run_workers(fleet, misuses, 2, str(tmp_path), there).values
+    misuse, config = "MisuseError", "ConfigError"
+    expected = [misuse, misuse, config, misuse, misuse, config, config, config, "DataError", "RecordError", "UnavailableError"]
+    assert said == [[], [*expected, "DivergedError"]]
+    a, b = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(a[k], b[k]) for k in a), "in lock-step to the end"
 
 
 def test_gradients_of_two_backward_passes_name_no_sync(fleet: Any) -> None:
