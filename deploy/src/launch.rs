@@ -3,10 +3,16 @@
 //! What it is not: a way of training of its own. It makes a job of its flags, whose `cluster.script` is the script, and does
 //! what `paraft train` does with it.
 
-use crate::train::{RunArgs, train};
+use crate::train::{RunArgs, find_checkpoint, tell, train};
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_fleet::{failure::Failure, out, script};
+use paraft_fleet::{
+    failure::Failure,
+    launch, out,
+    place::{self, Place},
+    run_dir::RunDir,
+    script, task,
+};
 use paraft_worker::{Job, exit};
 use serde::Serialize;
 use std::path::{self, Path, PathBuf};
@@ -56,7 +62,11 @@ pub struct LaunchArgs {
 }
 
 pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
-    let mut job = job(args)?;
+    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    if let Some(place) = place::find(|name| std::env::var(name).ok(), args.workers, &hosts)? {
+        return as_task(args, &place);
+    }
+    let mut job = job(args, None)?;
     let dir = train(&mut job, args.resume.as_deref(), &args.run)?;
     if !args.run.json {
         out!("run     {}", dir.display());
@@ -64,17 +74,62 @@ pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// The job that the flags describe, over the job file where there is one.
-fn job(args: &LaunchArgs) -> Result<Job, Failure> {
+/// One of an engine's tasks, which are one fleet together.
+fn as_task(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
+    let (engine, tasks) = (place.engine, place.tasks);
+    let wrong = |why: String, help: &str| Err(Failure::new(exit::USAGE, why).help(help));
+    if args.run.faults || args.run.trace {
+        return wrong(
+            format!(
+                "--faults and --trace are for a fleet on one machine, and this is one of {engine}'s {tasks} tasks"
+            ),
+            "leave them out",
+        );
+    }
+    let job = job(args, Some(tasks))?;
+    let (servers, workers) = (job.servers(), job.train.workers);
+    if workers != tasks || job.train.group_size != 1 {
+        return wrong(
+            format!("the job has {workers} workers, and {engine} has started {tasks} tasks"),
+            "each task is one worker: leave train.workers and train.group_size out",
+        );
+    }
+    if servers > tasks {
+        return wrong(
+            format!("the job has {servers} servers, and {engine} has started {tasks} tasks"),
+            "each task has one server at most: add --servers, or start more tasks",
+        );
+    }
+    eprintln!("{}", task::recognised(place, servers));
+    let interrupted = launch::interrupts();
+    if place.rank > 0 {
+        return task::other(place, &job, &interrupted);
+    }
+    let resume = args.resume.as_deref();
+    let resume = resume.map(|p| find_checkpoint(p, &job, args.run.run_dir.as_deref())).transpose()?;
+    let dir = RunDir::of(args.run.run_dir.as_deref(), &job.name, resume.is_some())?;
+    let record = task::first(place, &job, &dir, resume.as_deref(), &interrupted)?;
+    tell(&record, &dir, args.run.json)?;
+    if !args.run.json {
+        out!("run     {}", dir.display());
+    }
+    Ok(exit::OK)
+}
+
+/// The job that the flags describe, over the job file where there is one; as so many tasks of an engine.
+fn job(args: &LaunchArgs, tasks: Option<u32>) -> Result<Job, Failure> {
     let words = words(args)?;
     script::check(&words)?;
     let mut set = vec![assignment("cluster.script", &words)?];
     let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| format!("{key}={v}")));
-    flag("train.workers", args.workers.map(|n| n.to_string()));
+    flag("train.workers", args.workers.or(tasks).map(|n| n.to_string()));
     flag("train.mode", args.mode.map(|m| m.to_string()));
-    flag("cluster.servers", args.servers.map(|n| n.to_string()));
+    // Of two tasks neither may be lost with its server; one server is as good.
+    let few = tasks.filter(|n| *n < 3 && args.job.is_none()).map(|_| 1);
+    let servers = args.servers.or(few);
+    flag("cluster.servers", servers.map(|n| n.to_string()));
     // What one server holds nobody else can.
-    let one = args.servers.filter(|n| *n < 3).map(|_| 1);
+    let one = servers.filter(|n| *n < 3).map(|_| 1);
     flag("cluster.replicas", args.replicas.or(one).map(|n| n.to_string()));
     let called = script::name(&words);
     let called = called.trim_end_matches(".py").trim_end_matches(".sh");

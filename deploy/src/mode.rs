@@ -8,7 +8,7 @@ use paraft_fleet::{ask, failure::Failure, out};
 use paraft_proto::{PROTOCOL, Refused, SwitchModeRequest};
 use paraft_worker::exit;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -47,18 +47,19 @@ pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
         let why = format!("{} goes on in {}: somebody else has switched it", args.job, first.mode);
         return Err(Failure::new(exit::UNAVAILABLE, why).help("ask again"));
     }
-    let shards = before.shards;
-    for shard in 1..shards {
-        ask(shard, &first)?;
+    for shard in before.shards.iter().filter(|s| **s > 0) {
+        ask(*shard, &first)?;
     }
-    out!("{shards} shard{} switched", if shards == 1 { "" } else { "s" });
+    let switched = before.shards.len().max(1);
+    out!("{switched} shard{} switched", if switched == 1 { "" } else { "s" });
     Ok(exit::OK)
 }
 
 /// What is known of the job before the switch.
 struct Before {
     mode: String,
-    shards: u32,
+    /// Those with a part of the model: a small one may leave some without.
+    shards: BTreeSet<u32>,
 }
 
 /// A switch of the mode.
@@ -120,10 +121,12 @@ fn is_final(refused: &Refused) -> bool {
 /// The address of each shard's leader, as the servers that answer say.
 fn leaders(servers: &[String]) -> (BTreeMap<u32, String>, Before) {
     let mut leaders: BTreeMap<u32, (u64, String)> = BTreeMap::new();
-    let mut before = Before { mode: String::new(), shards: 1 };
+    let mut before = Before { mode: String::new(), shards: BTreeSet::new() };
     for reply in ask::ask_all(servers, false).into_iter().flatten() {
         for s in &reply.shards {
-            before.shards = before.shards.max(s.shard + 1);
+            if s.buckets > 0 {
+                before.shards.insert(s.shard);
+            }
             // Of two that believe to lead, the one with the later term does.
             if s.role == "leader" && leaders.get(&s.shard).is_none_or(|(term, _)| *term < s.term) {
                 leaders.insert(s.shard, (s.term, reply.address.clone()));

@@ -3,6 +3,7 @@
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_fleet::{failure::Failure, fleet::Extras, launch, out, run_dir::RunDir};
+use paraft_record::RunRecord;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use paraft_worker::{
     Job, checkpoints, cli,
@@ -81,10 +82,7 @@ pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<Pat
         job.cluster.transport = TransportConfig::Tcp; // a Unix socket would lead past the proxies
     }
     let resume = resume.map(|p| find_checkpoint(p, job, args.run_dir.as_deref())).transpose()?;
-    let dir = match args.run_dir.as_deref().filter(|_| resume.is_some()) {
-        Some(dir) => RunDir::again(dir)?,
-        None => RunDir::new(args.run_dir.as_deref(), &job.name)?,
-    };
+    let dir = RunDir::of(args.run_dir.as_deref(), &job.name, resume.is_some())?;
     let interrupted = launch::interrupts();
     let extras =
         Extras { faults: args.faults, trace: args.trace.then_some(args.trace_steps), ..Extras::default() };
@@ -95,19 +93,22 @@ pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<Pat
     if let Some(told) = told.as_ref().filter(|_| launched.is_err() || args.json) {
         eprintln!("trace {told}");
     }
-    let record = launched?;
-    let summary = record.summarize();
-    let report = dir.join("report.html");
-    paraft_record::write_report(&report, std::slice::from_ref(&record))?;
-    launch::show(std::slice::from_ref(&summary), args.json, &report)?;
+    tell(&launched?, &dir, args.json)?;
     if let Some(told) = told.filter(|_| !args.json) {
         out!("trace   {told}");
     }
     Ok(dir.to_path_buf())
 }
 
+/// Writes the report of a run, and tells what it came to.
+pub fn tell(record: &RunRecord, dir: &Path, json: bool) -> Result<(), Failure> {
+    let report = dir.join("report.html");
+    paraft_record::write_report(&report, std::slice::from_ref(record))?;
+    launch::show(&[record.summarize()], json, &report)
+}
+
 /// The checkpoint to go on from, whole.
-fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Failure> {
+pub fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Failure> {
     let found = match (path.to_str(), checkpoints::folder(job, run_dir)) {
         (Some("latest"), Some(folder)) => Folder::find(&folder)?,
         (Some("latest"), None) => {

@@ -31,6 +31,11 @@ impl Failure {
         self
     }
 
+    /// The exit code that says so.
+    pub fn code(&self) -> i32 {
+        self.code
+    }
+
     /// What went wrong, without the help.
     pub fn message(&self) -> &str {
         &self.message

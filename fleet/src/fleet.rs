@@ -1,6 +1,8 @@
 //! Servers and workers as processes of this machine: a job's ([`Fleet::servers`]), or servers alone that take their settings from
 //! flags ([`Fleet::of_flags`]). They end in order: workers, then servers.
 
+mod part;
+
 use crate::{
     failure::Failure,
     faults::{
@@ -274,8 +276,14 @@ impl Fleet {
     }
 
     fn worker(&self, job: &Job, rank: u32) -> Result<Process, Failure> {
-        if let Some(at) = self.rendezvous {
-            return self.script(job, rank, at);
+        if let Some(at) = &self.rendezvous {
+            let audience = match (rank, job.ranks()) {
+                _ if self.quiet => Audience::Nobody,
+                (0, 1) if std::io::stdin().is_terminal() => Audience::Terminal,
+                (0, _) => Audience::User,
+                _ => Audience::Nobody,
+            };
+            return self.script(job, rank, at, audience);
         }
         let mut command = match job.cluster.worker_command.as_slice() {
             [] => {
@@ -315,7 +323,7 @@ impl Fleet {
     }
 
     /// A worker that is a user's script.
-    fn script(&self, job: &Job, rank: u32, at: Rendezvous) -> Result<Process, Failure> {
+    fn script(&self, job: &Job, rank: u32, at: &Rendezvous, audience: Audience) -> Result<Process, Failure> {
         let (dir, name) = (&self.run_dir, format!("worker-{rank}"));
         let mut own: Vec<(_, OsString)> = vec![
             ("PARAFT_JOB", dir.join(JOB_FILE).into()),
@@ -330,12 +338,6 @@ impl Fleet {
             own.push(("PARAFT_TRACE", dir.join(TRACE_FOLDER).into()));
             own.push(("PARAFT_TRACE_STEPS", steps.to_string().into()));
         }
-        let audience = match (rank, job.ranks()) {
-            _ if self.quiet => Audience::Nobody,
-            (0, 1) if std::io::stdin().is_terminal() => Audience::Terminal,
-            (0, _) => Audience::User,
-            _ => Audience::Nobody,
-        };
         Process::script(name, script::command(job, rank, at, own), dir, audience)
     }
 

@@ -88,23 +88,12 @@ pub fn launch_with(
     absolute_paths(&mut resolved)?;
     script::check(&resolved.cluster.script)?;
     checkpoints::try_out(&resolved, Some(dir))?;
-    let run = describe(&mut resolved, resume)?; // wrong data and impossible models end here, before any process starts
-    if run.shards < job.shards() {
-        eprintln!(
-            "cluster.shards = {}, and the model has fewer buckets: made are {}",
-            job.shards(),
-            run.shards
-        );
-    }
     let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    // Wrong data and impossible models end here, before any process starts.
+    let mut record = Record::begin(&mut resolved, dir, resume)?;
     if let Some(note) = resolved.oversubscribes(processors) {
         eprintln!("{note}");
     }
-    let job_file = dir.join(JOB_FILE);
-    fs::write(&job_file, resolved.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
-    let metrics = dir.join(METRICS_FILE);
-    let mut writer = MetricsWriter::append(&metrics)?;
-    writer.write(&Event::Run(run.clone()))?;
 
     if extras.trace.is_some() {
         let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of the run before, in a folder that is used again
@@ -112,17 +101,17 @@ pub fn launch_with(
     let mut fleet = Fleet::servers(&resolved, dir, extras)?;
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
-    let before = ask_all(&fleet.addresses, false);
+    record.before(ask_all(&fleet.addresses, false));
     fleet.start_workers(&resolved, resume, quiet)?;
     if let Some(path) = resume {
-        let step = run.resumed_step.map_or(0, |s| s.0);
+        let step = record.run.resumed_step.map_or(0, |s| s.0);
         eprintln!("going on from step {step}, {}", path.display());
     }
     let leased = resolved.train.sampler == SamplerKind::Leased;
     // What a script has to show it shows itself.
     let scripts = !resolved.cluster.script.is_empty();
-    let mut progress = Progress::new(&run, leased, quiet || scripts);
-    let mut tail = Tail::new(&metrics);
+    let mut progress = Progress::new(&record.run, leased, quiet || scripts);
+    let mut tail = Tail::new(dir.join(METRICS_FILE));
     let mut watch = Watch::new(&resolved);
     loop {
         let number = interrupted.load(Relaxed);
@@ -137,12 +126,12 @@ pub fn launch_with(
         let events = tail.poll()?;
         watch.follow(&events);
         progress.update(&events);
-        match watch.look(&mut fleet, &mut writer, &progress) {
+        match watch.look(&mut fleet, &mut record.writer, &progress) {
             Ok(true) => break,
             Ok(false) => {}
             Err(e) => {
                 if e.diverged() {
-                    writer.write(&diverged(wall(), &e))?;
+                    record.writer.write(&diverged(wall(), &e))?;
                 }
                 return Err(e);
             }
@@ -152,52 +141,100 @@ pub fn launch_with(
     progress.update(&tail.poll()?);
     progress.finish();
     let after = ask_all(&fleet.addresses, false);
-    if scripts && nobody_came(&after) {
-        progress.note(&format!(
-            "warning: no worker came to the servers, and nothing was trained on them: does {} call paraft.init()?",
-            run.model
-        ));
-    }
-    // Each replica that has led it has answered some.
-    let pulls = |shard: u32| {
-        let of = after.iter().flatten().flat_map(|r| &r.shards).filter(move |s| s.shard == shard);
-        of.fold((0, 0), |(waited, bytes), s| (waited + s.pulls_waited, bytes + s.bytes_pulled))
-    };
-    for reply in after.iter().flatten() {
-        let began = before.iter().flatten().find(|b| b.server == reply.server).map_or(0.0, |b| b.cpu_seconds);
-        writer.write(&Event::Server(event::Server {
-            wall: wall(),
-            server: paraft_common::ServerId(reply.server),
-            cpu_seconds: reply.cpu_seconds - began,
-            peak_rss_bytes: reply.peak_rss_bytes,
-        }))?;
-        for s in reply.shards.iter().filter(|s| s.role == "leader" && s.buckets > 0) {
-            let (pulls_waited, bytes_pulled) = pulls(s.shard);
-            writer.write(&Event::Shard(event::Shard {
-                wall: wall(),
-                shard: paraft_common::ShardId(s.shard),
-                server: paraft_common::ServerId(reply.server),
-                version: paraft_common::Version(s.version),
-                delay: s.delay_counts.clone(),
-                pushes: s.pushes,
-                pulls_waited,
-                bytes_pushed: s.bytes_pushed,
-                bytes_pulled,
-                pushes_lost: s.pushes_lost,
-                dropped: s.dropped,
-                staleness: s.staleness.iter().map(staleness).collect(),
-            }))?;
-        }
-    }
+    record.end(&after, &resolved)?;
     fleet.stop();
     // The run is over: what it gave is in the record and in the weights. Logs stay for `paraft replay`.
     if !resolved.cluster.durability.on_disk() {
         (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
     }
-    let record = RunRecord::load(dir)?;
-    writer.write(&Event::Summary(record.summarize()))?;
-    tensorboard::export(dir.join("tensorboard"), &record)?;
-    Ok(record)
+    record.close(dir)
+}
+
+/// The record of a run, as its launcher writes it.
+pub(crate) struct Record {
+    writer: MetricsWriter,
+    /// Its first line.
+    run: event::Run,
+    /// What the servers said when they stood.
+    before: Vec<Answer>,
+}
+
+type Answer = Result<paraft_proto::StatusReply, String>;
+
+impl Record {
+    /// Begins it, with the job file beside it. The job gets no shards that its model has no buckets for.
+    pub(crate) fn begin(job: &mut Job, dir: &Path, resume: Option<&Path>) -> Result<Self, Failure> {
+        let shards = job.shards();
+        let run = describe(job, resume)?;
+        if run.shards < shards {
+            eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
+        }
+        let job_file = dir.join(JOB_FILE);
+        fs::write(&job_file, job.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
+        let mut writer = MetricsWriter::append(&dir.join(METRICS_FILE))?;
+        writer.write(&Event::Run(run.clone()))?;
+        Ok(Self { writer, run, before: Vec::new() })
+    }
+
+    /// What the servers say before anybody has trained.
+    pub(crate) fn before(&mut self, answers: Vec<Answer>) {
+        self.before = answers;
+    }
+
+    /// What they say when all workers have ended.
+    pub(crate) fn end(&mut self, after: &[Answer], job: &Job) -> Result<(), Failure> {
+        if !job.cluster.script.is_empty() && nobody_came(after) {
+            eprintln!(
+                "warning: no worker came to the servers, and nothing was trained on them: does {} call paraft.init()?",
+                self.run.model
+            );
+        }
+        // Each replica that has led it has answered some.
+        let pulls = |shard: u32| {
+            let of = after.iter().flatten().flat_map(|r| &r.shards).filter(move |s| s.shard == shard);
+            of.fold((0, 0), |(waited, bytes), s| (waited + s.pulls_waited, bytes + s.bytes_pulled))
+        };
+        for reply in after.iter().flatten() {
+            let began = self
+                .before
+                .iter()
+                .flatten()
+                .find(|b| b.server == reply.server)
+                .map_or(0.0, |b| b.cpu_seconds);
+            self.writer.write(&Event::Server(event::Server {
+                wall: wall(),
+                server: paraft_common::ServerId(reply.server),
+                cpu_seconds: reply.cpu_seconds - began,
+                peak_rss_bytes: reply.peak_rss_bytes,
+            }))?;
+            for s in reply.shards.iter().filter(|s| s.role == "leader" && s.buckets > 0) {
+                let (pulls_waited, bytes_pulled) = pulls(s.shard);
+                self.writer.write(&Event::Shard(event::Shard {
+                    wall: wall(),
+                    shard: paraft_common::ShardId(s.shard),
+                    server: paraft_common::ServerId(reply.server),
+                    version: paraft_common::Version(s.version),
+                    delay: s.delay_counts.clone(),
+                    pushes: s.pushes,
+                    pulls_waited,
+                    bytes_pushed: s.bytes_pushed,
+                    bytes_pulled,
+                    pushes_lost: s.pushes_lost,
+                    dropped: s.dropped,
+                    staleness: s.staleness.iter().map(staleness).collect(),
+                }))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends it with what it comes to.
+    pub(crate) fn close(mut self, dir: &Path) -> Result<RunRecord, Failure> {
+        let record = RunRecord::load(dir)?;
+        self.writer.write(&Event::Summary(record.summarize()))?;
+        tensorboard::export(dir.join("tensorboard"), &record)?;
+        Ok(record)
+    }
 }
 
 /// Whether the servers hold no model: each of them says so.

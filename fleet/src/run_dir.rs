@@ -30,6 +30,14 @@ impl Deref for RunDir {
 }
 
 impl RunDir {
+    /// A folder for a run that is new, or goes on where there is one.
+    pub fn of(given: Option<&Path>, name: &str, goes_on: bool) -> Result<Self, Failure> {
+        match given.filter(|_| goes_on) {
+            Some(dir) => Self::again(dir),
+            None => Self::new(given, name),
+        }
+    }
+
     /// A folder for a new run, made: the given one, or `runs/NAME-N`. One that holds a run is refused: its record would
     /// mix with the new one.
     pub fn new(given: Option<&Path>, name: &str) -> Result<Self, Failure> {

@@ -4,7 +4,7 @@
 //! The variables are torchrun's, for whatever the script does with other packages, and Paraft's own (docs/launch.md lists
 //! both), so that the script's arguments stay its own. What it has as a process is [`crate::process`]'s.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, place::Place};
 use paraft_worker::{Job, exit};
 use std::{
     ffi::OsString,
@@ -15,22 +15,34 @@ use std::{
     process::Command,
 };
 
-/// What says the same to all workers of a run.
-#[derive(Clone, Copy, Debug)]
+/// Where the workers of a run are.
+#[derive(Clone, Debug)]
 pub struct Rendezvous {
-    /// A port that was free, for what the script's processes open among themselves.
-    port: u16,
+    /// The host of worker 0, and a port that was free there, for what the script's processes open among themselves.
+    master: (String, u16),
     /// Threads for each, where the user has not said how many.
     threads: usize,
+    /// Which task of an engine this worker is; none: all workers are on this machine.
+    place: Option<Place>,
 }
 
 impl Rendezvous {
     /// For a run with so many workers on this machine.
     pub fn new(workers: u32) -> io::Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { port, threads: (processors / workers.max(1) as usize).max(1) })
+        Ok(Self { master: ("127.0.0.1".into(), port), threads: threads(workers), place: None })
     }
+
+    /// For the worker that is this task.
+    pub fn of(place: &Place, master: (String, u16)) -> Self {
+        Self { master, threads: threads(place.local_tasks), place: Some(place.clone()) }
+    }
+}
+
+/// The processors' share of each.
+fn threads(workers: u32) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (processors / workers.max(1) as usize).max(1)
 }
 
 /// What a script's process frees up to this size, and so much in all, it keeps for its next step.
@@ -52,29 +64,39 @@ const ONLY_SOMETIMES: [&str; 7] = [
 pub fn command(
     job: &Job,
     rank: u32,
-    at: Rendezvous,
+    at: &Rendezvous,
     own: impl IntoIterator<Item = (&'static str, OsString)>,
 ) -> Command {
     let mut words = job.cluster.script.iter();
     let mut command = Command::new(words.next().map_or("", String::as_str));
     command.args(words);
     ONLY_SOMETIMES.iter().for_each(|name| _ = command.env_remove(name));
-    let (rank, workers, port) = (rank.to_string(), job.ranks().to_string(), at.port.to_string());
+    let (workers, place) = (job.ranks(), at.place.as_ref());
+    let [rank, local_rank, host, workers, local_workers, hosts, port] = [
+        rank,
+        place.map_or(rank, |p| p.local_rank),
+        place.map_or(0, |p| p.host),
+        workers,
+        place.map_or(workers, |p| p.local_tasks),
+        place.map_or(1, |p| p.hosts),
+        u32::from(at.master.1),
+    ]
+    .map(|n| n.to_string());
     for (name, value) in [
         ("PARAFT_RANK", &*rank),
         ("PARAFT_WORKERS", &workers),
         ("PARAFT_METRICS", "127.0.0.1:0"),
         ("RANK", &rank),
-        ("LOCAL_RANK", &rank),
+        ("LOCAL_RANK", &local_rank),
         ("ROLE_RANK", &rank),
         ("WORLD_SIZE", &workers),
-        ("LOCAL_WORLD_SIZE", &workers),
+        ("LOCAL_WORLD_SIZE", &local_workers),
         ("ROLE_WORLD_SIZE", &workers),
-        ("GROUP_RANK", "0"),
-        ("GROUP_WORLD_SIZE", "1"),
-        ("MASTER_ADDR", "127.0.0.1"),
+        ("GROUP_RANK", &host),
+        ("GROUP_WORLD_SIZE", &hosts),
+        ("MASTER_ADDR", &at.master.0),
         ("MASTER_PORT", &port),
-        ("TORCHELASTIC_RUN_ID", &job.name),
+        ("TORCHELASTIC_RUN_ID", place.map_or(&job.name, |p| &p.id)),
         // What it says is passed on as it says it.
         ("PYTHONUNBUFFERED", "1"),
     ] {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _paraft
 from ._fleet import Fleet
-from .errors import ConfigError, DivergedError, MisuseError, ParaftError
+from .errors import ConfigError, DivergedError, MisuseError, ParaftError, RecordError
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +139,10 @@ class Run:
         if self._session is not None or self._finished:
             raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
         if self._run_dir is not None:
-            os.makedirs(self._run_dir, exist_ok=True)
+            try:
+                os.makedirs(self._run_dir, exist_ok=True)
+            except OSError as e:
+                raise RecordError(f"the run's folder: {e}") from None
         trace = os.environ.get("PARAFT_TRACE")
         join = functools.partial(
             _paraft.Run,

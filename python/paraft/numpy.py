@@ -12,10 +12,11 @@ gradients itself::
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ def prepare(
     *,
     clip_norm: Optional[float] = None,
     clip_value: Optional[float] = None,
+    rate: Union[float, Callable[[int], float], None] = None,
     encoding: str = "f32",
 ) -> Trainer:
     """Joins the job with these weights; waits until all its workers have.
@@ -48,6 +50,9 @@ def prepare(
         optimizer: the servers' optimizer, as an ``[optimizer]`` table has it: ``{"kind": "adam", "lr": 1e-3}``. Default: the job file's.
         clip_norm: clips the gradient by its norm; where workers go in lock-step, that of their mean.
         clip_value: clips each value of a gradient to at most this size.
+        rate: the learning rate of this worker's pushes, in the place of the optimizer's and its schedule: a number, or what gives that of
+            each step, from 0, on the worker's own clock. A round in lock-step takes the mean of its workers'. :attr:`Trainer.rate` may be
+            set between steps.
         encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
 
     Raises:
@@ -58,14 +63,21 @@ def prepare(
     settings += [f"optimizer={toml(optimizer)}"] if optimizer is not None else []
     settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
     settings += [f"clip.value={clip_value}"] if clip_value is not None else []
-    return Trainer(run, params, settings)
+    return Trainer(run, params, settings, rate)
 
 
 class Trainer:
-    """A worker's weights, and the step that changes them. :func:`prepare` makes it."""
+    """A worker's weights, and the step that changes them. :func:`prepare` makes it.
 
-    def __init__(self, run: Run, params: Any, settings: list[str]) -> None:
+    Attributes:
+        rate: as of :func:`prepare`; None: the optimizer's.
+    """
+
+    def __init__(
+        self, run: Run, params: Any, settings: list[str], rate: Union[float, Callable[[int], float], None] = None
+    ) -> None:
         self.run = run
+        self.rate = rate
         leaves, self._tree = _flat(params)
         if not leaves:
             raise ConfigError("there is no array in the parameters")
@@ -75,6 +87,8 @@ class Trainer:
                 raise ConfigError(f"`{name}` is {is_}: what is trained is arrays of float32, as the servers hold them: .astype(\"float32\")")
             if not leaf.size:
                 raise ConfigError(f"`{name}` has no values")
+        #: The rate that the session knows.
+        self._said: Optional[float] = None
         #: What was pushed when a wait was interrupted.
         self._waited_for: Any = None
         self._names = [name for name, _ in leaves]
@@ -128,10 +142,19 @@ class Trainer:
             raise MisuseError(f"the gradients are not in the nest of the parameters: `{other[0]}` is in one of them only")
         arrays = [self._array(i, leaf) for i, (_, leaf) in enumerate(leaves)]
         gradients = [(i, a.ctypes.data) for i, a in enumerate(arrays)]
+        self._say_rate()
         self._waited_for = grads
         self.run._goes(gradients)
         self._waited_for = None
         return self._params
+
+    def _say_rate(self) -> None:
+        rate = self.rate(self.run.step) if callable(self.rate) else self.rate
+        if rate is not None and not (math.isfinite(rate) and rate >= 0):
+            raise MisuseError(f"the rate of step {self.run.step} is {rate}; it is a number from 0")
+        if rate != self._said:
+            self._session.rates([] if rate is None else [float(rate)])
+            self._said = rate
 
     def _array(self, i: int, leaf: Any) -> NDArray[np.float32]:
         a = np.asarray(leaf)

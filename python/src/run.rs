@@ -128,6 +128,8 @@ impl Run {
         };
         let state = (updates > 0).then_some(OptimizerState { vectors, updates });
         let joined = py.detach(|| {
+            // Other workers of it may be ours, which train on these.
+            let data = paraft_worker::cli::data_name(&job)?.unwrap_or(data);
             let first = brings.then(|| memory.weights().to_vec());
             let init = first.map(|w| Box::new(move |_, into: &mut [f32]| into.copy_from_slice(&w)) as Box<_>);
             let setup = Setup { init, data, groups, state, note, ..Setup::new(specs, samples, |_, _| {}) };

@@ -103,3 +103,168 @@ def test_nonsense_in_the_environment_is_refused(name: str, text: str, fleet: Any
     m = models.model("mlp")
     with pytest.raises(paraft.ConfigError, match=text):
         paraft.init(fleet).prepare(m, models.optimizer("sgd", m))
+
+
+AS_A_TASK = """
+import json, os, models, paraft, paraft.torch
+run = paraft.init()
+m = models.model("mlp", seed=run.rank)
+o = models.optimizer("sgd", m)
+run.prepare(m, o)
+for batch in models.batches("mlp", run.rank, 5):
+    models.loss(m, batch).backward()
+    o.step()
+    o.zero_grad()
+run.finish()
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
+print("told " + json.dumps({
+    "servers": run.servers,
+    "sum": float(sum(p.double().sum() for p in m.parameters())),
+    **{name: os.environ[name] for name in names},
+}))
+"""
+
+
+def slurm(rank: int, tasks: int, job: int) -> dict[str, str]:
+    """What ``srun`` tells a task of two on the first node and the rest on the second."""
+    local = {"SLURM_NODEID": str(int(rank >= 2)), "SLURM_LOCALID": str(rank % 2), "SLURM_STEP_TASKS_PER_NODE": f"2,{tasks - 2}"}
+    step = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost,other", "SLURM_STEP_NUM_NODES": "2"}
+    return {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_NTASKS": str(tasks), **local, **step}
+
+
+def torchrun(rank: int, tasks: int, port: int) -> dict[str, str]:
+    """What torchrun tells a worker."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+    place |= {"WORLD_SIZE": str(tasks), "LOCAL_WORLD_SIZE": str(tasks)}
+    return {**place, "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def pod(rank: int, tasks: int, port: int) -> dict[str, str]:
+    """What an Indexed Job tells a pod, and its manifest."""
+    return {"JOB_COMPLETION_INDEX": str(rank), "WORLD_SIZE": str(tasks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+
+
+def tasks_of(script: Path, variables: list[dict[str, str]], *flags: str) -> list[subprocess.Popen[str]]:
+    """``paraft launch`` once for each task, each in a folder of its own."""
+    started = []
+    for rank, own in enumerate(variables):
+        folder = script.parent / f"task-{rank}"
+        folder.mkdir(exist_ok=True)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PARAFT_RANK", "RANK", "WORLD_SIZE", "MASTER_"))}
+        whole = {**clean, "PYTHONPATH": conftest.import_path(), **own}
+        command = [sys.executable, "-m", "paraft.launch", *flags, str(script)]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=folder, env=whole, **pipes))
+    return started
+
+
+def ends(tasks: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each."""
+    try:
+        said = [task.communicate(timeout=timeout) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    return [(task.returncode, out, err) for task, (out, err) in zip(tasks, said)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "variables", "servers", "hosts"),
+    [("Slurm", slurm, 3, "0011"), ("torchrun", torchrun, 1, "00"), ("an Indexed Job", pod, 3, "012")],
+)
+def test_the_tasks_of_an_engine_are_one_fleet(engine: str, variables: Any, servers: int, hosts: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(AS_A_TASK)
+    tasks, by = len(hosts), conftest._free_port()
+    ended = ends(tasks_of(script, [variables(rank, tasks, by) for rank in range(tasks)]))
+    assert [code for code, _, _ in ended] == [0] * tasks, ended
+    told = [json.loads(line[5:]) for _, out, _ in ended for line in out.splitlines() if line.startswith("told ")]
+    assert len(told) == tasks and len({t["sum"] for t in told}) == 1, "trained together"
+    assert len({tuple(t["servers"]) for t in told}) == 1 and len(set(told[0]["servers"])) == servers, "by the same servers"
+    assert [t["RANK"] for t in told] == [str(rank) for rank in range(tasks)]
+    assert "".join(t["GROUP_RANK"] for t in told) == hosts and {t["WORLD_SIZE"] for t in told} == {str(tasks)}
+    assert len({(t["MASTER_ADDR"], t["MASTER_PORT"]) for t in told}) == 1
+    for rank, (_, _, err) in enumerate(ended):
+        brings = "a worker and a server;" if rank < servers else "a worker;"
+        assert err.startswith(f"{engine}: task {rank} of {tasks}, {brings}"), err
+    assert "final loss" in ended[0][1], "the first has the record"
+    runs = [str(p.relative_to(tmp_path)) for p in tmp_path.glob("task-*/runs/*")]
+    assert runs == ["task-0/runs/train-1"], "and no other began a run of its own"
+
+
+def test_a_task_whose_script_fails_ends_all(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(600)\n")
+    ended = ends(tasks_of(script, _three(slurm)))
+    assert [code for code, _, _ in ended] == [7, 7, 7], ended
+    assert "the script of task 1 has failed" in ended[0][2] and "the script of task 1 has failed" in ended[2][2]
+
+
+def _three(variables: Any) -> list[dict[str, str]]:
+    by = conftest._free_port()
+    return [variables(rank, 3, by) for rank in range(3)]
+
+
+def test_a_task_that_is_killed_comes_back_to_the_others(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, time, models, paraft, paraft.torch\n"
+        "run = paraft.init(mode='asp')\n"
+        "m = models.model('mlp')\n"
+        "o = models.optimizer('sgd', m)\n"
+        "run.prepare(m, o)\n"
+        f"flag = {str(tmp_path / 'back')!r}\n"
+        "again = os.path.exists(flag + '-1')\n"
+        "open(f'{flag}-{run.rank}', 'w').close()\n"
+        "while not os.path.exists(flag):\n"
+        "    for batch in models.batches('mlp', run.rank, 10):\n"
+        "        models.loss(m, batch).backward()\n"
+        "        o.step()\n"
+        "        o.zero_grad()\n"
+        "        time.sleep(0.01)\n"
+        "    if again and run.rank == 1: open(flag, 'w').close()\n"
+        "run.finish()\n"
+        "print('finished', run.step)\n"
+    )
+    variables = _three(slurm)
+    tasks = tasks_of(script, variables)
+    until = time.monotonic() + 90
+    while not all((tmp_path / f"back-{rank}").exists() for rank in range(3)):
+        assert time.monotonic() < until and all(t.poll() is None for t in tasks), ends(tasks, 1)
+        time.sleep(0.05)
+    tasks[1].kill()
+    tasks[1].communicate()
+    (tasks[1],) = tasks_of(script, [variables[1]])
+    ended = ends(tasks)
+    assert [code for code, _, _ in ended] == [0, 0, 0], ended
+    assert all("finished" in out for _, out, _ in ended)
+
+
+def test_tasks_that_cannot_be_one_fleet_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trains')\n")
+    by = conftest._free_port()
+    two = slurm(0, 2, by) | {"SLURM_STEP_TASKS_PER_NODE": "2"}
+    for variables, flags, words in [
+        (two, ["--servers", "3", "--replicas", "1"], ("3 servers", "2 tasks")),
+        (two, ["--workers", "4"], ("--workers 4", "2 tasks")),
+        (two, ["--set", "train.workers=5"], ("5 workers", "2 tasks")),
+        (two, ["--trace"], ("--trace", "2 tasks")),
+        ({"JOB_COMPLETION_INDEX": "1"}, [], ("pod 1", "--workers N")),
+    ]:
+        ((code, out, err),) = ends(tasks_of(script, [variables], *flags))
+        assert code == 2 and "trains" not in out and all(w in err for w in words), (code, err)
+    held = tasks_of(script, _three(slurm)[:2])
+    time.sleep(1)
+    assert all(t.poll() is None for t in held), "they wait for the third"
+    for t in held:
+        t.kill()
+        t.communicate()
+
+
+def test_one_task_alone_launches_as_anywhere(tmp_path: Path) -> None:
+    script = tmp_path / "tells.py"
+    script.write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    one = slurm(0, 1, 7) | {"SLURM_STEP_TASKS_PER_NODE": "1"}
+    ((code, out, err),) = ends(tasks_of(script, [one], "--servers", "1", "--workers", "2"))
+    assert code == 0 and "rank 0 of 2" in out and "task" not in err, (code, out, err)

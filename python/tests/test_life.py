@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -133,25 +134,47 @@ def test_a_run_is_not_pickled_and_its_model_is(fleet: Any) -> None:
     run.finish()
 
 
-def tasks() -> int:
-    return len(os.listdir("/proc/self/task"))
+def resources() -> tuple[int, int, int]:
+    """Of this process: threads, descriptors, bytes in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_nothing_is_left_of_a_run(start_fleet: Any) -> None:
-    files = None
-    for i in range(20):
-        fleet = start_fleet(1)
-        run, m, o = new(fleet)
-        before = tasks()
-        one_step(m, o)
-        if i % 2:
+#: Values of a model of which a hundred would be seen.
+LARGE = 200_000
+
+
+def begins_often(counts: list[int]) -> list[tuple[int, int, int]]:
+    """What the process has after so many runs, each with servers of its own."""
+    seen = []
+    for i in range(max(counts)):
+        fleet = paraft.local(1)
+        run = paraft.init(fleet)
+        m = nn.Linear(LARGE, 1)
+        o = torch.optim.SGD(m.parameters(), lr=0.1)
+        run.prepare(m, o)
+        before = resources()[0]
+        for _ in range(2):
+            m(torch.ones(4, LARGE)).sum().backward()
+            o.step()
+            o.zero_grad()
+        if i % 4 or i + 1 in counts:
             run.finish()
         del run, m, o
-        assert tasks() < before, "its thread has ended with it"
+        assert resources()[0] < before, "its thread has ended with it"
         fleet.close()
-        now = len(os.listdir("/proc/self/fd"))
-        files = files or now
-        assert now <= files, "its sockets are closed"
+        del fleet
+        if i + 1 in counts:
+            gc.collect()
+            seen.append(resources())
+    return seen
+
+
+def test_nothing_is_left_of_a_hundred_runs(run_workers: Any) -> None:
+    (seen,) = run_workers(None, begins_often, 1, [20, 120], timeout=300).values
+    (threads, files, memory), (threads_then, files_then, memory_then) = seen
+    assert threads_then <= threads and files_then <= files, seen
+    assert memory_then <= memory + 100 * LARGE * 4 // 4, "not a quarter of one vector each"
 
 
 def test_a_loop_goes_on_when_a_server_is_killed(start_fleet: Any) -> None:
@@ -270,6 +293,101 @@ def test_misuse_is_said_with_its_remedy_and_training_goes_on(start_fleet: Any) -
         run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), apply="elsewhere")
     with said(paraft.ConfigError, "train.mode"):
         paraft.init(fleet, mode="sideways").prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def misuses(out: str, there: list[str]) -> list[str]:
+    """Worker 1 of two does wrong what can be done wrong, one thing before each of its steps, and comes upon its errors; worker 0 trains."""
+    run = paraft.init()
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+
+    def clips() -> None:
+        models.loss(m, next(models.batches("mlp", 1, 1))).backward()
+        nn.utils.clip_grad_norm_(m.parameters(), 0.01)
+        o.step()
+
+    def prepares_again() -> None:
+        run.prepare(m, o)
+
+    def changes_the_optimizer() -> None:
+        o.param_groups[0]["momentum"] = 0.5
+        try:
+            one_step(m, o)
+        finally:
+            o.param_groups[0]["momentum"] = 0
+
+    def forks() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                one_step(m, o)
+            except paraft.MisuseError:
+                os._exit(0)
+            os._exit(1)
+        if os.waitpid(child, 0)[1] == 0:
+            raise paraft.MisuseError("the forked one was refused")
+
+    def pickles() -> None:
+        try:
+            pickle.dumps(run)
+        except TypeError as e:
+            raise paraft.MisuseError(str(e)) from None
+
+    def other(**options: Any) -> None:
+        net = models.model("mlp")
+        paraft.init(**options).prepare(net, models.optimizer("sgd", net))
+
+    wrong = [
+        clips,
+        prepares_again,
+        changes_the_optimizer,
+        forks,
+        pickles,
+        lambda: other(mode="sideways"),
+        lambda: other(rank=2),
+        lambda: other(name="another"),
+        lambda: other(resume=out),
+        lambda: other(run_dir=f"{out}/a-file/run"),
+        lambda: other(servers=there, settings={"cluster.timeout_ms": 1_000, "cluster.servers": 1, "cluster.replicas": 1}),
+    ]
+    said = []
+    for i, batch in enumerate(models.batches("mlp", run.rank, len(wrong) + 4)):
+        if run.rank == 1 and i < len(wrong):
+            try:
+                wrong[i]()
+                said.append("nothing")
+            except paraft.ParaftError as e:
+                said.append(type(e).__name__)
+            o.zero_grad()
+        models.loss(m, batch).backward()
+        if run.rank == 1 and i == len(wrong):
+            m[0].bias.grad.fill_(torch.nan)
+            try:
+                o.step()
+                said.append("nothing")
+            except paraft.DivergedError:
+                said.append("DivergedError")
+        else:
+            o.step()
+        o.zero_grad()
+    assert run.step == len(wrong) + 4
+    run.finish()
+    torch.save(m.state_dict(), f"{out}/{run.rank}.pt")
+    return said
+
+
+def test_what_one_worker_does_wrong_leaves_the_other_training(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        there = [f"127.0.0.1:{nobody.getsockname()[1]}"]
+        said = run_workers(fleet, misuses, 2, str(tmp_path), there).values
+    misuse, config = "MisuseError", "ConfigError"
+    expected = [misuse, misuse, config, misuse, misuse, config, config, config, "DataError", "RecordError", "UnavailableError"]
+    assert said == [[], [*expected, "DivergedError"]]
+    a, b = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(a[k], b[k]) for k in a), "in lock-step to the end"
 
 
 def test_gradients_of_two_backward_passes_name_no_sync(fleet: Any) -> None:

@@ -33,7 +33,8 @@ def leaves(params):
 
 
 def by_hand(params, workers, steps, lr=0.1, momentum=0.9):
-    """SGD with momentum on the mean of the workers' gradients."""
+    """SGD with momentum on the mean of the workers' gradients; one rate, or each step's."""
+    rates = np.broadcast_to(lr, steps)
     weights = [np.array(w, "f8") for w in leaves(params)]
     speed = [np.zeros_like(w) for w in weights]
     for step in range(steps):
@@ -42,7 +43,7 @@ def by_hand(params, workers, steps, lr=0.1, momentum=0.9):
         all_ = [leaves(a_nests_gradient(now, step, rank)) for rank in range(workers)]
         for i, grads in enumerate(zip(*all_)):
             speed[i] = momentum * speed[i] + np.mean(grads, 0, dtype="f8")
-            weights[i] = weights[i] - lr * speed[i]
+            weights[i] = weights[i] - rates[step] * speed[i]
     return weights
 
 
@@ -60,6 +61,45 @@ def test_two_workers_do_what_the_formula_says(fleet, run_workers):
     assert one == other
     for got, should in zip(one, by_hand(a_nest(), 2, 25)):
         np.testing.assert_allclose(got, should, rtol=0, atol=2e-6)
+
+
+def falls(step):
+    return 0.1 / (1 + step)
+
+
+def job_with_a_rate(steps):
+    """By a callable, then by a number that the loop sets."""
+    run = paraft.init()
+    trainer = paraft.numpy.prepare(run, a_nest(), {"kind": "momentum", "lr": 0.5, "momentum": 0.9}, rate=falls)
+    for step in range(steps):
+        if step >= 10:
+            trainer.rate = 0.02 if step < 15 else None
+        trainer.step(a_nests_gradient(trainer.params, step, run.rank))
+    run.finish()
+    return [w.tolist() for w in leaves(trainer.params)]
+
+
+def test_a_rate_that_changes_with_each_step_is_the_formulas(fleet, run_workers):
+    one, other = run_workers(fleet, job_with_a_rate, 2, 18).values
+    assert one == other
+    rates = [falls(step) for step in range(10)] + [0.02] * 5 + [0.5] * 3
+    for got, should in zip(one, by_hand(a_nest(), 2, 18, lr=rates)):
+        np.testing.assert_allclose(got, should, rtol=0, atol=2e-6)
+
+
+def test_a_rate_that_is_no_rate_is_refused_and_the_run_goes_on(fleet):
+    run = paraft.init(fleet)
+    trainer = paraft.numpy.prepare(run, a_nest(), {"kind": "sgd", "lr": 0.5}, rate=lambda step: float("nan") if step else 0.5)
+    trainer.step(a_nests_gradient(trainer.params, 0))
+    with pytest.raises(paraft.MisuseError, match="rate of step 1 is nan"):
+        trainer.step(a_nests_gradient(trainer.params, 1))
+    trainer.rate = -1.0
+    with pytest.raises(paraft.MisuseError, match="-1.0"):
+        trainer.step(a_nests_gradient(trainer.params, 1))
+    trainer.rate = None
+    trainer.step(a_nests_gradient(trainer.params, 1))
+    assert run.step == 2
+    run.finish()
 
 
 def test_params_are_views_that_nobody_can_write(fleet):

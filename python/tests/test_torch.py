@@ -171,6 +171,65 @@ def test_diloco_is_its_formulas(fleet: Any) -> None:
     same(m, plain, 1e-5)
 
 
+#: Of 1994 values in buckets of 256.
+STREAM = {"every": 6, "fragments": 3, "overlap": 1, "mix": 0.5}
+TURNS = {2: (0, 512), 4: (512, 1280), 0: (1280, 1994)}
+
+
+def streaming(out: str) -> None:
+    run = paraft.init(settings={"cluster.bucket_bytes": 1024})
+    m = models.model("mlp")
+    o = torch.optim.AdamW(m.parameters(), lr=1e-3)
+    with paraft.torch.DiLoCo(run, m, o, **STREAM):  # type: ignore[arg-type]
+        for batch in models.batches("mlp", run.rank, 24):
+            models.loss(m, batch).backward()
+            o.step()
+            o.zero_grad()
+    torch.save(m.state_dict(), f"{out}/{run.rank}.pt")
+
+
+def streamed(steps: int) -> Any:
+    """Streaming DiLoCo of two workers by its formulas: the center."""
+    own = [models.model("mlp") for _ in range(2)]
+    inner = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in own]
+    flat = torch.nn.utils.parameters_to_vector
+    center = flat(own[0].parameters()).detach().clone()
+    taken = center.clone()  # as the workers have taken it over
+    velocity = torch.zeros_like(center)
+    under: Any = None
+    for i, pair in enumerate(zip(*(models.batches("mlp", rank, steps) for rank in range(2))), 1):
+        for m, o, batch in zip(own, inner, pair):
+            models.loss(m, batch).backward()
+            o.step()
+            o.zero_grad()
+        with torch.no_grad():
+            x = [flat(m.parameters()).clone() for m in own]
+            if under is not None and under[1] == i:
+                part = under[0]
+                for values in x:
+                    values[part] = STREAM["mix"] * values[part] + (1 - STREAM["mix"]) * center[part]
+                taken[part], under = center[part], None
+            if i % 6 in TURNS:
+                part = slice(*TURNS[i % 6])
+                d = sum(taken[part] - values[part] for values in x) / 2
+                velocity[part] = 0.9 * velocity[part] + d
+                center[part] -= 0.7 * (d + 0.9 * velocity[part])
+                under = (part, i + STREAM["overlap"])
+            for m, values in zip(own, x):
+                torch.nn.utils.vector_to_parameters(values, m.parameters())
+    return center
+
+
+def test_streaming_diloco_is_its_formulas(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    run_workers(fleet, streaming, 2, str(tmp_path))
+    expected = models.model("mlp")
+    first = {k: v.clone() for k, v in expected.state_dict().items()}
+    torch.nn.utils.vector_to_parameters(streamed(24), expected.parameters())
+    assert apart(first, expected.state_dict()) > 1e-2, "it trains"
+    for rank in range(2):
+        assert apart(torch.load(tmp_path / f"{rank}.pt"), expected.state_dict()) < 1e-5
+
+
 def test_accumulated_gradients_are_pushed_once(start_fleet: Any) -> None:
     for overlap in (False, True):
         run = paraft.init(start_fleet(1))
@@ -339,6 +398,26 @@ def leased(out: str, workers: int, wait_at: int) -> None:
     run.finish()
 
 
+def leased_by(out: str, workers: int) -> None:
+    """As ``leased``, with a stock ``DataLoader`` over the leased one."""
+    run = paraft.init(mode="asp")
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    data = torch.utils.data.TensorDataset(torch.arange(605), torch.randn(605, 20), torch.zeros(605, dtype=torch.long))
+    batches = paraft.torch.LeasedLoader(run, data, batch_size=10, epochs=2, chunk=30, num_workers=workers)
+    assert isinstance(batches, torch.utils.data.IterableDataset)
+    loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)
+    run.prepare(m, o)
+    with open(f"{out}/{run.rank}.txt", "a") as told:
+        for epoch in range(2):
+            for i, x, y in loader:
+                models.loss(m, (x, y)).backward()
+                o.step()
+                o.zero_grad()
+                print(*(f"{epoch}:{k}" for k in i.tolist()), file=told, flush=True)
+    run.finish()
+
+
 def seen(out: Path, ranks: int) -> Counter[str]:
     return Counter(k for r in range(ranks) for k in (out / f"{r}.txt").read_text().split())
 
@@ -346,6 +425,30 @@ def seen(out: Path, ranks: int) -> Counter[str]:
 def test_leased_samples_are_trained_exactly_once(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
     run_workers(fleet, leased, 2, str(tmp_path), 2, -1)
     assert seen(tmp_path, 2) == Counter({f"{e}:{i}": 1 for e in range(2) for i in range(600)})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stock_loader_takes_leased_batches(workers: int, fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    run_workers(fleet, leased_by, 2, str(tmp_path), workers)
+    assert seen(tmp_path, 2) == Counter({f"{e}:{i}": 1 for e in range(2) for i in range(605)})
+
+
+def test_a_stock_loader_with_workers_of_its_own_names_the_leased_one(fleet: Any) -> None:
+    run = paraft.init(fleet)
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    data = torch.utils.data.TensorDataset(torch.randn(60, 20), torch.zeros(60, dtype=torch.long))
+    batches = paraft.torch.LeasedLoader(run, data, batch_size=10, epochs=1)
+    run.prepare(m, o)
+    loader: Any = torch.utils.data.DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(paraft.MisuseError, match="give num_workers to the LeasedLoader"):
+        next(iter(loader))
+    for batch in batches:  # and the run goes on
+        models.loss(m, batch).backward()
+        o.step()
+        o.zero_grad()
+    assert run.step == 6
+    run.finish()
 
 
 def test_what_a_killed_worker_held_is_trained_by_another(fleet: Any, start_workers: Any, tmp_path: Path) -> None:

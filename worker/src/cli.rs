@@ -227,6 +227,12 @@ pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     on_device(&job)
 }
 
+/// What names the job's data, if it has any: workers whose own loops train on the same are workers of the same job.
+pub fn data_name(job: &Job) -> Result<Option<String>, WorkerError> {
+    let Some(config) = &job.data else { return Ok(None) };
+    Ok(Some(config.load(&job.base_dir)?.digest()?.to_string()))
+}
+
 /// The job's built-in model, on the device that the job names, and its data.
 pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     let missing = |what: &str| {

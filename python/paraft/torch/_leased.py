@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from typing import Any, Optional
 
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from .._run import Run
 from ..errors import ConfigError, MisuseError
@@ -85,10 +85,14 @@ class LeasedSampler(Sampler[list[int]]):
         return -(-share // self._batch)
 
 
-class LeasedLoader:
+class LeasedLoader(IterableDataset[Any]):
     """A ``DataLoader`` over leased chunks whose ``num_workers`` read ahead within each: see :class:`LeasedSampler`::
 
         loader = paraft.torch.LeasedLoader(run, dataset, batch_size=64, epochs=10, num_workers=2)
+
+    It is an ``IterableDataset`` of batches, for what takes nothing but a stock ``DataLoader``::
+
+        DataLoader(paraft.torch.LeasedLoader(run, dataset, batch_size=64, epochs=10), batch_size=None)
 
     Args:
         run: as of :class:`LeasedSampler`, as are ``batch_size``, ``epochs`` and ``chunk``.
@@ -116,6 +120,10 @@ class LeasedLoader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=_Of(self._batches), **options)
 
     def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            raise MisuseError(
+                "a DataLoader's workers have no run: give num_workers to the LeasedLoader, and leave it out of the DataLoader around it"
+            )
         for batches in self.sampler.chunks():
             self._batches[:] = batches
             moves = self._run._moves

@@ -1,0 +1,396 @@
+//! How the tasks of an engine become one fleet: each connects to the first, which waits for all of them, gives each the job,
+//! and passes on where the servers listen.
+//!
+//! Lines of JSON over TCP. It is needed until the servers know each other, and again at the end, so that no server goes before
+//! the last worker. In between nothing passes, and the first may go: the others train on.
+
+use crate::{failure::Failure, place::Place};
+use paraft_worker::exit;
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs},
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long tasks are waited for: engines start them when they have room.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A stranger may hold a connection so long.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// Of one line: the longest has the job file.
+const LINE: u64 = 1 << 20;
+
+/// What a task says to the first.
+#[derive(Serialize, Deserialize)]
+enum ToFirst {
+    Hello {
+        id: String,
+        rank: u32,
+        tasks: u32,
+    },
+    /// Its server listens there.
+    Listens(String),
+    /// Its worker has ended so; 128 and the number, where a signal ended it.
+    Ended(i32),
+}
+
+/// What the first says to a task.
+#[derive(Serialize, Deserialize)]
+enum FromFirst {
+    Plan(Plan),
+    Servers(Vec<String>),
+    /// All have ended, or one has failed with this code: nothing is left to do.
+    Over(Option<(u32, i32)>),
+    Refused(String),
+}
+
+/// What is the same for all tasks, and where one of them is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub run_dir: PathBuf,
+    /// The job file.
+    pub job: String,
+    pub resume: Option<PathBuf>,
+    /// How many of the first tasks have a server.
+    pub servers: u32,
+    /// A port of the first task's host, for what the script's processes open among themselves.
+    pub port: u16,
+    /// By which address others reach this task.
+    pub host: String,
+    /// The fleet stands: the task comes back, and brings no server.
+    pub founded: Vec<String>,
+}
+
+/// The first task's part in it. Dropping it closes all connections.
+pub(crate) struct First {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    place: Place,
+    plan: Plan,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Connections of the tasks that are here.
+    here: BTreeMap<u32, TcpStream>,
+    /// Where others reach them; they have been here.
+    hosts: BTreeMap<u32, IpAddr>,
+    /// How those that are not on the first's host reach it.
+    outside: Option<IpAddr>,
+    listens: BTreeMap<u32, String>,
+    ended: BTreeSet<u32>,
+    /// Why nothing comes of it.
+    failed: Option<String>,
+    over: bool,
+}
+
+impl First {
+    /// Listens for the other tasks, and for this one's own part.
+    pub(crate) fn listen(place: &Place, plan: Plan) -> Result<Self, Failure> {
+        let at = (Ipv4Addr::UNSPECIFIED, place.port);
+        let listener = TcpListener::bind(at).map_err(|e| {
+            let why = format!("the tasks cannot meet at port {} of {}: {e}", place.port, place.first);
+            Failure::new(exit::CONFIG, why)
+                .help("set MASTER_PORT for all of them: they meet at the port after it")
+        })?;
+        let shared =
+            Arc::new(Shared { place: place.clone(), plan, state: Mutex::default(), changed: Condvar::new() });
+        let (accepts, gives_up) = (shared.clone(), shared.clone());
+        let accept = move || {
+            for stream in listener.incoming().flatten() {
+                let one = accepts.clone();
+                if accepts.state.lock().over {
+                    return;
+                }
+                // One that cannot be had a thread for is closed, and dials again.
+                let _ = thread::Builder::new().name("task".into()).spawn(move || one.serve(stream));
+            }
+        };
+        let wait = move || gives_up.give_up(Instant::now() + PATIENCE);
+        for (name, work) in
+            [("tasks", Box::new(accept) as Box<dyn FnOnce() + Send>), ("patience", Box::new(wait))]
+        {
+            let thread = thread::Builder::new().name(name.into()).spawn(work);
+            thread.map_err(|e| Failure::new(exit::IO, format!("no thread: {e}")))?;
+        }
+        Ok(Self { shared })
+    }
+
+    /// Whether the workers of all tasks have ended.
+    pub(crate) fn all_ended(&self) -> bool {
+        self.shared.state.lock().ended.len() == self.shared.place.tasks as usize
+    }
+
+    /// Says to all that they may go, or must, since this task has failed with this code.
+    pub(crate) fn end(&self, failed: Option<i32>) {
+        self.shared.over(failed.map(|code| (self.shared.place.rank, code)));
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.over = true;
+        state.here.values().for_each(|s| _ = s.shutdown(Shutdown::Both));
+    }
+}
+
+impl Shared {
+    /// One connection, to its end.
+    fn serve(&self, stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let _ = stream.set_read_timeout(Some(HELLO));
+        let Ok(reader) = stream.try_clone() else { return };
+        let mut reader = BufReader::new(reader);
+        let Ok(ToFirst::Hello { id, rank, tasks }) = hear(&mut reader) else { return };
+        let _ = stream.set_read_timeout(None);
+        let plan = self.admit(&stream, &id, rank, tasks);
+        let founded = match plan {
+            Ok(plan) => {
+                let founded = !plan.founded.is_empty();
+                say(&stream, &FromFirst::Plan(plan)).map(|()| founded)
+            }
+            Err(why) => {
+                let _ = say(&stream, &FromFirst::Refused(why));
+                return;
+            }
+        };
+        let served = founded.and_then(|founded| self.found(&stream, &mut reader, rank, founded));
+        if let Ok(ToFirst::Ended(code)) = served.and_then(|()| hear(&mut reader)) {
+            self.state.lock().ended.insert(rank);
+            if code != exit::OK && code < 128 {
+                self.over(Some((rank, code)));
+            }
+            // Until it goes, or this does.
+            let _ = hear::<ToFirst>(&mut reader);
+        }
+        self.gone(rank);
+    }
+
+    /// Waits until all are here.
+    fn admit(&self, stream: &TcpStream, id: &str, rank: u32, tasks: u32) -> Result<Plan, String> {
+        let place = &self.place;
+        if (id, tasks) != (&*place.id, place.tasks) || rank >= tasks {
+            return Err(format!(
+                "task {rank} of {tasks} of `{id}` has come to the first of the {} of `{}`",
+                place.tasks, place.id
+            ));
+        }
+        let own = |e: io::Error| format!("its connection: {e}");
+        let (peer, local) = (stream.peer_addr().map_err(own)?.ip(), stream.local_addr().map_err(own)?.ip());
+        let mut state = self.state.lock();
+        if state.over {
+            return Err("the run is over".into());
+        }
+        if state.here.contains_key(&rank) {
+            return Err(format!("there are two tasks {rank} of `{id}`"));
+        }
+        if peer != local {
+            state.outside = Some(local);
+        }
+        state.here.insert(rank, stream.try_clone().map_err(own)?);
+        state.hosts.insert(rank, peer);
+        state.ended.remove(&rank);
+        self.changed.notify_all();
+        while state.hosts.len() < place.tasks as usize && state.failed.is_none() {
+            self.changed.wait(&mut state);
+        }
+        if let Some(why) = &state.failed {
+            return Err(why.clone());
+        }
+        // Those on the first's host came from where they went to.
+        let host = match state.outside.filter(|_| peer == local) {
+            Some(outside) => outside,
+            None => peer,
+        };
+        let founded =
+            if self.founded(&state) { state.listens.values().cloned().collect() } else { Vec::new() };
+        Ok(Plan { host: host.to_string(), founded, ..self.plan.clone() })
+    }
+
+    fn founded(&self, state: &State) -> bool {
+        state.listens.len() == self.plan.servers as usize
+    }
+
+    /// Hears where its server listens, and says where all do.
+    fn found(
+        &self,
+        stream: &TcpStream,
+        reader: &mut impl BufRead,
+        rank: u32,
+        founded: bool,
+    ) -> io::Result<()> {
+        if founded {
+            return Ok(());
+        }
+        if rank < self.plan.servers {
+            let ToFirst::Listens(at) = hear(reader)? else { return Err(io::ErrorKind::InvalidData.into()) };
+            self.state.lock().listens.insert(rank, at);
+            self.changed.notify_all();
+        }
+        let mut state = self.state.lock();
+        while !self.founded(&state) && state.failed.is_none() {
+            self.changed.wait(&mut state);
+        }
+        let all = match &state.failed {
+            Some(why) => FromFirst::Refused(why.clone()),
+            None => FromFirst::Servers(state.listens.values().cloned().collect()),
+        };
+        drop(state);
+        say(stream, &all)
+    }
+
+    /// Refuses what is not complete by then.
+    fn give_up(&self, deadline: Instant) {
+        let mut state = self.state.lock();
+        while !self.founded(&state) && !state.over {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                let tasks = self.place.tasks;
+                let missing: Vec<_> = (0..tasks).filter(|r| !state.hosts.contains_key(r)).take(8).collect();
+                let (here, after) = (state.hosts.len(), PATIENCE.as_secs());
+                state.failed =
+                    Some(format!("{here} of {tasks} tasks came within {after} s; missing: {missing:?}"));
+                self.changed.notify_all();
+                return;
+            }
+        }
+    }
+
+    fn gone(&self, rank: u32) {
+        let mut state = self.state.lock();
+        state.here.remove(&rank);
+        state.ended.insert(rank);
+        if !self.founded(&state) && state.failed.is_none() {
+            state.failed = Some(format!("task {rank} has gone before the fleet stood"));
+        }
+        self.changed.notify_all();
+    }
+
+    fn over(&self, failed: Option<(u32, i32)>) {
+        let mut state = self.state.lock();
+        state.over = true;
+        state.here.values().for_each(|s| _ = say(s, &FromFirst::Over(failed)));
+        self.changed.notify_all();
+    }
+}
+
+/// A task's connection to the first.
+pub(crate) struct Meeting {
+    stream: TcpStream,
+    reader: BufReader<TcpStream>,
+}
+
+/// How it ends for a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// All have ended.
+    Well,
+    /// Another task's worker has failed with this code.
+    Failed(u32, i32),
+    /// The first task has gone.
+    Alone,
+}
+
+impl Meeting {
+    /// Finds the first task, waits with it until all are there, and hears what is to be done.
+    pub(crate) fn join(place: &Place) -> Result<(Self, Plan), Failure> {
+        let began = Instant::now();
+        let at = (&*place.first, place.port);
+        let stream = loop {
+            let dialled = at.to_socket_addrs().and_then(|mut found| {
+                let found = found.find(|a| a.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+                TcpStream::connect_timeout(&found, HELLO)
+            });
+            match dialled {
+                Ok(stream) => break stream,
+                Err(_) if began.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(200)),
+                Err(e) => {
+                    let why = format!(
+                        "task {} does not reach task 0 at {}:{} within {} s: {e}",
+                        place.rank,
+                        place.first,
+                        place.port,
+                        PATIENCE.as_secs()
+                    );
+                    let help = "MASTER_ADDR names the host of task 0, and the port after MASTER_PORT must be open there";
+                    return Err(Failure::new(exit::UNAVAILABLE, why).help(help));
+                }
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        let reader = stream.try_clone().map_err(lost)?;
+        let mut meeting = Self { stream, reader: BufReader::new(reader) };
+        let hello = ToFirst::Hello { id: place.id.clone(), rank: place.rank, tasks: place.tasks };
+        say(&meeting.stream, &hello).map_err(lost)?;
+        match meeting.hear()? {
+            FromFirst::Plan(plan) => Ok((meeting, plan)),
+            _ => Err(lost(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    /// Says where this task's server listens, if it has one, and hears where all do.
+    pub(crate) fn servers(&mut self, own: Option<String>) -> Result<Vec<String>, Failure> {
+        if let Some(at) = own {
+            say(&self.stream, &ToFirst::Listens(at)).map_err(lost)?;
+        }
+        match self.hear()? {
+            FromFirst::Servers(all) => Ok(all),
+            _ => Err(lost(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    fn hear(&mut self) -> Result<FromFirst, Failure> {
+        match hear(&mut self.reader).map_err(lost)? {
+            FromFirst::Refused(why) => Err(Failure::new(exit::UNAVAILABLE, why)),
+            said => Ok(said),
+        }
+    }
+
+    /// Says how this task's worker has ended. Where the first has gone nobody needs to know.
+    pub(crate) fn ended(&self, code: i32) {
+        let _ = say(&self.stream, &ToFirst::Ended(code));
+    }
+
+    /// Whether the end has come, without waiting for it.
+    pub(crate) fn over(&mut self) -> Option<Over> {
+        let _ = self.stream.set_read_timeout(Some(Duration::from_millis(1)));
+        match hear(&mut self.reader) {
+            Ok(FromFirst::Over(None)) => Some(Over::Well),
+            Ok(FromFirst::Over(Some((rank, code)))) => Some(Over::Failed(rank, code)),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => None,
+            _ => Some(Over::Alone),
+        }
+    }
+}
+
+fn lost(e: io::Error) -> Failure {
+    let why = format!("the connection to task 0 is lost before the fleet stood: {e}");
+    Failure::new(exit::UNAVAILABLE, why).help("what task 0 says has the reason")
+}
+
+fn say(mut stream: &TcpStream, what: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_string(what)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes())
+}
+
+fn hear<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
+    // Peeked at first: what has come of a line stays for the next time.
+    if reader.fill_buf()?.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut line = String::new();
+    reader.take(LINE).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}

@@ -1,0 +1,192 @@
+//! One task of an engine: the worker that it is, and the server that it has as well where it is one of the first.
+//!
+//! The first task has the run's folder and the job, keeps the record, and says when it is over ([`crate::gather`]). Nothing is
+//! started again here: engines do that, and a task that comes back is a worker without a server.
+
+use crate::{
+    ask::ask_all,
+    failure::Failure,
+    fleet::{Fleet, JOB_FILE, server_data},
+    gather::{First, Meeting, Over, Plan},
+    launch::{Record, absolute_paths},
+    place::Place,
+    script::{self, Rendezvous},
+};
+use nix::sys::signal::Signal;
+use paraft_record::RunRecord;
+use paraft_worker::{Job, checkpoints, exit};
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicI32, Ordering::Relaxed},
+    thread::sleep,
+    time::Duration,
+};
+
+/// What the user sees first.
+pub fn recognised(place: &Place, servers: u32) -> String {
+    let Place { engine, rank, tasks, first, port, .. } = place;
+    let brings = if *rank < servers { "a worker and a server" } else { "a worker" };
+    format!("{engine}: task {rank} of {tasks}, {brings}; the tasks meet at {first}:{port}")
+}
+
+/// The first task: trains the job with the others, in `dir`; the run's record.
+pub fn first(
+    place: &Place,
+    job: &Job,
+    dir: &Path,
+    resume: Option<&Path>,
+    interrupted: &AtomicI32,
+) -> Result<RunRecord, Failure> {
+    let dir = &fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
+    let mut resolved = job.clone();
+    absolute_paths(&mut resolved)?;
+    checkpoints::try_out(&resolved, Some(dir))?;
+    let mut record = Record::begin(&mut resolved, dir, resume)?;
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+    let port = port.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?.port();
+    let plan = Plan {
+        run_dir: dir.clone(),
+        job: resolved.to_toml(),
+        resume: resume.map(Path::to_path_buf),
+        servers: resolved.servers(),
+        port,
+        host: String::new(),
+        founded: Vec::new(),
+    };
+    let all = First::listen(place, plan)?;
+    let mut part = Part::join(place, &resolved)?;
+    record.before(ask_all(&part.fleet.addresses, false));
+    let code = part.train(interrupted, || all.all_ended()).inspect_err(|e| all.end(Some(e.code())))?;
+    record.end(&ask_all(&part.fleet.addresses, false), &resolved)?;
+    all.end(None);
+    part.stop();
+    let record = record.close(dir)?;
+    match code {
+        exit::OK => Ok(record),
+        code => Err(Failure::new(
+            code,
+            format!("the script of task {} was killed; the others have ended", place.rank),
+        )),
+    }
+}
+
+/// Another task. Its exit code.
+pub fn other(place: &Place, job: &Job, interrupted: &AtomicI32) -> Result<i32, Failure> {
+    let mut part = Part::join(place, job)?;
+    let code = part.train(interrupted, || false);
+    part.stop();
+    code
+}
+
+/// This task's part.
+struct Part {
+    rank: u32,
+    /// What its server leaves that nobody needs when the run is over.
+    leaves: Option<PathBuf>,
+    fleet: Fleet,
+    meeting: Meeting,
+}
+
+impl Part {
+    /// Meets the others, and starts what is this task's. The script is its own, whose paths are of its host.
+    fn join(place: &Place, own: &Job) -> Result<Self, Failure> {
+        script::check(&own.cluster.script)?;
+        let (mut meeting, plan) = Meeting::join(place)?;
+        let dir = &plan.run_dir;
+        fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+        keep(&dir.join(JOB_FILE), &plan.job, place.rank)?;
+        let mut job = Job::parse(&plan.job, &dir.join(JOB_FILE), &[])?;
+        job.cluster.script.clone_from(&own.cluster.script);
+        let mut fleet = Fleet::part(dir)?;
+        let servers = match plan.founded.is_empty() {
+            false => plan.founded.clone(),
+            true => {
+                let brings = place.rank < plan.servers;
+                let listens = brings.then(|| fleet.part_server(place.rank, &plan.host)).transpose()?;
+                meeting.servers(listens)?
+            }
+        };
+        fleet.part_meets(servers)?;
+        let given = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let port = given("MASTER_PORT").and_then(|p| p.parse().ok()).unwrap_or(plan.port);
+        let master = (given("MASTER_ADDR").unwrap_or_else(|| place.first.clone()), port);
+        fleet.part_worker(&job, place.rank, &Rendezvous::of(place, master), plan.resume.as_deref())?;
+        let leaves = (!job.cluster.durability.on_disk()).then(|| server_data(dir, place.rank));
+        Ok(Self { rank: place.rank, leaves, fleet, meeting })
+    }
+
+    fn stop(&mut self) {
+        self.fleet.stop();
+        self.leaves.iter().for_each(|folder| _ = fs::remove_dir_all(folder));
+    }
+
+    /// Until all have ended, or the first has gone and this worker has ended; with what this worker has ended.
+    fn train(&mut self, interrupted: &AtomicI32, all_ended: impl Fn() -> bool) -> Result<i32, Failure> {
+        let (mut code, mut alone, mut served) = (None, false, true);
+        loop {
+            let number = interrupted.load(Relaxed);
+            if number != 0 {
+                self.fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
+                return Err(Failure::new(128 + number, "interrupted; this task has ended"));
+            }
+            let worker = &mut self.fleet.workers[0];
+            if code.is_none()
+                && let Some(status) = worker.ended()
+            {
+                let ended = match worker.killed_by() {
+                    Some(signal) => 128 + signal,
+                    None => status.code().unwrap_or(exit::FAILED),
+                };
+                self.meeting.ended(ended);
+                if ended != exit::OK {
+                    let how = worker.obituary();
+                    let how = format!("{} {how}", worker.name);
+                    if ended < 128 {
+                        return Err(Failure::new(ended, how).because(worker.last_words()));
+                    }
+                    eprintln!("warning: {how}; the others go on");
+                }
+                code = Some(ended);
+            }
+            if let Some(server) = self.fleet.servers.first_mut().filter(|_| served)
+                && server.ended().is_some()
+            {
+                let end = server.end();
+                eprintln!("warning: {} {end}; the others go on as long as they are a majority", server.name);
+                served = false;
+            }
+            match if alone { None } else { self.meeting.over() } {
+                Some(Over::Failed(rank, by)) if rank != self.rank => {
+                    self.fleet.stop();
+                    return Err(Failure::new(
+                        by,
+                        format!("the script of task {rank} has failed, and the run is over"),
+                    ));
+                }
+                Some(Over::Alone) => {
+                    eprintln!("warning: task 0 has gone; this one trains on");
+                    alone = true;
+                }
+                Some(_) => return Ok(code.unwrap_or(exit::OK)),
+                None => {}
+            }
+            if let Some(code) = code
+                && (alone || all_ended())
+            {
+                return Ok(code);
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The job file, where the folder is not the first task's own, which has it.
+fn keep(file: &Path, job: &str, rank: u32) -> Result<(), Failure> {
+    if fs::read_to_string(file).is_ok_and(|text| text == job) {
+        return Ok(());
+    }
+    let part = file.with_extension(format!("{rank}.part"));
+    fs::write(&part, job).and_then(|()| fs::rename(&part, file)).map_err(|e| Failure::write(file, e))
+}
