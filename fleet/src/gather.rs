@@ -385,12 +385,11 @@ fn say(mut stream: &TcpStream, what: &impl Serialize) -> io::Result<()> {
     stream.write_all(line.as_bytes())
 }
 
+/// What is waited for with a timeout is short, and comes whole or not at all.
 fn hear<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
-    // Peeked at first: what has come of a line stays for the next time.
-    if reader.fill_buf()?.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
     let mut line = String::new();
-    reader.take(LINE).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line)?)
+    match reader.take(LINE).read_line(&mut line)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(serde_json::from_str(&line)?),
+    }
 }

@@ -171,7 +171,7 @@ impl Record {
         }
         let job_file = dir.join(JOB_FILE);
         fs::write(&job_file, job.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
-        let mut writer = MetricsWriter::append(&dir.join(METRICS_FILE))?;
+        let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
         writer.write(&Event::Run(run.clone()))?;
         Ok(Self { writer, run, before: Vec::new() })
     }

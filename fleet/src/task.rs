@@ -57,6 +57,8 @@ pub fn first(
     };
     let all = First::listen(place, plan)?;
     let mut part = Part::join(place, &resolved)?;
+    let servers_file = dir.join("servers");
+    fs::write(&servers_file, part.fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&part.fleet.addresses, false));
     let code = part.train(interrupted, || all.all_ended()).inspect_err(|e| all.end(Some(e.code())))?;
     record.end(&ask_all(&part.fleet.addresses, false), &resolved)?;

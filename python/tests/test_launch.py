@@ -192,6 +192,19 @@ def test_the_tasks_of_an_engine_are_one_fleet(engine: str, variables: Any, serve
     assert runs == ["task-0/runs/train-1"], "and no other began a run of its own"
 
 
+def test_torchrun_itself_starts_one_fleet(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(AS_A_TASK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    env = {**os.environ, "PYTHONPATH": conftest.import_path()}
+    command += [sys.executable, "-m", "paraft.launch", str(script)]
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    told = [json.loads(line.partition("told ")[2]) for line in ended.stdout.splitlines() if "told " in line]
+    assert sorted(t["RANK"] for t in told) == ["0", "1"] and len({t["sum"] for t in told}) == 1, ended.stdout
+    assert [p.name for p in tmp_path.glob("runs/*")] == ["train-1"]
+
+
 def test_a_task_whose_script_fails_ends_all(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(600)\n")

@@ -14,8 +14,9 @@ told["stdin"] = sys.stdin.read()
 path = os.path.join(os.environ["PARAFT_RUN_DIR"], "told-%s.json" % os.environ["RANK"])
 with open(path, "a") as out:
     out.write(json.dumps(told) + "\n")
-print("said by", os.environ["RANK"])
-print("complained by", os.environ["RANK"], file=sys.stderr)
+# Each in one write: the two are passed on side by side.
+print("said by " + os.environ["RANK"])
+print("complained by " + os.environ["RANK"], file=sys.stderr)
 "#;
 
 fn told(place: &Place, rank: u32) -> Vec<Value> {
