@@ -77,9 +77,9 @@ def main():
         scheduler.step()
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.4f}, accuracy {test(model, test_loader):.4f}")
+    run.finish()
     if rank == 0:
         torch.save(model.state_dict(), "mnist.pt")
-    run.finish()
 
 
 if __name__ == "__main__":

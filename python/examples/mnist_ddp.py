@@ -78,9 +78,9 @@ def main():
         scheduler.step()
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.4f}, accuracy {test(model, test_loader):.4f}")
+    dist.destroy_process_group()
     if rank == 0:
         torch.save(model.state_dict(), "mnist.pt")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

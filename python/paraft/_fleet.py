@@ -36,6 +36,8 @@ class Fleet:
         self._folder = tempfile.TemporaryDirectory(prefix="paraft-fleet-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._owner = os.getpid()
+        #: A job was trained to its end: servers have one.
+        self._trained = False
         try:
             self._start(servers)
         except BaseException:
@@ -48,13 +50,10 @@ class Fleet:
             command += ["--shards", str(self.shards), "--replicas", str(self.replicas), "--durability", self.durability]
             command += ["--data", os.path.join(self._folder.name, f"server-{i}"), "--log-file", self._log(i)]
             # Not our group: Ctrl-C is for the script, and the servers are needed until it has left.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=open(self._log(i) + ".err", "wb"),
-                start_new_session=True,
-            )
+            with open(self._log(i) + ".err", "wb") as err:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True
+                )
             self._processes.append(process)
         for i, process in enumerate(self._processes):
             assert process.stdout is not None

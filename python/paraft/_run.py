@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import functools
 import json
+import logging
 import math
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import torch.distributed
 
     from .torch._group import Group
+
+_LOG = logging.getLogger("paraft")
 
 #: A tensor of the model: its name, its shape, and whether it is trained.
 Tensor = tuple[str, list[int], bool]
@@ -100,10 +104,14 @@ class Run:
         self._step = 0
         self._over = False
         self._finished = False
+        self._closed = False
+        #: As of the last time that the session was asked.
+        self._last: dict[str, Any] = {}
         self._quiet = 0
         self._moves = 0
-        #: A step is pushed, and its wait was interrupted.
+        #: A step is pushed, and its wait was interrupted, or goes on in this thread.
         self._waits = False
+        self._waiting: Optional[int] = None
         self._leased: dict[str, Any] = {}
         self._loss = math.nan
         self._samples = 0
@@ -113,6 +121,26 @@ class Run:
         _RUNS.add(self)
 
     # ---- the front ends ----
+
+    def check_new(self) -> None:
+        """Whether a model can be given to this run.
+
+        Raises:
+            MisuseError: it has one, has had one, or another run of this process is the same worker.
+        """
+        if self._session is not None:
+            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
+        if self._closed:
+            raise MisuseError("this run is over: make another with paraft.init()")
+        for other in _RUNS:
+            if other._session is not None and other.rank == self.rank and set(other.servers) & set(self.servers):
+                raise MisuseError(
+                    f"this process is worker {self.rank} of these servers already, with another model: finish() or close() that run "
+                    "first. Servers train one job: two models at once (as of a GAN) need two fleets, or are one nn.ModuleDict with "
+                    "one optimizer"
+                )
+        if self._fleet is not None and self._fleet._trained:
+            raise MisuseError("these servers have trained their job to its end: make new ones with paraft.local()")
 
     def prepare(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any
@@ -136,8 +164,7 @@ class Run:
         state: tuple[Sequence[int], int] = ((), 0),
         note: str = "",
     ) -> Any:
-        if self._session is not None or self._finished:
-            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
+        self.check_new()
         if self._run_dir is not None:
             try:
                 os.makedirs(self._run_dir, exist_ok=True)
@@ -172,11 +199,19 @@ class Run:
         )
         self._session = join() if self._group is None else self._group.open(join, owner)
         self._stands()
+        if self._step:
+            _LOG.warning(
+                "the job is at step %d: this worker goes on with the servers' weights, not with its own; run.step says where", self._step
+            )
         return self._session
 
     def _joined(self) -> Any:
         if self._session is None:
-            raise MisuseError("this run has no model yet: call run.prepare(model, optimizer) first")
+            raise MisuseError(
+                "this run is over: paraft.init() makes another"
+                if self._closed
+                else "this run has no model yet: call run.prepare(model, optimizer) first"
+            )
         return self._session
 
     def _trained_on(self) -> tuple[float, int]:
@@ -187,15 +222,21 @@ class Run:
         """A step's wait and pull: gradients by tensor and address."""
         self._waited(lambda session: session.step(gradients, *self._trained_on()))
 
-    def _settle(self) -> None:
-        """Ends the wait of a step that Ctrl-C has interrupted."""
-        if self._waits:
+    def _settle(self, *, aside: bool = False) -> None:
+        """Ends the wait of a step that Ctrl-C has interrupted. ``aside``: what another thread is in is no matter."""
+        if self._waits and not (aside and self._waiting is not None):
             self._waited(lambda session: session.go_on())
 
     def _waited(self, wait: Callable[[Any], tuple[int, bool, bool]]) -> None:
+        if self._waiting is not None:
+            raise MisuseError("another thread is in optimizer.step() of this run: one thread trains")
         session, self._waits = self._joined(), True
+        self._waiting = threading.get_ident()
         try:
-            stands = wait(session)
+            try:
+                stands = wait(session)
+            finally:
+                self._waiting = None
         except DivergedError:
             self._waits = False
             self._stands()  # the step is done, but for what was not finite
@@ -246,9 +287,11 @@ class Run:
         return self._stands()
 
     def _stands(self) -> dict[str, Any]:
-        stands: dict[str, Any] = self._joined().stands()
-        self._step, self._over = stands["step"], stands["over"]
-        return stands
+        if self._closed and self._last:
+            return dict(self._last)
+        self._last = self._joined().stands()
+        self._step, self._over = self._last["step"], self._last["over"]
+        return dict(self._last)
 
     def log(self, loss: Union[float, torch.Tensor], samples: int = 0) -> None:
         """Tells the record the mean loss of the step in training; before ``optimizer.step()``. Without it the run's report has no loss.
@@ -309,8 +352,15 @@ class Run:
             UnavailableError: the servers cannot be reached.
         """
         if not self._finished:
+            ends = getattr(self._front(), "ends", None)
+            if ends is not None:
+                ends()
             self._joined().finish()
+            self._stands()
             self._finished = self._over = True
+            self._last["over"] = True
+            if self._fleet is not None:
+                self._fleet._trained = True
             self._pulled()
         self.close()
 
@@ -318,6 +368,7 @@ class Run:
         """Leaves the job, where it is not finished: the others go on without this worker. A fleet that this run was made with ends
         with the fleet's own :meth:`Fleet.close`."""
         session, self._session = self._session, None
+        self._closed |= session is not None
         if session is not None and os.getpid() == self._owner:
             session.leave()
 
@@ -423,6 +474,10 @@ def init(
                 "no servers are named: start the script with `paraft launch`, or make a fleet on this machine: "
                 "paraft.init(paraft.local())"
             )
+        for address in listed:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ConfigError(f"{address!r} is no server's address: it is host:port")
         if job is None:
             lines += [f"cluster.servers={len(listed)}", f"cluster.replicas={min(3, len(listed) - 1 + len(listed) % 2) or 1}"]
         rank = _number("the rank", rank, "PARAFT_RANK", "RANK", "SLURM_PROCID") or 0

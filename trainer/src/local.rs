@@ -77,6 +77,17 @@ impl Trainer {
         self.state = State::Local(local);
     }
 
+    /// No minibatch follows: those of the step that are trained are all of it. (Fragments have their turns at minibatches of a whole
+    /// step: what has had none stays this worker's.)
+    pub(crate) fn cut_short(&mut self, mut local: Local) {
+        if local.trained == 0 || self.o.local.rule().fragments().stream() {
+            return self.finish();
+        }
+        local.of = local.trained;
+        local.at = At::Trained;
+        self.state = State::Local(local);
+    }
+
     /// Goes on until there is something to do; `pulled`: what was asked for.
     pub(crate) fn local(&mut self, mut local: Local, pulled: Option<Pulled>) {
         let fragments = self.o.local.rule().fragments();

@@ -379,11 +379,16 @@ impl Trainer {
     }
 
     /// What came of [`Action::Gradient`] or [`Action::Local`]: the sum of the losses of its samples, and how many those are;
-    /// `None`: no data is left, and the worker ends.
+    /// `None`: no data is left, and the worker ends; what it has of a step of several minibatches is pushed before.
     pub fn trained(&mut self, trained: Option<(f64, u64)>) {
         self.unanswered = false;
         let state = mem::replace(&mut self.state, State::Next);
-        let Some((sum, samples)) = trained else { return self.finish() };
+        let Some((sum, samples)) = trained else {
+            return match state {
+                State::Local(local) => self.cut_short(local),
+                _ => self.finish(),
+            };
+        };
         match state {
             State::Gradient(step) => self.pushed(step, sum, samples),
             State::Local(local) => self.trained_local(local, sum, samples),

@@ -60,7 +60,11 @@ def prepare(
         except _optim.Unmapped as why:
             if apply == "servers":
                 raise ConfigError(f"{why}; or prepare(..., apply=\"worker\")") from None
-            _LOG.warning("%s: it runs on each worker, and the servers average how far the weights went (apply=\"worker\")", why)
+            _LOG.warning(
+                "%s: it runs on each worker, and the servers average how far the weights went (apply=\"worker\"). That is not DDP's "
+                "result, where the optimizer is given the mean gradient",
+                why,
+            )
         else:
             settings = [f"optimizer={toml(table)}", f"train.encoding={toml(encoding)}"]
             settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
@@ -98,8 +102,7 @@ def _grouped(run: Run, model: torch.nn.Module, apply: str, overlap: Optional[boo
 
 
 def _new(run: Run, optimizer: torch.optim.Optimizer) -> None:
-    if run._session is not None or run._finished:
-        raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
+    run.check_new()
     if hasattr(optimizer, "_paraft"):
         raise MisuseError("this optimizer is another run's: make one for each")
 
@@ -121,7 +124,8 @@ def local(
     if run._group is not None:
         raise ConfigError("local steps are for workers of one process: paraft.init() without group=")
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
-    return OnWorker(run, model, optimizer, settings=[f"local={toml(rule)}", f"train.encoding={toml(encoding)}"])
+    settings = [f"local={toml(rule)}", f"train.encoding={toml(encoding)}"]
+    return OnWorker(run, model, optimizer, settings=settings, turns=every if fragments > 1 else 1)
 
 
 class DiLoCo:

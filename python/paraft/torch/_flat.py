@@ -48,6 +48,8 @@ class Flat:
             self.params += trained
             self.names += [names[id(p)] for p in trained]
             self.group_values.append(sum(p.numel() for p in trained))
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        self._trained = [(names[id(p)], p, p.requires_grad) for p in given if id(p) in names]
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
         kept = set(model.state_dict(keep_vars=True))
@@ -82,20 +84,38 @@ class Flat:
             elif is_param or buffers:
                 self._copied.append(i)
         self._tensors = tensors
+        self.seen()
         self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
 
     def check(self) -> None:
-        """Whether the parameters are still where they were put.
+        """Whether the parameters are still where they were put, and the same ones are trained.
 
         Raises:
-            MisuseError: one was moved.
+            MisuseError: one was moved, frozen or unfrozen.
         """
+        for name, p, trained in self._trained:
+            if p.requires_grad is not trained:
+                raise MisuseError(
+                    f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
+                    f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and go on with a new run and resume="
+                )
         for i, at in self._at:
             if self._tensors[i].data_ptr() != at:
                 raise MisuseError(
                     f"`{self.names[i]}` was given other memory after run.prepare() (model.to(), .half(), load_state_dict(assign=True)): "
                     "do that before"
                 )
+
+    def written(self) -> Optional[str]:
+        """The name of a parameter that somebody has written to since :meth:`seen`."""
+        now = [p._version for p in self.params]
+        if now == self._versions:
+            return None
+        return next(name for name, a, b in zip(self.names, now, self._versions) if a != b)
+
+    def seen(self) -> None:
+        """The parameters are as they are meant to be."""
+        self._versions = [p._version for p in self.params]
 
     def spread(self) -> None:
         """Copies the vector to the tensors that have memory of their own."""

@@ -37,7 +37,7 @@ class Seen:
         run = self._run()
         if run is None:
             return
-        run._settle()
+        run._settle(aside=True)
         if not module.training or not torch.is_grad_enabled():
             return
         for given in (*args, *kwargs.values()):
@@ -62,6 +62,8 @@ class OnServers:
         model.register_forward_pre_hook(Seen(run), with_kwargs=True)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
+        #: It was said that the script's own writes to weights do not last.
+        self._told = False
         self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
         # What the optimizer knows of steps that it has made: worker 0's, as its weights.
         vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
@@ -124,10 +126,11 @@ class OnServers:
         if self.run._waits:
             return self.run._settle()  # called again: its gradients are pushed
         self.flat.check()
+        self._own_writes()
         scaled = found_inf is not None
         skips = found_inf is not None and float(found_inf) != 0.0
         if self._pushed:
-            self._look(scaled)
+            self._look(_unscaling_writes() if scaled and scale is None else 0)
         if scaled and (self._overlaps or self._probes):
             self._push_at_step("a GradScaler scales the gradients")
         if scale is not None and not skips:
@@ -187,19 +190,32 @@ class OnServers:
                 "go on from a checkpoint of the job: paraft.init(resume=...)"
             )
 
-    def _look(self, scaled: bool) -> None:
-        """Whether gradients are as they were pushed, or, at the first step, as the backward pass has left them."""
+    def _own_writes(self) -> None:
+        """Weights that the script has written itself: the pull brings back the servers'. (An average of weights that is swapped in for an
+        evaluation, and out again, comes by here too, and is right.)"""
+        name = None if self._told else self.flat.written()
+        if name is not None:
+            self._told = True
+            _LOG.warning(
+                "`%s` was written to outside of optimizer.step(), as load_state_dict() and clamp_() do. The weights are the servers', and come "
+                "back with each step: load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...); "
+                "prepare(..., apply=\"worker\") keeps what a script does to its weights",
+                name,
+            )
+
+    def _look(self, unscaled: int) -> None:
+        """Whether gradients are as they were pushed, or, at the first step, as the backward pass has left them; ``unscaled``: but for so
+        many writes by a GradScaler."""
         for i, (gradient, version) in self._pushed.items():
             now = self.flat.params[i].grad
-            if now is None or (now is gradient and now._version == version):
+            if now is None or (now is gradient and now._version == version + unscaled):
                 continue
-            if scaled:
-                return
             name = self.flat.names[i]
             raise MisuseError(
                 f"the gradient of `{name}` was changed between its computation and optimizer.step(), as clip_grad_norm_ does. The "
-                "servers average gradients first, so that clipping is theirs: prepare(..., clip_norm=1.0) (or clip_value=). Push what "
-                "is there at step() with prepare(..., overlap=False)"
+                "servers average gradients first, so that clipping is theirs: prepare(..., clip_norm=1.0) (or clip_value=). With "
+                "prepare(..., overlap=False) what is there at step() is pushed: each worker's own gradient, changed before the mean, "
+                "which is not DDP's result"
             )
 
     def _probed(self) -> None:
@@ -231,11 +247,24 @@ class OnServers:
                 torch._foreach_copy_([b.data for b in flat.buffers], flat.views[len(flat.params) :])
 
 
-class OnWorker:
-    """The script's optimizer moves this worker's weights; the servers average how far they went."""
+@functools.lru_cache(maxsize=None)
+def _unscaling_writes() -> int:
+    """How often ``GradScaler.unscale_`` writes to a gradient, by torch's own count."""
+    gradient = torch.ones(1)
+    torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros(1), torch.ones(1))
+    return gradient._version
 
-    def __init__(self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str]) -> None:
+
+class OnWorker:
+    """The script's optimizer moves this worker's weights; the servers average how far they went. ``turns``: steps in which each of
+    several fragments has its turn."""
+
+    def __init__(
+        self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str], turns: int = 1
+    ) -> None:
         self.run = run
+        self._turns = turns
+        self._steps = 0
         self.flat = Flat(model, optimizer)
         model.register_forward_pre_hook(Seen(run), with_kwargs=True)
         values = self.flat.values
@@ -257,13 +286,28 @@ class OnWorker:
 
     def step(self) -> None:
         """The optimizer has made a step."""
+        self._steps += 1
         self.flat.check()
         self.flat.gather()
         self.run._goes([])
 
+    def ends(self) -> None:
+        """No step follows."""
+        rest = self._steps % self._turns
+        if rest:
+            _LOG.warning(
+                "the loop ended %d steps behind the last turn of all fragments: what these moved in some of them is in nobody's weights but this "
+                "worker's. Train a multiple of every=%d steps", rest, self._turns,
+            )
+
     def pulled(self) -> None:
         """The vector has new values."""
         self.flat.spread()
+
+
+def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """One whose state comes behind."""
+    return kind.__new__(kind)
 
 
 @functools.lru_cache(maxsize=None)
@@ -275,8 +319,15 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._paraft.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
+        front = getattr(self, "_paraft", None)
+        if front is None:
+            raise MisuseError("this optimizer is no run's: it was made by the class of one that is; call run.prepare() with torch's own")
+        front.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
         return loss
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        # A copy is torch's own, and trains its own weights.
+        return _blank, (kind,), self.__getstate__()
 
     def state_dict(self: Any) -> Any:
         # Its own makes one of them, as ever.
@@ -290,7 +341,7 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         kind.load_state_dict(self, state_dict)
         self._paraft.loaded(self)
 
-    own = {"step": step, "state_dict": state_dict, "load_state_dict": load_state_dict}
+    own = {"step": step, "__reduce_ex__": __reduce_ex__, "state_dict": state_dict, "load_state_dict": load_state_dict}
     return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
@@ -302,6 +353,8 @@ def on_servers(optimizer: Any, front: OnServers) -> None:
     optimizer._paraft = front
     # A GradScaler then hands over what it found, rather than deciding alone that nothing happens.
     optimizer._step_supports_amp_scaling = True
+    if front.run.step:
+        optimizer._opt_called = True  # a scheduler may catch up at once
     if by_scheduler is not None:
         # A scheduler that was made before looks whether the optimizer stepped.
         owner: Callable[[], Any] = weakref.ref(optimizer)

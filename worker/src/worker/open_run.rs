@@ -79,6 +79,8 @@ pub struct OpenRun {
     /// The samples of the chunk that is to be trained.
     chunk: Vec<u32>,
     moved: bool,
+    /// A step is pushed, and its wait is not over.
+    waits: bool,
     slow: Slow,
     /// The loop computes since; not known before its first step, which may have to build what it computes with.
     computes: Option<Instant>,
@@ -127,6 +129,7 @@ impl OpenRun {
             order: (u64::MAX, Vec::new()),
             chunk: Vec::new(),
             moved: false,
+            waits: false,
             slow: Slow::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
@@ -286,6 +289,7 @@ impl OpenRun {
             Asked::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
             Asked::Local => {}
             Asked::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
+            Asked::Over if self.waits => return Err(misuse("the wait of a step was interrupted: call go_on")),
             Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
             Asked::Failed => return Err(failed()),
         }
@@ -293,6 +297,7 @@ impl OpenRun {
             self.slow.took(since.elapsed());
         }
         self.driver.trained(Some((f64::from(loss) * samples.max(1) as f64, samples.max(1))));
+        self.waits = true;
         let mut refused = None;
         loop {
             match self.go_on() {
@@ -306,16 +311,19 @@ impl OpenRun {
         }
     }
 
-    /// Waits on, after an interrupt.
+    /// Waits on, after an interrupt; where nothing was interrupted it only says where this worker stands.
     ///
     /// # Errors
     /// As of [`Self::step`].
     pub fn go_on(&mut self) -> Result<Went, WorkerError> {
-        if let Asked::Failed = std::mem::replace(&mut self.asked, Asked::Over) {
-            self.asked = Asked::Failed;
+        if let Asked::Failed = self.asked {
             return Err(failed());
         }
-        self.next()?;
+        if self.waits {
+            self.asked = Asked::Over;
+            self.next()?;
+            self.waits = false;
+        }
         Ok(Went { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
     }
 

@@ -1,0 +1,161 @@
+"""What scripts do that cannot be as they mean it: an error or a word in the log, never another result in silence."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import models  # noqa: E402
+import paraft  # noqa: E402
+import paraft.torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+Prepared = tuple[paraft.Run, Any, Any]
+
+
+def prepared(fleet: paraft.Fleet, **options: Any) -> Prepared:
+    """A run with the MLP."""
+    run = paraft.init(fleet)
+    m = models.model("mlp")
+    return run, *run.prepare(m, torch.optim.SGD(m.parameters(), lr=0.1), **options)
+
+
+def steps(m: Any, o: Any, n: int = 1) -> None:
+    for batch in models.batches("mlp", 0, n):
+        models.loss(m, batch).backward()
+        o.step()
+        o.zero_grad()
+
+
+def test_a_scaler_does_not_hide_the_scripts_own_clipping(start_fleet: Callable[..., paraft.Fleet]) -> None:
+    for clips in (False, True):
+        run, m, o = prepared(start_fleet(1))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        (batch,) = models.batches("mlp", 0, 1)
+        scaler.scale(models.loss(m, batch)).backward()
+        scaler.unscale_(o)
+        if not clips:
+            scaler.step(o)
+            assert run.step == 1
+            run.finish()
+            continue
+        nn.utils.clip_grad_norm_(m.parameters(), 0.01)
+        with pytest.raises(paraft.MisuseError, match="clip_norm="):
+            scaler.step(o)
+        run.close()
+
+
+def test_weights_that_a_script_writes_itself_are_told_of_once(fleet: paraft.Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    run, m, o = prepared(fleet)
+    with caplog.at_level(logging.WARNING, "paraft"):
+        steps(m, o, 3)
+        assert not caplog.records
+        m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()})
+        steps(m, o, 3)
+    (said,) = caplog.messages
+    assert "`0.weight`" in said and "before run.prepare()" in said
+    run.finish()
+
+
+def test_what_is_trained_stays_so(fleet: paraft.Fleet) -> None:
+    run, m, o = prepared(fleet)
+    steps(m, o)
+    m[0].weight.requires_grad_(False)
+    with pytest.raises(paraft.MisuseError, match="`0.weight` was frozen after"):
+        steps(m, o)
+    m[0].weight.requires_grad_(True)
+    steps(m, o)
+    run.finish()
+
+
+def test_a_run_that_is_over_says_so_and_what_it_was(fleet: paraft.Fleet) -> None:
+    run, m, o = prepared(fleet)
+    with pytest.raises(paraft.MisuseError, match="worker 0 of these servers already"):
+        prepared(fleet)
+    steps(m, o, 2)
+    run.finish()
+    assert run.stats()["step"] == run.step == 2 and run.mode == "bsp" and run.over
+    with pytest.raises(paraft.MisuseError, match="is over"):
+        steps(m, o)
+    with pytest.raises(paraft.MisuseError, match="is over"):
+        run.report(1, 1.0)
+    with pytest.raises(paraft.MisuseError, match="is over"):
+        run.prepare(m, o)
+    with pytest.raises(paraft.MisuseError, match="trained their job to its end"):
+        prepared(fleet)
+
+
+def test_a_job_that_has_begun_is_gone_on_with_and_says_so(fleet: paraft.Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    run, m, o = prepared(fleet)
+    steps(m, o, 2)
+    run.close()
+    with caplog.at_level(logging.WARNING, "paraft"):
+        run, m, o = prepared(fleet)
+    assert "the job is at step 2" in "".join(caplog.messages)
+    steps(m, o)
+    run.finish()
+
+
+def test_a_second_thread_that_trains_is_told_and_the_first_goes_on(fleet: paraft.Fleet) -> None:
+    run, m, o = prepared(fleet)
+    steps(m, o)
+    errors: list[BaseException] = []
+    done = [0, 0]
+
+    def trains(i: int) -> None:
+        for _ in range(200):
+            try:
+                o.step()  # its gradients are zeros
+                done[i] += 1
+            except paraft.MisuseError as e:
+                errors.append(e)
+
+    threads = [threading.Thread(target=trains, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all("another thread" in str(e) for e in errors)
+    assert sum(done) + len(errors) == 400 and run.step == 1 + sum(done)
+    steps(m, o)
+    run.finish()
+
+
+def test_copies_are_torchs_own(fleet: paraft.Fleet) -> None:
+    run, m, o = prepared(fleet)
+    steps(m, o)
+    m2, o2 = copy.deepcopy((m, o))
+    m3, o3 = pickle.loads(pickle.dumps((m, o)))
+    for m_, o_ in ((m2, o2), (m3, o3)):
+        assert type(o_) is torch.optim.SGD
+        before = m_[0].weight.detach().clone()
+        steps(m_, o_)
+        assert not torch.equal(before, m_[0].weight)
+    assert run.step == 1
+    run.finish()
+
+
+@pytest.mark.parametrize("n", [5, 14])
+def test_local_steps_behind_the_last_push_are_pushed_in_the_end(fleet: paraft.Fleet, n: int) -> None:
+    plain = models.model("mlp")
+    steps(plain, torch.optim.SGD(plain.parameters(), lr=0.1), n)
+    run, m = paraft.init(fleet), models.model("mlp")
+    o = torch.optim.SGD(m.parameters(), lr=0.1)
+    with paraft.torch.LocalSGD(run, m, o, every=10):
+        steps(m, o, n)
+    for a, b in zip(plain.parameters(), m.parameters()):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_an_address_that_is_none_is_said_at_once() -> None:
+    for servers in ("nohost:99x", "127.0.0.1", ":7000", "a:0", "a:70000"):
+        with pytest.raises(paraft.ConfigError, match="host:port"):
+            paraft.init(servers=servers)
