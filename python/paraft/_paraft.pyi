@@ -25,7 +25,7 @@ class Run:
         owner: Any,
         state: list[int] = ...,
         updates: int = 0,
-        note: str = "",
+        note: str = ...,
         run_dir: Optional[str] = None,
         resume: Optional[str] = None,
         metrics: Optional[str] = None,

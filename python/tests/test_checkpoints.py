@@ -341,3 +341,79 @@ def test_torch_distributed_reads_an_exported_checkpoint(fleet: Any, tmp_path: Pa
     ours = other.state_dict()
     assert all(torch.equal(ours[k], v) for k, v in m.state_dict().items()), "weights and statistics"
     same_state(oo.state_dict(), state, 0)
+
+
+def test_a_script_that_resumes_itself_does_so_on_servers(start_fleet: Any, tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint.pt"
+    for end in (K, 2 * K):
+        m, o = script("adamw")
+        schedule = torch.optim.lr_scheduler.StepLR(o, 1, 0.9)
+        begin = 0
+        if file.exists():
+            saved = torch.load(file)
+            m.load_state_dict(saved["model"])
+            o.load_state_dict(saved["optimizer"])
+            schedule.load_state_dict(saved["schedule"])
+            begin = saved["step"]
+        run = paraft.init(start_fleet(1))
+        run.prepare(m, o)
+        for step in range(begin, end):
+            train(m, o, step, step + 1)
+            schedule.step()
+        state = {"model": m.state_dict(), "optimizer": o.state_dict(), "schedule": schedule.state_dict(), "step": end}
+        torch.save(state, file)
+        run.finish()
+    plain, po = script("adamw")
+    schedule = torch.optim.lr_scheduler.StepLR(po, 1, 0.9)
+    for step in range(2 * K):
+        train(plain, po, step, step + 1)
+        schedule.step()
+    assert apart(m, plain) <= OPTIMIZERS["adamw"][1]
+
+
+def test_a_server_that_dies_is_a_pause(start_fleet: Any, tmp_path: Path) -> None:
+    fleet = start_fleet(3)
+    run = paraft.init(fleet, settings={"checkpoint.dir": str(tmp_path)})
+    m, o = script("adam")
+    run.prepare(m, o)
+    train(m, o, 0, K)
+    before = run.save()
+    fleet._processes[0].kill()
+    state = o.state_dict()["state"]
+    assert before.name == f"step-{K:010}"
+    told = paraft.torch.load_checkpoint(before)["optimizer"]["state"]
+    assert all(torch.equal(state[i][k], v) for i, entry in told.items() for k, v in entry.items())
+    train(m, o, K, K + 1)
+    assert run.save().name == f"step-{K + 1:010}"
+    run.finish()
+
+
+def grouped(out: str) -> list[str]:
+    """A rank of one worker of two: the first saves, the other is told to leave it to that."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    m, o = script("adam")
+    ddp = nn.parallel.DistributedDataParallel(m)
+    run = paraft.init(rank=0, workers=1, group=dist.group.WORLD, settings={"checkpoint.dir": out})
+    run.prepare(ddp, o)
+    train(ddp, o, 0, 2)
+    said = []
+    try:
+        said.append(str(run.save()))
+    except paraft.MisuseError as e:
+        said.append(str(e))
+    train(ddp, o, 2, 3)
+    run.finish()
+    dist.destroy_process_group()
+    return said
+
+
+def test_the_first_rank_of_a_group_saves(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    first, other = run_workers(fleet, grouped, 2, str(tmp_path)).values
+    assert first == [str(tmp_path / "step-0000000002")] and "run.is_first" in other[0]
+    m, o = script("adam")
+    saved = paraft.torch.load_checkpoint(tmp_path)
+    assert m.load_state_dict(saved["model"], strict=False).unexpected_keys == []
+    o.load_state_dict(saved["optimizer"])
+    train(m, o, 0, 1)
