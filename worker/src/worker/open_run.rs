@@ -289,7 +289,9 @@ impl OpenRun {
             Asked::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
             Asked::Local => {}
             Asked::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
-            Asked::Over if self.waits => return Err(misuse("the wait of a step was interrupted: call go_on")),
+            Asked::Over if self.waits => {
+                return Err(misuse("the wait of a step was interrupted: call go_on"));
+            }
             Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
             Asked::Failed => return Err(failed()),
         }
