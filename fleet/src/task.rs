@@ -1,6 +1,6 @@
 //! One task of an engine: the worker that it is, and the server that it has as well where it is one of the first.
 //!
-//! The first task has the run's folder and the job, keeps the record, and says when it is over ([`crate::gather`]). Nothing is
+//! The first task has the run's folder and the job, keeps the record, and says when it is over (`gather`). Nothing is
 //! started again here: engines do that, and a task that comes back is a worker without a server.
 
 use crate::{
