@@ -126,19 +126,12 @@ class Run:
         """Whether a model can be given to this run.
 
         Raises:
-            MisuseError: it has one, has had one, or another run of this process is the same worker.
+            MisuseError: it has one, has had one, or the servers are done.
         """
         if self._session is not None:
             raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
         if self._closed:
             raise MisuseError("this run is over: make another with paraft.init()")
-        for other in _RUNS:
-            if other._session is not None and other.rank == self.rank and set(other.servers) & set(self.servers):
-                raise MisuseError(
-                    f"this process is worker {self.rank} of these servers already, with another model: finish() or close() that run "
-                    "first. Servers train one job: two models at once (as of a GAN) need two fleets, or are one nn.ModuleDict with "
-                    "one optimizer"
-                )
         if self._fleet is not None and self._fleet._trained:
             raise MisuseError("these servers have trained their job to its end: make new ones with paraft.local()")
 
@@ -197,13 +190,25 @@ class Run:
             slow=_factor("PARAFT_SLOW"),
             straggle=os.environ.get("PARAFT_STRAGGLE") or None,
         )
-        self._session = join() if self._group is None else self._group.open(join, owner)
+        try:
+            self._session = join() if self._group is None else self._group.open(join, owner)
+        except ParaftError as e:
+            if "is connected from another process" in str(e) and any(self._is_beside(other) for other in _RUNS):
+                raise MisuseError(
+                    f"this process is worker {self.rank} of these servers already, with another model: finish() or close() that run first. "
+                    "Servers train one job: two models at once (as of a GAN) need two fleets, or are one nn.ModuleDict with one optimizer"
+                ) from None
+            raise
         self._stands()
         if self._step:
             _LOG.warning(
                 "the job is at step %d: this worker goes on with the servers' weights, not with its own; run.step says where", self._step
             )
         return self._session
+
+    def _is_beside(self, other: Run) -> bool:
+        """Whether the other run trains, as this worker of these servers."""
+        return other._session is not None and other.rank == self.rank and bool(set(other.servers) & set(self.servers))
 
     def _joined(self) -> Any:
         if self._session is None:

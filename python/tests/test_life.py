@@ -274,7 +274,7 @@ def test_misuse_is_said_with_its_remedy_and_training_goes_on(start_fleet: Any) -
     with said(paraft.MisuseError, "0.weight", "other memory"):
         one_step(m, o)
     run.close()
-    with said(paraft.MisuseError, "prepare"):
+    with said(paraft.MisuseError, "is over", "paraft.init"):
         run.report(1, 0.0)
 
     with said(paraft.ConfigError, "paraft launch"):
