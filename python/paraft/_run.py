@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -109,9 +108,10 @@ class Run:
         self._last: dict[str, Any] = {}
         self._quiet = 0
         self._moves = 0
-        #: A step is pushed, and its wait was interrupted, or goes on in this thread.
+        #: A step is pushed, and its wait was interrupted, or goes on.
         self._waits = False
-        self._waiting: Optional[int] = None
+        #: A thread is in that wait.
+        self._waiting = False
         self._leased: dict[str, Any] = {}
         self._loss = math.nan
         self._samples = 0
@@ -229,19 +229,19 @@ class Run:
 
     def _settle(self, *, aside: bool = False) -> None:
         """Ends the wait of a step that Ctrl-C has interrupted. ``aside``: what another thread is in is no matter."""
-        if self._waits and not (aside and self._waiting is not None):
+        if self._waits and not (aside and self._waiting):
             self._waited(lambda session: session.go_on())
 
     def _waited(self, wait: Callable[[Any], tuple[int, bool, bool]]) -> None:
-        if self._waiting is not None:
+        if self._waiting:
             raise MisuseError("another thread is in optimizer.step() of this run: one thread trains")
         session, self._waits = self._joined(), True
-        self._waiting = threading.get_ident()
+        self._waiting = True
         try:
             try:
                 stands = wait(session)
             finally:
-                self._waiting = None
+                self._waiting = False
         except DivergedError:
             self._waits = False
             self._stands()  # the step is done, but for what was not finite
@@ -325,9 +325,9 @@ class Run:
         """Writes a checkpoint of this worker's step: the weights and the servers' optimizer state. Waits until it is whole on the disk,
         and gives its folder back: :func:`paraft.torch.load_checkpoint` reads it, and ``paraft.init(resume=...)`` goes on from it.
 
-        Call it between two steps, and before :meth:`finish`. Any worker may (in a group its first rank); where several do at one step, one writes it for all that
-        have the folder in common. It goes where the job's checkpoints go: ``checkpoint.dir`` of the settings, else ``checkpoints`` in
-        the run's folder.
+        Call it between two steps, and before :meth:`finish`. Any worker may (in a group its first rank); where several do at one step, one
+        writes it for all that have the folder in common. It goes where the job's checkpoints go: ``checkpoint.dir`` of the settings, else
+        ``checkpoints`` in the run's folder.
 
         Raises:
             ConfigError: the job has no place for checkpoints.

@@ -84,7 +84,7 @@ class Flat:
             elif is_param or buffers:
                 self._copied.append(i)
         self._tensors = tensors
-        self.seen()
+        self._versions = [p._version for p in self.params]
         self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
 
     def check(self) -> None:
@@ -107,15 +107,11 @@ class Flat:
                 )
 
     def written(self) -> Optional[str]:
-        """The name of a parameter that somebody has written to since :meth:`seen`."""
+        """The name of a parameter that somebody has written to since :meth:`attach`: what is pulled is not counted by torch."""
         now = [p._version for p in self.params]
         if now == self._versions:
             return None
         return next(name for name, a, b in zip(self.names, now, self._versions) if a != b)
-
-    def seen(self) -> None:
-        """The parameters are as they are meant to be."""
-        self._versions = [p._version for p in self.params]
 
     def spread(self) -> None:
         """Copies the vector to the tensors that have memory of their own."""

@@ -13,7 +13,9 @@ from .. import errors
 from ..errors import ConfigError, MisuseError, ParaftError
 
 #: What the rank that speaks with the servers tells the others after each step goes into so many bytes.
-_TOLD_BYTES = 2048
+_TOLD_BYTES = 4096
+#: Of an error's message, each of which JSON may write in six bytes.
+_TOLD_CHARACTERS = 512
 
 #: Where a worker stands after a step: as the extension has it.
 Stands = tuple[int, bool, bool]
@@ -107,7 +109,7 @@ class Member:
             try:
                 step, moved, over = act()
             except ParaftError as e:
-                self._of.tell({"error": type(e).__name__, "text": str(e)[: _TOLD_BYTES // 4]}, None)
+                self._of.tell({"error": type(e).__name__, "text": str(e)[:_TOLD_CHARACTERS]}, None)
                 raise
             told: Optional[dict[str, Any]] = {**self._session.stands(), "moved": moved, "ended": over}
         else:
