@@ -191,7 +191,7 @@ class Run:
             straggle=os.environ.get("PARAFT_STRAGGLE") or None,
         )
         try:
-            self._session = join() if self._group is None else self._group.open(join, owner)
+            self._session = join() if self._group is None else self._group.open(join)
         except ParaftError as e:
             if "is connected from another process" in str(e) and any(self._is_beside(other) for other in _RUNS):
                 raise MisuseError(
@@ -446,9 +446,9 @@ def init(
         run_dir: where the record and checkpoints go. Default: ``PARAFT_RUN_DIR``, else nothing is written.
         resume: a checkpoint to begin with, or a folder of them. Default: ``PARAFT_RESUME``.
         settings: any key of a job file, ``{"cluster.grace_ms": 5_000}``.
-        group: a process group of torch whose ranks are one worker: DistributedDataParallel averages inside, and its first rank speaks with
-            the servers. ``rank`` and ``workers`` then count groups; default: ``PARAFT_RANK`` and ``PARAFT_WORKERS``, else all ranks are in
-            groups of this size.
+        group: a process group of torch whose ranks, on one host, are one worker: DistributedDataParallel or FSDP2 averages inside, and its
+            first rank speaks with the servers. ``rank`` and ``workers`` then count groups; default: ``PARAFT_RANK`` and
+            ``PARAFT_WORKERS``, else all ranks are in groups of this size.
 
     Raises:
         ConfigError: no servers are named, or a setting cannot be.

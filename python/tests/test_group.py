@@ -1,4 +1,4 @@
-"""Several ranks as one worker: DistributedDataParallel inside, Paraft between."""
+"""Several ranks as one worker: DistributedDataParallel or FSDP2 inside, Paraft between."""
 
 from __future__ import annotations
 
@@ -17,30 +17,52 @@ import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
 
 STEPS = 20
 
 
-def grouped(out: str, servers: list[str], size: int, kind: str, optimizer: str) -> dict[str, Any]:
+def inside(how: str, m: nn.Module, group: Any) -> nn.Module:
+    """A model whose gradients torch averages over a group's ranks."""
+    if how == "ddp":
+        return DistributedDataParallel(m, process_group=group)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    # FSDP2 wants tied layers together: the root has the transformer's embedding.
+    for layer in m.layers.layers if isinstance(m, models.Transformer) else m.children():
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(m, mesh=mesh)
+
+
+def whole(m: nn.Module) -> dict[str, Any]:
+    """The weights of a model that may be sharded, whole, on each rank."""
+    return get_model_state_dict(m, options=StateDictOptions(full_state_dict=True))
+
+
+def grouped(out: str, servers: list[str], size: int, how: str, kind: str, optimizer: str) -> dict[str, Any]:
     """A rank of a worker of ``size`` ranks."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group(list(range(at, at + size))) for at in range(0, world, size)]
     own = groups[rank // size]
-    m = models.model(kind, seed=rank)
+    m = models.model(kind, seed=rank if how == "ddp" else rank // size)  # FSDP2 takes each rank's own
+    trains = inside(how, m, own)
     del os.environ["PARAFT_RANK"], os.environ["PARAFT_WORKERS"]  # torchrun sets none
     run = paraft.init(servers=servers, group=own)
     assert (run.rank, run.workers) == (rank // size, world // size)
-    ddp, o = run.prepare(DistributedDataParallel(m, process_group=own), models.optimizer(optimizer, m))
+    trains, o = run.prepare(trains, models.optimizer(optimizer, m))
     for batch in models.batches(kind, rank, STEPS):
-        models.loss(ddp, batch).backward()
+        models.loss(trains, batch).backward()
         o.step()
         o.zero_grad()
     stats = run.stats()
     run.report(1, 1.0, 1, 2)
     run.finish()
-    torch.save(m.state_dict(), f"{out}/grouped-{rank}.pt")
+    # Of FSDP2 the first rank has the whole, and all have a part in it.
+    torch.save(m.state_dict() if how == "ddp" else whole(m), f"{out}/grouped-{rank}.pt")
     dist.destroy_process_group()
     return {"step": stats["step"], "mode": stats["mode"], "pushed": stats["bytes_pushed"], "first": run.is_first}
 
@@ -61,22 +83,92 @@ def by_ddp(out: str, kind: str, optimizer: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("kind", "optimizer", "within"), [("mlp", "momentum", 2e-6), ("mlp", "adam", 1e-4)])
+@pytest.mark.parametrize(
+    ("how", "kind", "optimizer", "within"),
+    [("ddp", "mlp", "momentum", 2e-6), ("ddp", "mlp", "adam", 1e-4), ("fsdp", "mlp", "adam", 1e-4), ("fsdp", "transformer", "momentum", 2e-6)],
+)
 def test_two_groups_of_two_are_four_ranks_of_ddp(
-    fleet: paraft.Fleet, run_workers: Callable[..., Any], tmp_path: Path, kind: str, optimizer: str, within: float
+    fleet: paraft.Fleet, run_workers: Callable[..., Any], tmp_path: Path, how: str, kind: str, optimizer: str, within: float
 ) -> None:
-    said = run_workers(fleet, grouped, 4, str(tmp_path), fleet.servers, 2, kind, optimizer).values
+    said = run_workers(fleet, grouped, 4, str(tmp_path), fleet.servers, 2, how, kind, optimizer).values
     run_workers(None, by_ddp, 4, str(tmp_path), kind, optimizer)
     ddp = torch.load(tmp_path / "ddp.pt")
     largest = max(float(t.abs().max()) for t in ddp.values())
     for rank in range(4):
         ours = torch.load(tmp_path / f"grouped-{rank}.pt")
+        if how == "fsdp" and rank != 0:
+            continue
         assert ours.keys() == ddp.keys()
         assert max(float((ours[k] - ddp[k]).abs().max()) for k in ddp) <= within * largest, f"rank {rank}"
     assert [s["first"] for s in said] == [True, False, False, False]
     assert all(s["step"] == STEPS and s["mode"] == "bsp" for s in said)
     # The servers saw two workers' bytes, and not four's: what a rank says is its worker's.
     assert said[0]["pushed"] == said[1]["pushed"] > 0
+
+
+def local_steps(out: str, servers: list[str], how: str, size: int, every: int, fragments: int) -> None:
+    """A rank of the job's only worker: ``size`` ranks, each with its part of the same data."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    m = models.model("mlp")
+    trains = inside(how, m, dist.group.WORLD) if size > 1 else m
+    run = paraft.init(servers=servers, rank=0, workers=1, group=dist.group.WORLD if size > 1 else None)
+    o = models.optimizer("adam", m)
+    with paraft.torch.DiLoCo(run, trains, o, every=every, fragments=fragments):
+        for x, y in models.batches("mlp", 0, STEPS):
+            share = len(x) // size
+            models.loss(trains, (x[rank * share :][:share], y[rank * share :][:share])).backward()
+            o.step()
+            o.zero_grad()
+        assert run.step == STEPS // every
+    torch.save(m.state_dict() if how == "ddp" else whole(m), f"{out}/{how}-{size}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("how", "fragments"), [("ddp", 1), ("ddp", 2), ("fsdp", 1)])
+def test_local_steps_of_a_group_are_those_of_a_worker_with_all_its_data(
+    start_fleet: Callable[..., paraft.Fleet], run_workers: Callable[..., Any], tmp_path: Path, how: str, fragments: int
+) -> None:
+    for size in (1, 2):
+        fleet = start_fleet(1)
+        run_workers(fleet, local_steps, size, str(tmp_path), fleet.servers, how if size > 1 else "ddp", size, 4, fragments)
+    alone = torch.load(tmp_path / "ddp-1-0.pt")
+    largest = max(float(t.abs().max()) for t in alone.values())
+    for rank in range(2 if how == "ddp" else 1):
+        ours = torch.load(tmp_path / f"{how}-2-{rank}.pt")
+        assert max(float((ours[k] - alone[k]).abs().max()) for k in alone) <= 2e-5 * largest
+
+
+def leased(servers: list[str], samples: int) -> list[list[int]]:
+    """A rank of one of two workers, whose servers give out the data: what it trained on, by epoch."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    groups = [dist.new_group([at, at + 1]) for at in (0, 2)]
+    m = nn.Linear(1, 1)
+    trains = DistributedDataParallel(m, process_group=groups[rank // 2])
+    run = paraft.init(servers=servers, group=groups[rank // 2], rank=rank // 2, workers=2)
+    data = TensorDataset(torch.arange(samples, dtype=torch.float32).view(-1, 1))
+    loader = paraft.torch.LeasedLoader(run, data, batch_size=3, epochs=2, chunk=12)
+    trains, o = run.prepare(trains, torch.optim.SGD(m.parameters(), lr=1e-6))
+    seen: list[list[int]] = []
+    for _ in range(2):
+        seen.append([])
+        for (x,) in loader:
+            trains(x).sum().backward()
+            o.step()
+            o.zero_grad()
+            seen[-1] += [int(v) for v in x]
+    run.finish()
+    dist.destroy_process_group()
+    return seen
+
+
+def test_leased_data_of_groups_is_trained_by_one_rank_each(fleet: paraft.Fleet, run_workers: Callable[..., Any]) -> None:
+    said = run_workers(fleet, leased, 4, fleet.servers, 96).values
+    for epoch in range(2):
+        assert sorted(sample for seen in said for sample in seen[epoch]) == list(range(96))
+    # Ranks of a worker go together.
+    assert len(said[0][0]) == len(said[1][0]) and len(said[2][1]) == len(said[3][1])
 
 
 def loses_its_servers(out: str, servers: list[str]) -> str:
@@ -131,14 +223,18 @@ def refused(servers: list[str]) -> list[str]:
     ddp = DistributedDataParallel(m)
     tries(None, ddp)
     tries(dist.group.WORLD, m)
-    tries(dist.group.WORLD, ddp, apply="worker")
     tries(dist.group.WORLD, ddp, overlap=True)
+    part = nn.Sequential(fully_shard(nn.Linear(20, 4)), nn.Linear(4, 2))
+    o = models.optimizer("sgd", part)
+    tries(None, part)
+    tries(dist.group.WORLD, part)
     dist.destroy_process_group()
     return said
 
 
 def test_what_does_not_go_together_is_said(fleet: paraft.Fleet, run_workers: Callable[..., Any]) -> None:
     (said,) = run_workers(fleet, refused, 1, fleet.servers).values
-    assert len(said) == 4
+    assert len(said) == 5
     assert "paraft.init(group=...)" in said[0] and "DDP(model, process_group=...)" in said[1]
-    assert "apply=" in said[2] and "overlap" in said[3]
+    assert "overlap" in said[2] and "paraft.init(group=...)" in said[3]
+    assert "`1.weight` is not sharded" in said[4]

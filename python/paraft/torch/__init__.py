@@ -12,6 +12,7 @@ from .._run import Run, toml
 from ..errors import ConfigError, MisuseError
 from . import _optim
 from ._checkpoints import export_dcp, load_checkpoint
+from ._flat import is_sharded
 from ._leased import LeasedLoader, LeasedSampler
 from ._steps import OnServers, OnWorker, on_servers
 
@@ -50,10 +51,9 @@ def prepare(
         UnavailableError: the servers cannot be reached.
     """
     _new(run, optimizer)
-    overlap = _grouped(run, model, apply, overlap)
+    overlap = _grouped(run, model, overlap)
     if apply not in ("auto", "servers", "worker"):
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"worker\" or \"auto\"")
-    apply = "servers" if run._group is not None else apply
     if apply != "worker":
         try:
             table = _optim.table(optimizer)
@@ -78,26 +78,26 @@ def prepare(
     return model, optimizer
 
 
-def _grouped(run: Run, model: torch.nn.Module, apply: str, overlap: Optional[bool]) -> Optional[bool]:
+def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> Optional[bool]:
     """Whether gradients are pushed during the backward pass: in a group they are whole only after it.
 
     Raises:
         ConfigError: group and model do not go together.
     """
-    inside = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    averages = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     if run._group is None:
-        if inside:
+        if averages:
             raise ConfigError(
                 "DistributedDataParallel averages the gradients already, and the servers would once more: give prepare() the model "
                 "itself; where the ranks of a host are one worker, paraft.init(group=...) with DDP's process group"
             )
         return overlap
-    if not inside:
-        raise ConfigError("a group's ranks average their gradients by DistributedDataParallel: prepare(DDP(model, process_group=...), ...)")
-    if apply == "worker" or overlap:
-        raise ConfigError("in a group the servers run the optimizer, and gradients are pushed by step(): apply=\"servers\", no overlap=True")
-    if run._leased:
-        raise ConfigError("leased data goes to one rank of a group: take DistributedSampler over all ranks")
+    if not averages and not any(is_sharded(p) for p in model.parameters()):
+        raise ConfigError(
+            "torch averages the gradients of a group's ranks: prepare(DDP(model, process_group=...), ...), or fully_shard(model, mesh=...) before"
+        )
+    if overlap:
+        raise ConfigError("in a group gradients are pushed by step(), when all ranks have them: no overlap=True")
     return False
 
 
@@ -121,8 +121,7 @@ def local(
 ) -> OnWorker:
     """Joins the job with an optimizer that moves this worker's own weights, and pushes how far they went after every so many steps."""
     _new(run, optimizer)
-    if run._group is not None:
-        raise ConfigError("local steps are for workers of one process: paraft.init() without group=")
+    _grouped(run, model, None)
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
     settings = [f"local={toml(rule)}", f"train.encoding={toml(encoding)}"]
     return OnWorker(run, model, optimizer, settings=settings, turns=every if fragments > 1 else 1)

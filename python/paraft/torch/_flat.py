@@ -1,12 +1,14 @@
 """A model as one flat vector: what the servers hold, and where its parameters lie in it.
 
 A parameter of float32 on the CPU, contiguous, *is* a view of the vector: what is pulled is where the model computes, and nothing is
-converted on a step's path. Any other (half precision, channels-last, on a GPU) keeps memory of its own and is copied.
+converted on a step's path. Any other (half precision, channels-last, on a GPU) keeps memory of its own and is copied; so does one that is
+sharded over the ranks of a group (FSDP2), of which each rank copies its own part.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -14,10 +16,13 @@ import torch
 
 from .._run import Tensor
 from ..errors import ConfigError, MisuseError
+from ._group import Group
 
 
 class Flat:
     """The trained parameters of a model in the order of an optimizer's groups, then its running statistics.
+
+    ``group``: whose ranks the vector belongs to; it lies in memory that they share.
 
     Attributes:
         values: the vector, on the CPU.
@@ -27,7 +32,7 @@ class Flat:
         buffers: the running statistics: persistent buffers of floating numbers.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group]) -> None:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module  # its names are the model's
         names = {id(p): name for name, p in model.named_parameters()}
@@ -35,8 +40,8 @@ class Flat:
         self.params: list[torch.nn.Parameter] = []
         self.names: list[str] = []
         self.group_values: list[int] = []
-        for i, group in enumerate(optimizer.param_groups):
-            trained = [p for p in group["params"] if p.requires_grad]
+        for i, of in enumerate(optimizer.param_groups):
+            trained = [p for p in of["params"] if p.requires_grad]
             for p in trained:
                 if id(p) not in names:
                     raise ConfigError(
@@ -48,7 +53,7 @@ class Flat:
             self.params += trained
             self.names += [names[id(p)] for p in trained]
             self.group_values.append(sum(p.numel() for p in trained))
-        given = [p for group in optimizer.param_groups for p in group["params"]]
+        given = [p for of in optimizer.param_groups for p in of["params"]]
         self._trained = [(names[id(p)], p, p.requires_grad) for p in given if id(p) in names]
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
@@ -62,23 +67,55 @@ class Flat:
         if any(t.numel() == 0 for t in tensors):
             empty = self.names[next(i for i, t in enumerate(tensors) if t.numel() == 0)]
             raise ConfigError(f"`{empty}` has no values (a lazy module: run one batch through the model before prepare())")
-        on_gpu = any(t.is_cuda for t in tensors)
-        self.values = torch.empty(sum(t.numel() for t in tensors), dtype=torch.float32, pin_memory=on_gpu)
-        self.views = apart(self.values, [t.shape for t in tensors])
+        self.sharded = any(is_sharded(p) for p in self.params)
+        self._group = group
+        self._check_shards()
+        shapes, length = [t.shape for t in tensors], sum(t.numel() for t in tensors)
+        if self._group is None:
+            on_gpu = any(t.is_cuda for t in tensors)
+            self.values = torch.empty(length, dtype=torch.float32, pin_memory=on_gpu)
+        else:
+            self.values = self._group.memory(length)
+        self.views = apart(self.values, shapes)
+        #: Of each tensor, this rank's part of its place in the vector.
+        self.parts = [part(view, t) for view, t in zip(self.views, tensors)]
         self._copied: list[int] = []
         with torch.no_grad():
-            for view, tensor in zip(self.views, tensors):
-                view.copy_(tensor)
+            for into, tensor in zip(self.parts, tensors):
+                if self._group is None or self._group.leads or is_sharded(tensor):
+                    into.copy_(own(tensor))
         self.tensors: list[Tensor] = [
             (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
         ]
 
-    def attach(self, *, buffers: bool) -> None:
-        """Makes the parameters views of the vector where they can be; ``buffers``: the running statistics too."""
+    def _check_shards(self) -> None:
+        if not self.sharded:
+            return
+        if self._group is None:
+            raise ConfigError(
+                "the model is sharded (FSDP2, DTensor), and its ranks are one worker: paraft.init(group=...) with the ranks of its mesh"
+            )
+        shards: list[Any] = [*self.params]
+        for name, p in zip(self.names, shards):
+            if not is_sharded(p):
+                raise ConfigError(
+                    f"`{name}` is not sharded, and others are: nobody averages its gradient over the group's ranks. Call fully_shard(model) "
+                    "for the whole model, too"
+                )
+            mesh = sorted(p.device_mesh.mesh.flatten().tolist())
+            if mesh != sorted(self._group.ranks):
+                raise ConfigError(
+                    f"`{name}` is sharded over ranks {mesh}, and the group has {self._group.ranks}: a group's ranks are those of the mesh"
+                )
+
+    def attach(self, *, buffers: bool, shared: bool = True) -> None:
+        """Makes the parameters views of the vector where they can be; ``buffers``: the running statistics too. ``shared``: what all ranks of
+        a group may have in common; else the first rank has it, and the others have weights of their own."""
         tensors = [*self.params, *self.buffers]
         for i, (view, t) in enumerate(zip(self.views, tensors)):
             is_param = i < len(self.params)
-            direct = t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
+            plain = t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not is_sharded(t)
+            direct = plain and (shared or self._group is None or self._group.leads)
             if direct and (is_param or buffers):
                 t.data = view
             elif is_param or buffers:
@@ -117,20 +154,40 @@ class Flat:
         """Copies the vector to the tensors that have memory of their own."""
         if self._copied:
             with torch.no_grad():
-                own = [self._tensors[i].data for i in self._copied]
-                torch._foreach_copy_(own, [self.views[i] for i in self._copied], True)
+                torch._foreach_copy_([own(self._tensors[i].data) for i in self._copied], [self.parts[i] for i in self._copied], True)
             self._synchronize()
 
     @torch.no_grad()
     def gather(self) -> None:
-        """The other way, for workers that move their weights themselves."""
-        if self._copied:
-            torch._foreach_copy_([self.views[i] for i in self._copied], [self._tensors[i].data for i in self._copied])
+        """The other way, for workers that move their weights themselves. What is the same on all ranks of a group, its first one gives."""
+        given = [i for i in self._copied if self._group is None or self._group.leads or is_sharded(self._tensors[i])]
+        if given:
+            torch._foreach_copy_([self.parts[i] for i in given], [own(self._tensors[i].data) for i in given])
 
     def _synchronize(self) -> None:
         device = next((self._tensors[i].device for i in self._copied if self._tensors[i].is_cuda), None)
         if device is not None:
             torch.cuda.current_stream(device).synchronize()  # the vector is the next pull's
+
+
+def is_sharded(t: torch.Tensor) -> bool:
+    """Whether this is a rank's part of a tensor, as FSDP2 leaves parameters."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # torch imports it for who shards, and it takes its time
+    return tensor is not None and isinstance(t, tensor.DTensor)
+
+
+def own(t: Any) -> torch.Tensor:
+    """What this rank has of it."""
+    mine: torch.Tensor = t.to_local() if is_sharded(t) else t
+    return mine
+
+
+def part(whole: torch.Tensor, t: Any) -> torch.Tensor:
+    """The part of a whole tensor that this rank has of another one of its shape."""
+    if not is_sharded(t):
+        return whole
+    (chunk,) = t.__create_chunk_list__()
+    return whole[tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes))]
 
 
 def apart(values: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:

@@ -1,8 +1,15 @@
-"""Several processes as one worker: torch's own process group averages the gradients inside, and one rank speaks with the servers."""
+"""Several processes of a host as one worker: torch's own process group averages the gradients inside, and one rank speaks with the servers.
+
+The weights lie in memory that the ranks share: the first one pulls into it, and each takes what it has of the model (all of it, or with
+FSDP2 its shard). Nobody reads there while a step waits, since all have come to it before.
+"""
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import platform
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -27,17 +34,19 @@ class Group:
     Attributes:
         ranks: torch's global ranks, in order; the first speaks with the servers.
         leads: whether this process is that one.
+        place_inside: of this process among them.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         if torch.device("cpu") not in group._device_types:
             raise ConfigError(
-                "the weights come to the group through the CPU, and its backend has none: "
+                "the ranks of a group meet on the CPU, and its backend has none: "
                 "dist.init_process_group(\"cpu:gloo,cuda:nccl\"), or dist.new_group(backend=\"gloo\")"
             )
         self._group = group
         self.ranks = dist.get_process_group_ranks(group)
-        self.leads = dist.get_rank() == self.ranks[0]
+        self.place_inside = self.ranks.index(dist.get_rank())
+        self.leads = self.place_inside == 0
 
     def place(self) -> tuple[int, int]:
         """Which worker this is, and how many there are, where all groups have the same size and consecutive ranks.
@@ -54,14 +63,51 @@ class Group:
             )
         return first // size, world // size
 
-    def open(self, join: Callable[[], Any], values: torch.Tensor) -> Any:
+    def memory(self, length: int) -> torch.Tensor:
+        """So many ``float32``, zeros, that all ranks have in common. All call.
+
+        Raises:
+            ConfigError: the ranks are on several hosts.
+        """
+        size = max(length * 4, 1)
+        made: Optional[int] = None
+        if self.leads:
+            made = os.memfd_create("paraft-group")
+            os.ftruncate(made, size)
+        path, host = self.share((f"/proc/{os.getpid()}/fd/{made}", platform.node()))
+        shared, why = None, ""
+        try:
+            descriptor = os.open(path, os.O_RDWR) if platform.node() == host else None
+            if descriptor is None:
+                why = f"rank {self.ranks[0]} is on host {host}"
+            else:
+                shared = mmap.mmap(descriptor, size)
+                os.close(descriptor)
+        except OSError as e:
+            why = f"{e}; rank {self.ranks[0]} must be of the same user and container"
+        failed = torch.tensor([0 if shared is not None else 1])
+        dist.all_reduce(failed, group=self._group)  # until all have it
+        if made is not None:
+            os.close(made)
+        if shared is None or int(failed):
+            raise ConfigError(
+                f"the ranks of a group share memory, and {int(failed)} of {self.ranks} can't have that of the first"
+                f"{': ' if why else ''}{why}. Make a group of each host's ranks: dist.new_group()"
+            )
+        return torch.frombuffer(shared, dtype=torch.float32, count=length)
+
+    def meet(self) -> None:
+        """Until all ranks are here."""
+        dist.all_reduce(torch.zeros(1), group=self._group)
+
+    def open(self, join: Callable[[], Any]) -> Any:
         """Joins the job, and gives what stands for the session on this rank."""
-        session = Member(self, values)
+        session = Member(self)
         session.lead(join)
         return session
 
-    def tell(self, what: Optional[dict[str, Any]], values: Optional[torch.Tensor]) -> dict[str, Any]:
-        """The first rank's word to all, and the weights with it.
+    def tell(self, what: Optional[dict[str, Any]]) -> dict[str, Any]:
+        """The first rank's word to all.
 
         Raises:
             ParaftError: the first rank's, on all.
@@ -74,9 +120,13 @@ class Group:
         said: dict[str, Any] = json.loads(bytes(told.tolist()).rstrip(b"\0"))
         if "error" in said and not self.leads:
             raise getattr(errors, said["error"])(f"rank {self.ranks[0]} of this group: {said['text']}")
-        if values is not None and "error" not in said:
-            dist.broadcast(values, self.ranks[0], group=self._group)
         return said
+
+    def share(self, what: Any) -> Any:
+        """An object of the first rank's, on all."""
+        said = [what]
+        dist.broadcast_object_list(said, self.ranks[0], group=self._group)
+        return said[0]
 
     def sum(self, numbers: list[float]) -> list[float]:
         """Over the ranks, on the first one."""
@@ -89,9 +139,8 @@ class Member:
     """A rank's place in a worker's session: what the servers are told comes from the first, what they answer goes to all. Has the methods
     of the extension's class that a front end calls. Whatever waits, all ranks call."""
 
-    def __init__(self, group: Group, values: torch.Tensor) -> None:
+    def __init__(self, group: Group) -> None:
         self._of = group
-        self._values = values
         self._session: Any = None
         self._told: dict[str, Any] = {}
 
@@ -105,22 +154,33 @@ class Member:
         self._share(joined)
 
     def _share(self, act: Callable[[], Stands]) -> Stands:
+        self._of.meet()  # what they hand over is there, and nobody reads the weights
         if self._of.leads:
             try:
                 step, moved, over = act()
             except ParaftError as e:
-                self._of.tell({"error": type(e).__name__, "text": str(e)[:_TOLD_CHARACTERS]}, None)
+                self._of.tell({"error": type(e).__name__, "text": str(e)[:_TOLD_CHARACTERS]})
                 raise
             told: Optional[dict[str, Any]] = {**self._session.stands(), "moved": moved, "ended": over}
         else:
             told = None
-        self._told = self._of.tell(told, self._values)
+        self._told = self._of.tell(told)
         moved, over = self._told.pop("moved"), self._told.pop("ended")
         return self._told["step"], moved, over
 
     def step(self, gradients: list[tuple[int, int]], loss: float, samples: int) -> Stands:
         """The first rank pushes, waits and pulls; all have the weights then."""
         return self._share(lambda: self._session.step(gradients, loss, samples * len(self._of.ranks)))
+
+    def chunk(self) -> Optional[tuple[int, list[int]]]:
+        """What the first rank is given, for all."""
+        chunk: Optional[tuple[int, list[int]]] = self._of.share(self._session.chunk() if self._of.leads else None)
+        return chunk
+
+    def prepared(self) -> None:
+        """On the first rank."""
+        if self._of.leads:
+            self._session.prepared()
 
     def go_on(self) -> Stands:
         """Ends the wait of a step that was interrupted on this rank; others are in it."""

@@ -23,6 +23,8 @@ class LeasedSampler(Sampler[list[int]]):
     lost. A chunk counts as trained when its last push is acknowledged; what a lost worker held goes to another. Where a job is gone on
     with, or a worker comes back, there is nothing to do: the servers know what is left.
 
+    In a group each rank gets ``batch_size`` samples of a chunk at a time; where the last ones do not divide, some are trained by two ranks.
+
     With ``num_workers`` a ``DataLoader`` asks for batches ahead, beyond the chunk: take :class:`LeasedLoader` then.
 
     Args:
@@ -44,9 +46,12 @@ class LeasedSampler(Sampler[list[int]]):
         if len(dataset) == 0:
             raise ConfigError("the data set is empty")
         self._run = run
-        self._batch = batch_size
+        group = run._group
+        self._ranks, self._rank = (1, 0) if group is None else (len(group.ranks), group.place_inside)
+        #: A worker's, of all its ranks.
+        self._batch = batch_size * self._ranks
         self._length = len(dataset)
-        settings = ['train.sampler="leased"', f"train.batch={batch_size}", f"train.epochs={epochs}"]
+        settings = ['train.sampler="leased"', f"train.batch={self._batch}", f"train.epochs={epochs}"]
         run._leased = {
             "settings": settings + ([f"train.chunk={chunk}"] if chunk else []),
             "samples": len(dataset),
@@ -69,7 +74,12 @@ class LeasedSampler(Sampler[list[int]]):
             if epoch != first:
                 return
             session.prepared()
-            yield [samples[i : i + self._batch] for i in range(0, len(samples), self._batch)]
+            yield [self._mine(samples[i : i + self._batch]) for i in range(0, len(samples), self._batch)]
+
+    def _mine(self, batch: list[int]) -> list[int]:
+        """This rank's share of a minibatch, as large as any other's: where it does not divide, some samples are taken twice."""
+        share = -(-len(batch) // self._ranks)
+        return [batch[i % len(batch)] for i in range(self._rank * share, (self._rank + 1) * share)]
 
     def __iter__(self) -> Iterator[list[int]]:
         for batches in self.chunks():

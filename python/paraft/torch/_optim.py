@@ -9,6 +9,7 @@ from typing import Any, Optional
 import torch
 
 from ..errors import ConfigError, DataError
+from ._flat import is_sharded
 
 _LOG = logging.getLogger("paraft")
 
@@ -151,6 +152,7 @@ def brought(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) 
         parts = []
         for p in params:
             own = optimizer.state.get(p, {}).get(name)
+            own = own.full_tensor() if own is not None and is_sharded(own) else own
             parts.append(torch.zeros(p.numel()) if own is None else own.detach().to("cpu", torch.float32).contiguous().reshape(-1))
         vectors.append(torch.cat(parts))
     return vectors, most

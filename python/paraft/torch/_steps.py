@@ -15,7 +15,7 @@ from .._run import Run
 from ..errors import MisuseError
 from . import _optim
 from ._checkpoints import note, opened
-from ._flat import Flat, staged
+from ._flat import Flat, apart, is_sharded, own, part, staged
 
 _LOG = logging.getLogger("paraft")
 
@@ -55,13 +55,15 @@ class OnServers:
     def __init__(
         self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, overlap: Optional[bool], settings: list[str]
     ) -> None:
-        flat = Flat(model, optimizer)
+        flat = Flat(model, optimizer, run._group)
         self.run = run
         self.flat = flat
         self._watch = _optim.Watch(optimizer)
         model.register_forward_pre_hook(Seen(run), with_kwargs=True)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
+        #: Where each rank of a group puts its part of the gradients, by parameter: the whole, and this rank's.
+        self._shares = self._shared_gradients()
         #: It was said that the script's own writes to weights do not last.
         self._told = False
         self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
@@ -92,6 +94,13 @@ class OnServers:
         params: list[tuple[int, Any]] = list(self._params) if self._probes else []
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
 
+    def _shared_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        group, params = self.run._group, self.flat.params
+        if group is None or not self.flat.sharded:
+            return []
+        wholes = apart(group.memory(sum(p.numel() for p in params)), [p.shape for p in params])
+        return [(whole, part(whole, p)) for whole, p in zip(wholes, params)]
+
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
 
@@ -113,6 +122,10 @@ class OnServers:
         self._pushed[i] = (gradient, gradient._version)
 
     def _address(self, i: int, gradient: torch.Tensor) -> int:
+        if self._shares:
+            whole, mine = self._shares[i]
+            mine.copy_(own(gradient))
+            return whole.data_ptr()
         if gradient.layout is not torch.strided:
             raise MisuseError(
                 f"the gradient of `{self.flat.names[i]}` is sparse, and the servers hold dense weights: make the layer with sparse=False"
@@ -265,13 +278,13 @@ class OnWorker:
         self.run = run
         self._turns = turns
         self._steps = 0
-        self.flat = Flat(model, optimizer)
+        self.flat = Flat(model, optimizer, run._group)
         model.register_forward_pre_hook(Seen(run), with_kwargs=True)
         values = self.flat.values
         said = note(None, model)
         self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings, note=said)
         run._front = weakref.ref(self)
-        self.flat.attach(buffers=True)
+        self.flat.attach(buffers=True, shared=False)
         self.flat.spread()
         me = weakref.ref(self)
 
