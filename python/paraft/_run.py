@@ -87,6 +87,9 @@ class Run:
         resume: Optional[str],
         group: Optional[Group] = None,
     ) -> None:
+        self._owner = os.getpid()
+        #: The extension's, or a rank's place in it.
+        self._session: Any = None
         self.servers = list(servers)
         self.rank = rank
         self.workers = workers
@@ -96,8 +99,6 @@ class Run:
         self._run_dir = run_dir
         self._resume = resume
         self._group = group
-        #: The extension's, or a rank's place in it.
-        self._session: Any = None
         #: Whoever trains: what holds the optimizer holds it, and it holds this.
         self._front: Callable[[], Any] = lambda: None
         self._step = 0
@@ -117,7 +118,6 @@ class Run:
         self._samples = 0
         #: Samples that the model was given since the last step.
         self._seen = 0
-        self._owner = os.getpid()
         _RUNS.add(self)
 
     # ---- the front ends ----
@@ -377,6 +377,17 @@ class Run:
         if session is not None and os.getpid() == self._owner:
             session.leave()
 
+    def _forgotten(self) -> None:
+        """Nobody finished it, or closed it. A script that failed has said so."""
+        if self._session is not None and self._step and os.getpid() == self._owner and not hasattr(sys, "last_type"):
+            _LOG.warning(
+                "the run ends at step %d without run.finish(): the other workers go on without this one, and it has not got the final weights",
+                self._step,
+            )
+
+    def __del__(self) -> None:
+        self._forgotten()
+
     def __enter__(self) -> Run:
         return self
 
@@ -404,6 +415,7 @@ _RUNS: weakref.WeakSet[Run] = weakref.WeakSet()
 def _leave() -> None:
     for run in list(_RUNS):
         with contextlib.suppress(Exception):
+            run._forgotten()
             run.close()
 
 

@@ -390,6 +390,23 @@ def test_what_one_worker_does_wrong_leaves_the_other_training(fleet: Any, run_wo
     assert all(torch.equal(a[k], b[k]) for k in a), "in lock-step to the end"
 
 
+def ends_early(fails: bool) -> None:
+    run = paraft.init()
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+    one_step(m, o)
+    if fails:
+        raise RuntimeError("the script's own")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_script_that_forgets_finish_is_told(fails: bool, fleet: Any, start_workers: Any) -> None:
+    (worker,) = start_workers(fleet, ends_early, 1, fails)
+    assert worker.wait(60) == int(fails)
+    assert ("ends at step 1 without run.finish()" in worker.err) is not fails
+
+
 def test_gradients_of_two_backward_passes_name_no_sync(fleet: Any) -> None:
     run, m, o = new(fleet, overlap=True)
     one_step(m, o)

@@ -216,6 +216,12 @@ class Watch:
         # Groups of nothing but frozen parameters are not on the servers.
         self._trained = [any(p.requires_grad for p in g["params"]) for g in self._groups]
         self._last = self.rates()
+        self._note()
+
+    def _note(self) -> None:
+        """Of the groups as they are, so that a step in which nobody changed them costs one comparison. A tensor may change in itself."""
+        tensors = any(isinstance(v, torch.Tensor) for g in self._groups for v in g.values())
+        self._noted = None if tensors else [dict(g) for g in self._groups]
 
     @staticmethod
     def _of(group: dict[str, Any]) -> dict[str, Any]:
@@ -235,6 +241,8 @@ class Watch:
         Raises:
             ConfigError: something else than a rate was changed.
         """
+        if self._groups == self._noted:
+            return None
         if len(self._groups) != len(self._fixed):
             raise ConfigError("a parameter group was added after run.prepare(): add it before")
         for i, (group, fixed) in enumerate(zip(self._groups, self._fixed)):
@@ -244,6 +252,7 @@ class Watch:
                         f"{key} of parameter group {i} was changed from {value!r} to {group.get(key)!r}: on the servers only lr "
                         "changes while a job trains (OneCycleLR: cycle_momentum=False); or prepare(..., apply=\"worker\")"
                     )
+        self._note()
         rates = self.rates()
         if rates == self._last:
             return None

@@ -21,6 +21,7 @@ _LOG = logging.getLogger("paraft")
 
 #: From so many bytes on, pushes that go out during the backward pass are worth a hook for each parameter.
 OVERLAP_BYTES = 4 << 20
+_STRIDED, _FLOAT32 = torch.strided, torch.float32
 
 
 class Seen:
@@ -122,15 +123,15 @@ class OnServers:
         self._pushed[i] = (gradient, gradient._version)
 
     def _address(self, i: int, gradient: torch.Tensor) -> int:
+        if gradient.layout is not _STRIDED:
+            raise MisuseError(
+                f"the gradient of `{self.flat.names[i]}` is sparse, and the servers hold dense weights: make the layer with sparse=False"
+            )
         if self._shares:
             whole, mine = self._shares[i]
             mine.copy_(own(gradient))
             return whole.data_ptr()
-        if gradient.layout is not torch.strided:
-            raise MisuseError(
-                f"the gradient of `{self.flat.names[i]}` is sparse, and the servers hold dense weights: make the layer with sparse=False"
-            )
-        if gradient.dtype is not torch.float32 or not gradient.is_contiguous() or not gradient.is_cpu:
+        if gradient.dtype is not _FLOAT32 or not gradient.is_contiguous() or not gradient.is_cpu:
             gradient = self._stages[i] = staged(gradient, self._stages.get(i))
         return gradient.data_ptr()
 
@@ -167,9 +168,11 @@ class OnServers:
     def _gradients(self) -> list[tuple[int, int]]:
         pushed = self._pushed if self._overlaps and not self._probes else {}
         flat = self.flat
-        gradients = [
-            (i, 0 if p.grad is None else self._address(i, p.grad)) for i, p in reversed(self._params) if i not in pushed
-        ]
+        gradients = []
+        for i, p in reversed(self._params):
+            if i not in pushed:
+                gradient = p.grad
+                gradients.append((i, 0 if gradient is None else self._address(i, gradient)))
         if flat.buffers:
             n = len(flat.params)
             with torch.no_grad():
