@@ -66,6 +66,10 @@ OPTIMIZERS: dict[str, tuple[Any, float]] = {
     "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=1e-3), 1e-4),
     "adam": (lambda p: torch.optim.Adam(p, lr=1e-3), 1e-4),
     "adamw": (lambda p: torch.optim.AdamW(p, lr=1e-3), 1e-4),
+    "adadelta": (lambda p: torch.optim.Adadelta(p, lr=1.0), 1e-5),
+    "adamax": (lambda p: torch.optim.Adamax(p, lr=2e-3), 1e-4),
+    "nadam": (lambda p: torch.optim.NAdam(p, lr=2e-3), 1e-4),
+    "radam": (lambda p: torch.optim.RAdam(p, lr=5e-3), 1e-4),
 }
 
 
