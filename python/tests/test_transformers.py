@@ -111,6 +111,20 @@ def test_one_worker_trains_as_the_plain_trainer(fleet, tmp_path, how):
     assert ours.model.lm_head.weight is ours.model.transformer.wte.weight
 
 
+def test_the_trainers_checkpoints_hold_the_servers_state_and_resume(start_fleet, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 8, "lr_scheduler_type": "linear"}
+    run = paraft.init(start_fleet(1))
+    whole = paraft.transformers.prepare(run, trainer(tmp_path, **saving))
+    whole.train()
+    again = paraft.init(start_fleet(1))
+    resumed = paraft.transformers.prepare(again, trainer(tmp_path / "again", **saving))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert run.step == 32 and again.step == 24
+    largest = weights(whole.model).abs().max()
+    assert (weights(whole.model) - weights(resumed.model)).abs().max() < 1e-4 * largest
+
+
+
 #: Two parameter groups, the default schedule, and a norm above the limit.
 TOGETHER = {"weight_decay": 0.3, "lr_scheduler_type": "linear", "max_grad_norm": 0.3}
 
