@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import logging
 import tempfile
@@ -22,6 +23,17 @@ _LOG = logging.getLogger("paraft")
 #: From so many bytes on, pushes that go out during the backward pass are worth a hook for each parameter.
 OVERLAP_BYTES = 4 << 20
 _STRIDED, _FLOAT32 = torch.strided, torch.float32
+
+
+class _Push(enum.Enum):
+    """When gradients are pushed."""
+
+    #: By ``step()``, after which it is decided: in the first step it shows whether a script changes them before.
+    LOOK = enum.auto()
+    #: During the backward pass.
+    EARLY = enum.auto()
+    #: By ``step()``.
+    LATE = enum.auto()
 
 
 class Seen:
@@ -88,11 +100,10 @@ class OnServers:
         self._moves = [v.view(b.shape) for v, b in zip(torch.split(self._moved, [b.numel() for b in flat.buffers]), flat.buffers)]
         self.pulled()
         large = flat.values.numel() * 4 >= OVERLAP_BYTES
-        self._overlaps = large if overlap is None else overlap
-        self._decides = overlap is None
-        # The first step of a script whose gradients may be changed before step() is pushed by step(), and looked at.
-        self._probes = overlap is not False
-        params: list[tuple[int, Any]] = list(self._params) if self._probes else []
+        self._push = _Push.LATE if overlap is False else _Push.LOOK
+        self._then = _Push.EARLY if overlap or (overlap is None and large) else _Push.LATE
+        self._asked = bool(overlap)
+        params: list[tuple[int, Any]] = list(self._params) if self._push is _Push.LOOK else []
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
 
     def _shared_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -113,12 +124,12 @@ class OnServers:
         return ready
 
     def _ready(self, i: int, gradient: torch.Tensor) -> None:
-        if i in self._pushed and not self._probes:
+        if i in self._pushed and self._push is _Push.EARLY:
             raise MisuseError(
                 f"the gradient of `{self.flat.names[i]}` was computed a second time before optimizer.step(), and the first is pushed: "
                 "put all backward passes but the last into `with run.no_sync():`, or prepare(..., overlap=False)"
             )
-        if self._overlaps and not self._probes:
+        if self._push is _Push.EARLY:
             self._session.ready(i, self._address(i, gradient))
         self._pushed[i] = (gradient, gradient._version)
 
@@ -145,7 +156,7 @@ class OnServers:
         skips = found_inf is not None and float(found_inf) != 0.0
         if self._pushed:
             self._look(_unscaling_writes() if scaled and scale is None else 0)
-        if scaled and (self._overlaps or self._probes):
+        if scaled and self._push is not _Push.LATE:
             self._push_at_step("a GradScaler scales the gradients")
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
@@ -155,8 +166,8 @@ class OnServers:
         if skips:
             self._session.skip()
         self._pushed.clear()
-        if self._probes:
-            self._probed()
+        if self._push is _Push.LOOK:
+            self._pushes(self._then)
         self.run._goes(gradients)
 
     def tell_rates(self) -> None:
@@ -166,7 +177,7 @@ class OnServers:
             self._session.rates(rates)
 
     def _gradients(self) -> list[tuple[int, int]]:
-        pushed = self._pushed if self._overlaps and not self._probes else {}
+        pushed = self._pushed if self._push is _Push.EARLY else {}
         flat = self.flat
         gradients = []
         for i, p in reversed(self._params):
@@ -234,25 +245,21 @@ class OnServers:
                 "which is not DDP's result"
             )
 
-    def _probed(self) -> None:
-        self._probes = False
-        if not self._overlaps:
-            self._unhook()
-
     def _push_at_step(self, why: str) -> None:
-        if self._overlaps and not self._probes:
+        if self._push is _Push.EARLY:
             raise MisuseError(f"{why}, and some are pushed already: prepare(..., overlap=False)")
-        if self._overlaps and self._decides:
-            _LOG.info("%s: gradients are pushed by optimizer.step(), not during the backward pass", why)
-        elif self._overlaps:
+        if self._asked:
             raise MisuseError(f"{why}: prepare(..., overlap=False)")
-        self._overlaps = self._probes = False
-        self._unhook()
+        if self._then is _Push.EARLY:
+            _LOG.info("%s: gradients are pushed by optimizer.step(), not during the backward pass", why)
+        self._pushes(_Push.LATE)
 
-    def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    def _pushes(self, when: _Push) -> None:
+        self._push = when
+        if when is _Push.LATE:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
 
     def pulled(self) -> None:
         """The vector has new values."""
