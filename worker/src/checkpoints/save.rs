@@ -3,7 +3,12 @@
 //! The shards take their images when they are asked for them, so nobody else need know. Where several workers save at one step, into a
 //! folder that they have in common, the first writes and the others find it there.
 
-use super::{Author, Checkpoints, Failed, Made, Order, due, place, runtime};
+use super::{
+    Author, Checkpoints,
+    author::{Failed, Made, runtime},
+    desk::Order,
+    due, place,
+};
 use crate::{Job, WorkerError, job::CheckpointConfig, worker::Plan};
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_client::{Interrupt, checkpoint_parts::CheckpointParts};

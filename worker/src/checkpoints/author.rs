@@ -1,0 +1,204 @@
+//! What a checkpoint of a job is made of: the servers' images or this rank's own state, and what it says of the job.
+
+use crate::{Job, recorder::wall, worker::Plan};
+use paraft_checkpoint::{
+    CheckpointError, Folder, Manifest, State, Writer,
+    manifest::{self, Clock, Stamp},
+};
+use paraft_client::{ClientError, ClientOptions, Transport, checkpoint_parts::CheckpointParts};
+use paraft_common::{Mode, Step, TensorSpec, WorkerId, codec::put_f32_le, config::ServerJob};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use tokio::runtime::{self, Runtime};
+
+/// Values that are written at a time.
+const PIECE: usize = 1 << 18;
+
+/// What a checkpoint of a job says of it, and where its state is.
+#[derive(Clone)]
+pub(crate) struct Author {
+    pub(super) keep: usize,
+    pub(super) name: String,
+    job: String,
+    batch: u64,
+    steps_per_epoch: u64,
+    tensors: Vec<TensorSpec>,
+    pub(super) servers: Vec<String>,
+    pub(super) shards: u32,
+    pub(super) transport: Transport,
+    pub(super) server_job: ServerJob,
+    pub(super) worker: WorkerId,
+    pub(super) timeout: Duration,
+    note: String,
+    /// When this worker came, by its clock.
+    pub(super) came: f64,
+}
+
+/// A checkpoint's folder, the bytes of its bulk, and what names the job to the control group.
+pub(super) type Made = (PathBuf, u64, u64);
+
+/// Why a checkpoint was not made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failed {
+    #[error(transparent)]
+    Fetch(#[from] ClientError),
+    #[error(transparent)]
+    Write(#[from] CheckpointError),
+    #[error("no I/O runtime: {0}")]
+    Runtime(std::io::Error),
+}
+
+impl Author {
+    /// Of a worker of this job; `note`: what its loop says of itself.
+    pub(crate) fn new(
+        job: &Job,
+        plan: &Plan,
+        tensors: &[TensorSpec],
+        client: &ClientOptions,
+        note: String,
+    ) -> Self {
+        Self {
+            keep: job.checkpoint.clone().unwrap_or_default().num_to_keep,
+            name: job.name.clone(),
+            job: job.to_toml(),
+            batch: job.train.batch as u64 * u64::from(job.train.group_size),
+            steps_per_epoch: plan.per_epoch,
+            tensors: tensors.to_vec(),
+            servers: client.servers.clone(),
+            shards: client.shards,
+            transport: client.transport,
+            server_job: client.job.clone(),
+            worker: client.worker,
+            timeout: client.timeout,
+            note,
+            came: wall(),
+        }
+    }
+
+    pub(super) fn release(&self, step: Step) {
+        let release =
+            CheckpointParts::release(&self.servers, self.shards, self.transport, &self.server_job, step);
+        if let Ok(runtime) = runtime() {
+            runtime.block_on(release);
+        }
+    }
+
+    /// Writes what the shards keep of `step`.
+    pub(super) fn write(
+        &self,
+        folder: &Folder,
+        step: Step,
+        epochs: Option<u64>,
+        rates: Vec<f64>,
+    ) -> Result<Made, Failed> {
+        let runtime = runtime().map_err(Failed::Runtime)?;
+        let sections =
+            CheckpointParts::open(&self.servers, self.shards, self.transport, &self.server_job, step);
+        let sections = runtime.block_on(sections)?;
+        // Others may save a checkpoint in the same folder.
+        let _alone = folder.lock(self.timeout)?;
+        self.write_parts(folder, &runtime, sections, step, epochs, rates)
+    }
+
+    pub(super) fn write_parts(
+        &self,
+        folder: &Folder,
+        runtime: &Runtime,
+        mut sections: CheckpointParts,
+        step: Step,
+        epochs: Option<u64>,
+        rates: Vec<f64>,
+    ) -> Result<Made, Failed> {
+        let slots = self.server_job.slot_names();
+        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
+        let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];
+        let mut bytes = 0;
+        while let Some(p) = runtime.block_on(sections.next())? {
+            stamps[p.bucket.0 as usize] = Stamp { version: p.version, clock: p.clock };
+            bytes += p.payload.len() as u64;
+            writer.put(p.part, p.offset, &p.payload)?;
+        }
+        let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
+        // Between two epochs of the leased sampler nobody trains: there all go on from the same step, in every mode.
+        let together = self.server_job.first_mode() == Mode::Bsp || epochs.is_some();
+        let resume = if together { step } else { slowest.unwrap_or(step) };
+        let clock = |c: &paraft_client::checkpoint_parts::ClockOf| Clock {
+            shard: c.shard.0,
+            worker: c.worker.0,
+            step: c.step.0,
+            finished: c.finished,
+        };
+        let clocks = sections.clocks.iter().map(clock).collect();
+        let manifest = Manifest {
+            epochs_done: epochs,
+            early_stop: (&sections.stopping).into(),
+            rates,
+            ..self.manifest((step, resume), clocks, stamps)
+        };
+        let path = writer.finish(manifest, self.keep)?;
+        Ok((path, bytes, sections.founding))
+    }
+
+    /// Likewise, of what the ranks keep themselves.
+    pub(super) fn write_own(
+        &self,
+        folder: &Folder,
+        step: Step,
+        state: &State,
+    ) -> Result<(PathBuf, u64), Failed> {
+        let slots = self.server_job.slot_names();
+        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
+        let mut bytes = 0;
+        for (part, values) in std::iter::once(&state.weights).chain(&state.slots).enumerate() {
+            for (i, piece) in values.chunks(PIECE).enumerate() {
+                let mut le = Vec::with_capacity(size_of_val(piece));
+                put_f32_le(piece, &mut le);
+                bytes += le.len() as u64;
+                writer.put(part, i * PIECE, &le.into())?;
+            }
+        }
+        let stamp = Stamp { version: step.0, clock: step.0 as f64 };
+        let stamps = vec![stamp; self.server_job.layout().buckets().len()];
+        let clock = |shard| Clock { shard, worker: self.worker.0, step: step.0, finished: false };
+        let clocks = (0..self.shards).map(clock).collect();
+        let path = writer.finish(self.manifest((step, step), clocks, stamps), self.keep)?;
+        Ok((path, bytes))
+    }
+
+    /// Without what only servers know.
+    fn manifest(&self, (step, resume): (Step, Step), clocks: Vec<Clock>, buckets: Vec<Stamp>) -> Manifest {
+        let job = &self.server_job;
+        Manifest {
+            format: manifest::format(job.groups.len()),
+            paraft: env!("CARGO_PKG_VERSION").into(),
+            written: wall(),
+            name: self.name.clone(),
+            step: step.0,
+            resume_step: resume.0,
+            mode: job.mode,
+            workers: job.workers,
+            batch: self.batch,
+            steps_per_epoch: self.steps_per_epoch,
+            epochs_done: None,
+            shards: self.shards,
+            bucket_len: job.bucket_len,
+            groups: job.groups.clone(),
+            optimizer: job.optimizer.clone(),
+            slots: job.slot_names().iter().map(ToString::to_string).collect(),
+            tensors: self.tensors.clone(),
+            buckets,
+            clocks,
+            early_stop: Default::default(),
+            rates: Vec::new(),
+            note: self.note.clone(),
+            job: self.job.clone(),
+            files: BTreeMap::new(), // these two by the writer
+            seal: String::new(),
+        }
+    }
+}
+
+/// The connections live on a thread of the runtime's own: the one that writes waits for the disk, and a peer whose
+/// keepalive is not answered meanwhile would hang up.
+pub(super) fn runtime() -> std::io::Result<Runtime> {
+    runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
+}

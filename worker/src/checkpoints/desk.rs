@@ -1,0 +1,173 @@
+//! The thread that writes checkpoints, one after the other as they were ordered, and says what came of each.
+
+use super::{author::Author, save::Save, tell::Teller};
+use crate::recorder::wall;
+use paraft_checkpoint::{Folder, Manifest, State};
+use paraft_client::checkpoints::FolderContents;
+use paraft_common::{
+    Step,
+    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
+};
+use paraft_record::event;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{
+        atomic::{AtomicU64, Ordering::SeqCst},
+        mpsc,
+    },
+    time::Instant,
+};
+
+/// To the thread.
+pub(super) enum Order {
+    /// So many epochs are done at this step.
+    Epochs(Step, u64),
+    /// Say when everything before is done.
+    Tell(mpsc::Sender<()>),
+    /// With the rates of its step.
+    Write(Step, Vec<f64>),
+    /// The state of now, which is the worker's after this step.
+    Save(Step, Save),
+    /// This state, of a job whose ranks keep it themselves; and what names the job.
+    Own(Step, Box<State>, u64),
+    /// Only some shards keep an image of this step.
+    Release(Step),
+    Loss(Step, f64),
+}
+
+/// What the thread has.
+pub(super) struct Desk {
+    pub author: Author,
+    pub folder: Option<Folder>,
+    pub teller: Teller,
+}
+
+/// What this worker has written.
+#[derive(Default)]
+struct Written {
+    /// What names the job to the control group.
+    job: u64,
+    /// By step; the held-out loss where it is known.
+    losses: BTreeMap<u64, Option<f64>>,
+}
+
+impl Desk {
+    /// Until nobody can order any more. `waiting`: how many are to be written.
+    pub fn work(
+        self,
+        orders: &mpsc::Receiver<Order>,
+        tell: &mpsc::Sender<event::Checkpoint>,
+        waiting: &AtomicU64,
+    ) {
+        let mut written = Written::default();
+        let mut epochs = None;
+        while let Ok(order) = orders.recv() {
+            match order {
+                Order::Tell(who) => {
+                    let _ = who.send(());
+                }
+                Order::Epochs(step, done) => epochs = Some((step, done)),
+                Order::Write(..) | Order::Own(..) | Order::Save(..) => {
+                    let began = Instant::now();
+                    let mut asker = None;
+                    let (step, result) = match (order, &self.folder) {
+                        (Order::Own(step, state, founding), Some(folder)) => {
+                            let written = self.author.write_own(folder, step, &state);
+                            (step, written.map(|(path, bytes)| (path, bytes, founding)))
+                        }
+                        (Order::Write(step, rates), Some(folder)) => {
+                            let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
+                            (step, self.author.write(folder, step, done, rates))
+                        }
+                        (Order::Save(step, Save { folder: None, rates, asker: who }), Some(folder)) => {
+                            asker = Some(who);
+                            (step, self.author.save(folder, step, &rates))
+                        }
+                        (Order::Save(step, Save { folder: Some(folder), rates, asker }), _) => {
+                            let saved = self.author.save(&folder, step, &rates);
+                            let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
+                            waiting.fetch_sub(1, SeqCst);
+                            continue;
+                        }
+                        _ => continue,
+                    };
+                    let mut e = event::Checkpoint {
+                        wall: wall(),
+                        worker: self.author.worker,
+                        step,
+                        seconds: began.elapsed().as_secs_f64(),
+                        ..Default::default()
+                    };
+                    match result {
+                        Ok((path, bytes, founding)) => {
+                            written.job = founding;
+                            written.losses.insert(step.0, None);
+                            self.tell(&written);
+                            tracing::info!(step = step.0, path = %path.display(), seconds = e.seconds, "checkpoint");
+                            (e.path, e.bytes) = (path.display().to_string(), bytes);
+                            if let Some(asker) = asker {
+                                let _ = asker.send(Ok(path));
+                            }
+                        }
+                        Err(why) => {
+                            tracing::warn!(step = step.0, %why, "no checkpoint");
+                            e.error = Some(why.to_string());
+                            if let Some(asker) = asker {
+                                let _ = asker.send(Err(why.into()));
+                            }
+                        }
+                    }
+                    let _ = tell.send(e);
+                    waiting.fetch_sub(1, SeqCst);
+                }
+                Order::Release(step) => {
+                    tracing::info!(step = step.0, "no checkpoint: not every shard has an image");
+                    self.author.release(step);
+                }
+                Order::Loss(step, loss) if written.losses.contains_key(&step.0) => {
+                    let Some(folder) = &self.folder else { continue };
+                    if let Err(why) = folder.note_loss(step.0, loss) {
+                        tracing::warn!(step = step.0, %why, "`best` was not updated");
+                    }
+                    folder.prune(self.author.keep); // the one that was the best may have stayed only for that
+                    written.losses.insert(step.0, Some(loss).filter(|l| l.is_finite()));
+                    self.tell(&written);
+                }
+                Order::Loss(..) => {}
+            }
+        }
+    }
+
+    /// Tells the control group what the folder holds now. Returns at once.
+    fn tell(&self, written: &Written) {
+        let absolute = |p: &Path| std::path::absolute(p).unwrap_or_else(|_| p.to_path_buf());
+        let Some(own) = &self.folder else { return };
+        let best = own.best();
+        let is_best = |path: &Path| best.as_ref().filter(|(p, _)| p.file_name() == path.file_name());
+        let held = |(path, manifest): (PathBuf, Option<Manifest>)| {
+            let m = manifest.filter(|m| m.name == self.author.name)?;
+            let versions = || m.buckets.iter().map(|b| b.version);
+            let ours = written.losses.get(&m.step);
+            Some(KnownCheckpoint {
+                path: absolute(&path).display().to_string(),
+                step: m.step,
+                versions: (versions().min().unwrap_or(0), versions().max().unwrap_or(0)),
+                bytes: m.files.values().map(|f| f.bytes).sum(),
+                loss: ours.copied().flatten().or(is_best(&path).map(|(_, loss)| *loss)),
+                written_ms: (m.written * 1e3) as u64,
+                worker: ours.map(|_| self.author.worker),
+                best: is_best(&path).is_some(),
+            })
+        };
+        let all: Vec<KnownCheckpoint> = own.manifests().into_iter().filter_map(held).collect();
+        let (mut held, older) = all.split_at(all.len().min(MAX_KNOWN_CHECKPOINTS));
+        let best = older.iter().find(|h| h.best);
+        if best.is_some() {
+            held = &held[..MAX_KNOWN_CHECKPOINTS - 1];
+        }
+        let held = held.iter().chain(best).cloned().collect();
+        let folder = absolute(own.path()).display().to_string();
+        self.teller.tell(FolderContents { job: written.job, folder, held });
+    }
+}
