@@ -43,6 +43,14 @@ def toml(value: Any) -> str:
     return json.dumps(value)
 
 
+def push_settings(encoding: str, clip_norm: Optional[float], clip_value: Optional[float]) -> list[str]:
+    """How gradients travel, and what the servers cut off of them."""
+    settings = [f"train.encoding={toml(encoding)}"]
+    settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
+    settings += [f"clip.value={clip_value}"] if clip_value is not None else []
+    return settings
+
+
 def _first(*names: str) -> Optional[str]:
     return next((os.environ[n] for n in names if os.environ.get(n)), None)
 

@@ -21,7 +21,7 @@ from typing import Any, Optional, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from ._run import Run, Tensor, toml
+from ._run import Run, Tensor, push_settings, toml
 from .errors import ConfigError, MisuseError
 
 __all__ = ["Trainer", "prepare"]
@@ -59,10 +59,8 @@ def prepare(
         ConfigError: a leaf is no array of float32, or the job cannot have these settings.
         UnavailableError: the servers cannot be reached.
     """
-    settings = [f"train.encoding={toml(encoding)}"]
+    settings = push_settings(encoding, clip_norm, clip_value)
     settings += [f"optimizer={toml(optimizer)}"] if optimizer is not None else []
-    settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
-    settings += [f"clip.value={clip_value}"] if clip_value is not None else []
     return Trainer(run, params, settings, rate)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from .._run import Run, toml
+from .._run import Run, push_settings, toml
 from ..errors import ConfigError, MisuseError
 from . import _optim
 from ._checkpoints import export_dcp, load_checkpoint
@@ -66,9 +66,7 @@ def prepare(
                 why,
             )
         else:
-            settings = [f"optimizer={toml(table)}", f"train.encoding={toml(encoding)}"]
-            settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
-            settings += [f"clip.value={clip_value}"] if clip_value is not None else []
+            settings = [f"optimizer={toml(table)}", *push_settings(encoding, clip_norm, clip_value)]
             front = OnServers(run, model, optimizer, overlap=overlap, settings=settings)
             on_servers(optimizer, front)
             return model, optimizer
@@ -123,7 +121,7 @@ def local(
     _new(run, optimizer)
     _grouped(run, model, None)
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
-    settings = [f"local={toml(rule)}", f"train.encoding={toml(encoding)}"]
+    settings = [f"local={toml(rule)}", *push_settings(encoding, None, None)]
     return OnWorker(run, model, optimizer, settings=settings, turns=every if fragments > 1 else 1)
 
 
