@@ -106,8 +106,11 @@ fn as_task(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
         return task::other(place, &job, &interrupted);
     }
     let resume = args.resume.as_deref();
-    let resume = resume.map(|p| find_checkpoint(p, &job, args.run.run_dir.as_deref())).transpose()?;
-    let dir = RunDir::of(args.run.run_dir.as_deref(), &job.name, resume.is_some())?;
+    let begun = || {
+        let resume = resume.map(|p| find_checkpoint(p, &job, args.run.run_dir.as_deref())).transpose()?;
+        Ok((RunDir::of(args.run.run_dir.as_deref(), &job.name, resume.is_some())?, resume))
+    };
+    let (dir, resume) = task::before_all(place, begun())?;
     let record = task::first(place, &job, &dir, resume.as_deref(), &interrupted)?;
     tell(&record, &dir, args.run.json)?;
     if !args.run.json {

@@ -13,13 +13,19 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs},
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 /// How long tasks are waited for: engines start them when they have room.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A task that waits so long says for what, and what is in the way: a name that nobody knows does not come by itself.
+const TELL_AFTER: Duration = Duration::from_secs(5);
 
 /// A stranger may hold a connection so long.
 const HELLO: Duration = Duration::from_secs(10);
@@ -304,9 +310,10 @@ pub(crate) enum Over {
 
 impl Meeting {
     /// Finds the first task, waits with it until all are there, and hears what is to be done.
-    pub(crate) fn join(place: &Place) -> Result<(Self, Plan), Failure> {
+    pub(crate) fn join(place: &Place, interrupted: &AtomicI32) -> Result<(Self, Plan), Failure> {
         let began = Instant::now();
         let at = (&*place.first, place.port);
+        let mut told = false;
         let stream = loop {
             let dialled = at.to_socket_addrs().and_then(|mut found| {
                 let found = found.find(|a| a.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -314,7 +321,17 @@ impl Meeting {
             });
             match dialled {
                 Ok(stream) => break stream,
-                Err(_) if began.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(200)),
+                Err(e) if began.elapsed() < PATIENCE => {
+                    go_on(interrupted)?;
+                    if !told && began.elapsed() > TELL_AFTER {
+                        eprintln!(
+                            "task {} waits for task 0 at {}:{}: {e}",
+                            place.rank, place.first, place.port
+                        );
+                        told = true;
+                    }
+                    thread::sleep(Duration::from_millis(200));
+                }
                 Err(e) => {
                     let why = format!(
                         "task {} does not reach task 0 at {}:{} within {} s: {e}",
@@ -333,24 +350,36 @@ impl Meeting {
         let mut meeting = Self { stream, reader: BufReader::new(reader) };
         let hello = ToFirst::Hello { id: place.id.clone(), rank: place.rank, tasks: place.tasks };
         say(&meeting.stream, &hello).map_err(lost)?;
-        match meeting.hear()? {
+        match meeting.hear(interrupted)? {
             FromFirst::Plan(plan) => Ok((meeting, plan)),
             _ => Err(lost(io::ErrorKind::InvalidData.into())),
         }
     }
 
     /// Says where this task's server listens, if it has one, and hears where all do.
-    pub(crate) fn servers(&mut self, own: Option<String>) -> Result<Vec<String>, Failure> {
+    pub(crate) fn servers(
+        &mut self,
+        own: Option<String>,
+        interrupted: &AtomicI32,
+    ) -> Result<Vec<String>, Failure> {
         if let Some(at) = own {
             say(&self.stream, &ToFirst::Listens(at)).map_err(lost)?;
         }
-        match self.hear()? {
+        match self.hear(interrupted)? {
             FromFirst::Servers(all) => Ok(all),
             _ => Err(lost(io::ErrorKind::InvalidData.into())),
         }
     }
 
-    fn hear(&mut self) -> Result<FromFirst, Failure> {
+    fn hear(&mut self, interrupted: &AtomicI32) -> Result<FromFirst, Failure> {
+        let _ = self.stream.set_read_timeout(Some(Duration::from_millis(100)));
+        while let Err(e) = self.reader.fill_buf() {
+            if !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+                return Err(lost(e));
+            }
+            go_on(interrupted)?;
+        }
+        let _ = self.stream.set_read_timeout(None);
         match hear(&mut self.reader).map_err(lost)? {
             FromFirst::Refused(why) => Err(Failure::new(exit::UNAVAILABLE, why)),
             said => Ok(said),
@@ -370,6 +399,31 @@ impl Meeting {
             Ok(FromFirst::Over(Some((rank, code)))) => Some(Over::Failed(rank, code)),
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => None,
             _ => Some(Over::Alone),
+        }
+    }
+}
+
+/// Fails where the user wants this task to end.
+pub(crate) fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+    match interrupted.load(Relaxed) {
+        0 => Ok(()),
+        number => Err(Failure::new(128 + number, "interrupted; this task has ended")),
+    }
+}
+
+/// This is the first task, and nothing comes of it: tells the others why, as they come.
+pub(crate) fn refuse(place: &Place, why: &Failure) {
+    let why = FromFirst::Refused(format!("task {}: {}", place.rank, why.message()));
+    let Ok(listener) = TcpListener::bind((Ipv4Addr::UNSPECIFIED, place.port)) else { return };
+    let Ok(()) = listener.set_nonblocking(true) else { return };
+    let (until, mut told) = (Instant::now() + HELLO, 1);
+    while told < place.tasks && Instant::now() < until {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let _ = stream.set_nonblocking(false);
+                told += u32::from(say(&stream, &why).is_ok());
+            }
+            Err(_) => thread::sleep(Duration::from_millis(50)),
         }
     }
 }

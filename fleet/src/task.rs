@@ -7,7 +7,7 @@ use crate::{
     ask::ask_all,
     failure::Failure,
     fleet::{Fleet, JOB_FILE, server_data},
-    gather::{First, Meeting, Over, Plan},
+    gather::{self, First, Meeting, Over, Plan, go_on},
     launch::{Record, absolute_paths},
     place::Place,
     script::{self, Rendezvous},
@@ -31,6 +31,11 @@ pub fn recognised(place: &Place, servers: u32) -> String {
     format!("{engine}: task {rank} of {tasks}, {brings}; the tasks meet at {first}:{port}")
 }
 
+/// Of the first task, before it has met the others: they hear why it ends.
+pub fn before_all<T>(place: &Place, what: Result<T, Failure>) -> Result<T, Failure> {
+    what.inspect_err(|why| gather::refuse(place, why))
+}
+
 /// The first task: trains the job with the others, in `dir`; the run's record.
 pub fn first(
     place: &Place,
@@ -39,13 +44,17 @@ pub fn first(
     resume: Option<&Path>,
     interrupted: &AtomicI32,
 ) -> Result<RunRecord, Failure> {
-    let dir = &fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
-    let mut resolved = job.clone();
-    absolute_paths(&mut resolved)?;
-    checkpoints::try_out(&resolved, Some(dir))?;
-    let mut record = Record::begin(&mut resolved, dir, resume)?;
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
-    let port = port.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?.port();
+    let begun = || {
+        let dir = fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
+        let mut resolved = job.clone();
+        absolute_paths(&mut resolved)?;
+        checkpoints::try_out(&resolved, Some(&dir))?;
+        let record = Record::begin(&mut resolved, &dir, resume)?;
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+        let port = port.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?.port();
+        Ok((dir, resolved, record, port))
+    };
+    let (ref dir, resolved, mut record, port) = before_all(place, begun())?;
     let plan = Plan {
         run_dir: dir.clone(),
         job: resolved.to_toml(),
@@ -56,7 +65,7 @@ pub fn first(
         founded: Vec::new(),
     };
     let all = First::listen(place, plan)?;
-    let mut part = Part::join(place, &resolved)?;
+    let mut part = Part::join(place, &resolved, interrupted)?;
     let servers_file = dir.join("servers");
     fs::write(&servers_file, part.fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&part.fleet.addresses, false));
@@ -76,7 +85,7 @@ pub fn first(
 
 /// Another task. Its exit code.
 pub fn other(place: &Place, job: &Job, interrupted: &AtomicI32) -> Result<i32, Failure> {
-    let mut part = Part::join(place, job)?;
+    let mut part = Part::join(place, job, interrupted)?;
     let code = part.train(interrupted, || false);
     part.stop();
     code
@@ -93,9 +102,9 @@ struct Part {
 
 impl Part {
     /// Meets the others, and starts what is this task's. The script is its own, whose paths are of its host.
-    fn join(place: &Place, own: &Job) -> Result<Self, Failure> {
+    fn join(place: &Place, own: &Job, interrupted: &AtomicI32) -> Result<Self, Failure> {
         script::check(&own.cluster.script)?;
-        let (mut meeting, plan) = Meeting::join(place)?;
+        let (mut meeting, plan) = Meeting::join(place, interrupted)?;
         let dir = &plan.run_dir;
         fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
         keep(&dir.join(JOB_FILE), &plan.job, place.rank)?;
@@ -107,7 +116,7 @@ impl Part {
             true => {
                 let brings = place.rank < plan.servers;
                 let listens = brings.then(|| fleet.part_server(place.rank, &plan.host)).transpose()?;
-                meeting.servers(listens)?
+                meeting.servers(listens, interrupted)?
             }
         };
         fleet.part_meets(servers)?;
@@ -128,11 +137,10 @@ impl Part {
     fn train(&mut self, interrupted: &AtomicI32, all_ended: impl Fn() -> bool) -> Result<i32, Failure> {
         let (mut code, mut alone, mut served) = (None, false, true);
         loop {
-            let number = interrupted.load(Relaxed);
-            if number != 0 {
-                self.fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
-                return Err(Failure::new(128 + number, "interrupted; this task has ended"));
-            }
+            go_on(interrupted).inspect_err(|_| {
+                let signal = Signal::try_from(interrupted.load(Relaxed));
+                self.fleet.stop_as(signal.unwrap_or(Signal::SIGTERM));
+            })?;
             let worker = &mut self.fleet.workers[0];
             if code.is_none()
                 && let Some(status) = worker.ended()

@@ -209,8 +209,9 @@ class Run:
             raise
         self._stands()
         if self._step:
-            _LOG.warning(
-                "the job is at step %d: this worker goes on with the servers' weights, not with its own; run.step says where", self._step
+            _LOG.log(
+                logging.INFO if self._resume else logging.WARNING,
+                "the job is at step %d: this worker goes on with the servers' weights, not with its own; run.step says where", self._step,
             )
         return self._session
 
@@ -312,7 +313,7 @@ class Run:
 
         ``samples``: of how many it is. Default: as many as the model was given, by the first dimension of its first argument.
         """
-        self._loss = float(loss)
+        self._loss = float(loss.detach() if hasattr(loss, "detach") else loss)
         self._samples = samples
 
     @contextlib.contextmanager

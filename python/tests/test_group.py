@@ -206,6 +206,39 @@ def test_what_the_first_rank_is_told_is_raised_on_all(
     assert second == f"rank 0 of this group: {first}"
 
 
+def clips(servers: list[str], how: str, scales: bool) -> str:
+    """A rank of a group that clips gradients by itself."""
+    dist.init_process_group("gloo")
+    run = paraft.init(servers=servers, rank=0, workers=1, group=dist.group.WORLD)
+    m = models.model("mlp")
+    trains = inside(how, m, dist.group.WORLD)
+    trains, o = run.prepare(trains, models.optimizer("sgd", m))
+    scaler = torch.amp.GradScaler("cpu", enabled=scales)
+    (batch,) = models.batches("mlp", dist.get_rank(), 1)
+    said = []
+    for by_hand in (True, False):
+        scaler.scale(models.loss(trains, batch)).backward()
+        if by_hand:
+            scaler.unscale_(o)
+            nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+        try:
+            scaler.step(o)
+        except paraft.MisuseError as e:
+            said.append(str(e))
+        scaler.update()
+        o.zero_grad()
+    assert run.step == 1
+    run.finish()
+    dist.destroy_process_group()
+    return "\n".join(said)
+
+
+@pytest.mark.parametrize(("how", "scales"), [("ddp", False), ("fsdp", False), ("ddp", True)])
+def test_clipping_in_a_group_is_said(how: str, scales: bool, fleet: paraft.Fleet, run_workers: Callable[..., Any]) -> None:
+    for said in run_workers(fleet, clips, 2, fleet.servers, how, scales, timeout=60).values:
+        assert said.count("clip_norm=") == 1, said
+
+
 def refused(servers: list[str]) -> list[str]:
     """What is said of groups that can't be."""
     dist.init_process_group("gloo")

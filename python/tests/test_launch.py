@@ -257,7 +257,8 @@ def test_tasks_that_cannot_be_one_fleet_are_refused_with_the_numbers(tmp_path: P
     script = tmp_path / "train.py"
     script.write_text("print('trains')\n")
     by = conftest._free_port()
-    two = slurm(0, 2, by) | {"SLURM_STEP_TASKS_PER_NODE": "2"}
+    two_there = {"SLURM_STEP_TASKS_PER_NODE": "2"}
+    two = slurm(0, 2, by) | two_there
     for variables, flags, words in [
         (two, ["--servers", "3", "--replicas", "1"], ("3 servers", "2 tasks")),
         (two, ["--workers", "4"], ("--workers 4", "2 tasks")),
@@ -271,8 +272,14 @@ def test_tasks_that_cannot_be_one_fleet_are_refused_with_the_numbers(tmp_path: P
     time.sleep(1)
     assert all(t.poll() is None for t in held), "they wait for the third"
     for t in held:
-        t.kill()
-        t.communicate()
+        t.terminate()
+    assert [(code, "interrupted" in err) for code, _, err in ends(held, 20)] == [(143, True)] * 2
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "metrics.jsonl").write_text("{}")
+    first, second = ends(tasks_of(script, [slurm(rank, 2, by) | two_there for rank in range(2)], "--run-dir", str(taken)), 60)
+    assert first[0] == 78 and "holds another run" in first[2]
+    assert second[0] == 69 and "task 0" in second[2] and "holds another run" in second[2], second
 
 
 def test_one_task_alone_launches_as_anywhere(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def prepare(
         UnavailableError: the servers cannot be reached.
     """
     _new(run, optimizer)
-    overlap = _grouped(run, model, overlap)
+    _grouped(run, model, overlap)
     if apply not in ("auto", "servers", "worker"):
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"worker\" or \"auto\"")
     if apply != "worker":
@@ -76,11 +76,11 @@ def prepare(
     return model, optimizer
 
 
-def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> Optional[bool]:
-    """Whether gradients are pushed during the backward pass: in a group they are whole only after it.
+def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:
+    """Whether group and model go together.
 
     Raises:
-        ConfigError: group and model do not go together.
+        ConfigError: they do not.
     """
     averages = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     if run._group is None:
@@ -89,14 +89,13 @@ def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> Optio
                 "DistributedDataParallel averages the gradients already, and the servers would once more: give prepare() the model "
                 "itself; where the ranks of a host are one worker, paraft.init(group=...) with DDP's process group"
             )
-        return overlap
+        return
     if not averages and not any(is_sharded(p) for p in model.parameters()):
         raise ConfigError(
             "torch averages the gradients of a group's ranks: prepare(DDP(model, process_group=...), ...), or fully_shard(model, mesh=...) before"
         )
     if overlap:
         raise ConfigError("in a group gradients are pushed by step(), when all ranks have them: no overlap=True")
-    return False
 
 
 def _new(run: Run, optimizer: torch.optim.Optimizer) -> None:
@@ -120,6 +119,8 @@ def local(
     """Joins the job with an optimizer that moves this worker's own weights, and pushes how far they went after every so many steps."""
     _new(run, optimizer)
     _grouped(run, model, None)
+    if run._leased:
+        raise ConfigError("leased data goes with the servers' optimizer, and not with local steps or apply=\"worker\": take DistributedSampler")
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
     settings = [f"local={toml(rule)}", *push_settings(encoding, None, None)]
     return OnWorker(run, model, optimizer, settings=settings, turns=every if fragments > 1 else 1)

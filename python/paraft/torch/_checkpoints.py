@@ -48,7 +48,7 @@ def load_checkpoint(checkpoint: _Path) -> dict[str, Any]:
 
 def export_dcp(checkpoint: _Path, to: _Path) -> None:
     """Writes a checkpoint as one of ``torch.distributed.checkpoint``, for ``dcp.load`` under any number of ranks. Its state is ``model``
-    and ``optimizer``, by the names of ``torch.distributed.checkpoint.state_dict.get_state_dict``, and ``step``.
+    and ``optimizer``, by the names of ``torch.distributed.checkpoint.state_dict.get_state_dict``, and ``step``, a tensor.
 
     Args:
         checkpoint: as of :func:`load_checkpoint`.

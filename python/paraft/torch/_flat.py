@@ -8,15 +8,19 @@ sharded over the ranks of a group (FSDP2), of which each rank copies its own par
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from .._run import Tensor
 from ..errors import ConfigError, MisuseError
 from ._group import Group
+
+_LOG = logging.getLogger("paraft")
 
 
 class Flat:
@@ -29,13 +33,16 @@ class Flat:
         params: the parameters, in order.
         names: theirs and the statistics'.
         group_values: how many values each of the optimizer's groups has.
-        buffers: the running statistics: persistent buffers of floating numbers.
+        buffers: the running statistics: persistent buffers of floating numbers, all of them finite.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group]) -> None:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module  # its names are the model's
         names = {id(p): name for name, p in model.named_parameters()}
+        lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
+        if lazy is not None:
+            raise ConfigError(f"`{lazy}` has no shape yet (a lazy module): run one batch through the model before prepare()")
         order = {id(p): i for i, p in enumerate(model.parameters())}
         self.params: list[torch.nn.Parameter] = []
         self.names: list[str] = []
@@ -54,6 +61,14 @@ class Flat:
             self.names += [names[id(p)] for p in trained]
             self.group_values.append(sum(p.numel() for p in trained))
         given = [p for of in optimizer.param_groups for p in of["params"]]
+        held = {id(p) for p in given}
+        for name, p in model.named_parameters():
+            if p.requires_grad and id(p) not in held:
+                raise ConfigError(
+                    f"`{name}` requires a gradient and is in no parameter group of the optimizer, so that nobody would train it, and each worker "
+                    "keep its own: freeze it (requires_grad_(False)), or give it to the optimizer. A run has one optimizer; what another one "
+                    "trains (as of a GAN) is another run's model, with servers of its own"
+                )
         self._trained = [(names[id(p)], p, p.requires_grad) for p in given if id(p) in names]
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
@@ -61,12 +76,15 @@ class Flat:
         self.buffers: list[torch.Tensor] = []
         for name, b in model.named_buffers():
             if name in kept and b.is_floating_point() and b.numel():
+                if not bool(own(b).isfinite().all()):
+                    _LOG.info("`%s` holds infinities: it is a constant, as of a mask, and each worker's own", name)
+                    continue
                 self.buffers.append(b)
                 self.names.append(name)
         tensors = [*self.params, *self.buffers]
         if any(t.numel() == 0 for t in tensors):
             empty = self.names[next(i for i, t in enumerate(tensors) if t.numel() == 0)]
-            raise ConfigError(f"`{empty}` has no values (a lazy module: run one batch through the model before prepare())")
+            raise ConfigError(f"`{empty}` has no values: there is nothing to train in it; freeze it (requires_grad_(False))")
         self.sharded = any(is_sharded(p) for p in self.params)
         self._group = group
         self._check_shards()

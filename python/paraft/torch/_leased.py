@@ -66,8 +66,9 @@ class LeasedSampler(Sampler[list[int]]):
             chunk = session.chunk()
             if chunk is None:
                 raise MisuseError(
-                    "a batch is asked for before the last ones were trained (optimizer.step()): a DataLoader with num_workers "
-                    "reads ahead; use paraft.torch.LeasedLoader"
+                    "a batch is asked for before each of the last chunk's had its optimizer.step(). Where gradients are accumulated, a batch "
+                    "is what one step trains on: split it in the loop; a loop over leased data is not left before its end; a DataLoader with "
+                    "num_workers reads ahead: use paraft.torch.LeasedLoader"
                 )
             epoch, samples = chunk
             first = epoch if first is None else first

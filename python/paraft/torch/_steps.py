@@ -6,8 +6,9 @@ import enum
 import functools
 import logging
 import tempfile
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
@@ -62,6 +63,40 @@ class Seen:
         return Seen, (None,)
 
 
+class _Notes:
+    """Behind each forward pass of a group's rank, whose gradients torch writes until the backward pass is over: has them noted when it is,
+    behind all that torch does then."""
+
+    def __init__(self, front: Optional[OnServers]) -> None:
+        self._front: Callable[[], Optional[OnServers]] = weakref.ref(front) if front is not None else lambda: None
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        front = self._front()
+        computed: Any = next(_computed(output), None)
+        if front is not None and not front.run._quiet and computed is not None:
+            engine: Any = torch.autograd.Variable._execution_engine
+            note = front.note
+            computed.register_hook(lambda _: engine.queue_callback(lambda: engine.queue_callback(note)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Notes, (None,)
+
+
+def _stamp(gradient: torch.Tensor) -> float:
+    """What changes with a gradient: torch counts the writes, but for those that go to the parts of sharded ones."""
+    return float(own(gradient).norm()) if is_sharded(gradient) else gradient._version
+
+
+def _computed(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a module's output that have a gradient."""
+    if isinstance(output, torch.Tensor):
+        if output.requires_grad:
+            yield output
+    elif isinstance(output, (dict, list, tuple)):
+        for inner in output.values() if isinstance(output, dict) else output:
+            yield from _computed(inner)
+
+
 class OnServers:
     """The servers run the optimizer: gradients go there, weights come back."""
 
@@ -79,7 +114,7 @@ class OnServers:
         self._shares = self._shared_gradients()
         #: It was said that the script's own writes to weights do not last.
         self._told = False
-        self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
+        self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
         # What the optimizer knows of steps that it has made: worker 0's, as its weights.
         vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
         self._session = run._join(
@@ -100,11 +135,16 @@ class OnServers:
         self._moves = [v.view(b.shape) for v, b in zip(torch.split(self._moved, [b.numel() for b in flat.buffers]), flat.buffers)]
         self.pulled()
         large = flat.values.numel() * 4 >= OVERLAP_BYTES
+        grouped = run._group is not None
         self._push = _Push.LATE if overlap is False else _Push.LOOK
-        self._then = _Push.EARLY if overlap or (overlap is None and large) else _Push.LATE
+        self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
         self._asked = bool(overlap)
-        params: list[tuple[int, Any]] = list(self._params) if self._push is _Push.LOOK else []
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
+        self._hooks: list[Any] = []
+        if self._push is _Push.LOOK and grouped:
+            self._hooks = [model.register_forward_hook(_Notes(self))]
+        elif self._push is _Push.LOOK:
+            params: list[tuple[int, Any]] = list(self._params)
+            self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
 
     def _shared_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         group, params = self.run._group, self.flat.params
@@ -122,6 +162,10 @@ class OnServers:
                 front._ready(i, p.grad)
 
         return ready
+
+    def note(self) -> None:
+        """The backward pass is over: gradients are as it has left them."""
+        self._pushed = {i: (p.grad, _stamp(p.grad)) for i, p in self._params if p.grad is not None}
 
     def _ready(self, i: int, gradient: torch.Tensor) -> None:
         if i in self._pushed and self._push is _Push.EARLY:
@@ -235,7 +279,7 @@ class OnServers:
         many writes by a GradScaler."""
         for i, (gradient, version) in self._pushed.items():
             now = self.flat.params[i].grad
-            if now is None or (now is gradient and now._version == version + unscaled):
+            if now is None or (now is gradient and (is_sharded(now) and unscaled or _stamp(now) == version + unscaled)):
                 continue
             name = self.flat.names[i]
             raise MisuseError(
@@ -306,6 +350,7 @@ class OnWorker:
         optimizer.register_step_pre_hook(lambda *_: run._settle())
         optimizer.register_step_post_hook(stepped)
         optimizer._paraft = self  # type: ignore[attr-defined]
+        _with_skips(optimizer, self)
 
     def step(self) -> None:
         """The optimizer has made a step."""
@@ -328,6 +373,34 @@ class OnWorker:
         self.flat.spread()
 
 
+def _with_skips(optimizer: Any, front: OnWorker) -> None:
+    """Has a GradScaler hand over what it found, rather than pass ``step()`` over, of which the servers would never hear: a step whose
+    gradients are not finite moves nothing, and counts."""
+    inner: Callable[..., Any] = optimizer.step
+    me = weakref.ref(front)
+
+    @functools.wraps(inner)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__}
+        found_inf, scale, now = given.get("found_inf"), given.get("grad_scale"), me()
+        try:
+            if now is not None and found_inf is not None and float(found_inf) != 0.0:
+                return now.step()
+            if scale is not None:
+                gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+                torch._foreach_mul_(gradients, 1.0 / float(scale))
+            done = inner(*args, **kwargs)
+        except BaseException:
+            given.clear()  # a GradScaler takes them back only behind a step
+            raise
+        finally:
+            self.__dict__.update(given)
+        return done
+
+    optimizer.step = types.MethodType(step, optimizer)
+    optimizer._step_supports_amp_scaling = True
+
+
 def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """One whose state comes behind."""
     return kind.__new__(kind)
@@ -345,7 +418,12 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         front = getattr(self, "_paraft", None)
         if front is None:
             raise MisuseError("this optimizer is no run's: it was made by the class of one that is; call run.prepare() with torch's own")
-        front.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
+        try:
+            front.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
+        except BaseException:
+            for given in ("found_inf", "grad_scale"):
+                self.__dict__.pop(given, None)  # a GradScaler takes them back only behind a step
+            raise
         return loss
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
