@@ -33,7 +33,7 @@ const WORKERS: u32 = 3;
 const SCHEDULES: u64 = 8000;
 /// Of [`Schedule::fails`]: those that schedules can have as their theme.
 const UNAWARES: usize = 14;
-const NO_ANSWERS: usize = 15;
+const NO_ANSWERS: usize = 16;
 /// A schedule's events, before everything heals.
 const EVENTS: u64 = 400;
 
@@ -137,6 +137,7 @@ impl Schedule {
         let told = self.told;
         for w in &mut self.workers {
             self.told = self.told.max(w.sent(told));
+            self.broken.extend(w.gone.drain(..).map(|s| s.breaks(0)));
         }
     }
 
@@ -155,15 +156,18 @@ impl Schedule {
             0..3 => {
                 let count = 1 + self.below(4);
                 let w = &mut self.workers[w];
-                if let Some(s) = w.stream.as_mut().filter(|_| !w.hangs) {
-                    s.deliver(count);
+                if !w.hangs {
+                    w.streams().for_each(|s| _ = s.deliver(count));
                 }
             }
             3..5 if !self.workers[w].hangs => {
                 let old = self.workers[w].hears(&mut self.history);
                 self.broken.extend(old.map(|s| s.breaks(0)));
             }
-            5 => self.connect(w, true),
+            5 => {
+                self.connect(w, true);
+                self.connect_beside(w, true);
+            }
             6 if !self.cut_off && self.slow == 0 => {
                 let count = 1 + self.below(4);
                 self.cluster.commit(count);
@@ -200,12 +204,26 @@ impl Schedule {
         self.workers[w].connect(node, of, self.conns);
     }
 
+    /// Likewise, the stream on which a worker asks about its leader.
+    fn connect_beside(&mut self, w: usize, anywhere: bool) {
+        if !self.workers[w].wants_beside() {
+            return;
+        }
+        let node = if anywhere { self.below(NODES) } else { self.cluster.0.lock().leader };
+        self.conns += 1;
+        let at = {
+            let g = self.cluster.0.lock();
+            (g.nodes[node].events.clone(), g.nodes[node].shard.clone())
+        };
+        self.workers[w].connect_beside(node, at, self.conns);
+    }
+
     fn fails(&mut self) {
         let w = self.below(self.workers.len());
         // A quarter of the schedules is about a leader that keeps its term and loses its answers, another about one that
         // loses its term and does not know.
         let theme = if self.below(3) > 0 { self.theme } else { None };
-        let which = theme.unwrap_or_else(|| self.below(16));
+        let which = theme.unwrap_or_else(|| self.below(17));
         match which {
             0 | 1 => {
                 self.say(format!("worker {w}'s stream breaks"));
@@ -251,6 +269,11 @@ impl Schedule {
                 self.say(format!("worker {w} {what}"));
             }
             UNAWARES => self.is_deposed_unawares(w),
+            15 if self.workers[w].stream.is_some() => {
+                self.say(format!("worker {w} is impatient"));
+                self.workers[w].is_impatient();
+                self.connect_beside(w, true);
+            }
             12 if self.below(2) == 0 && !self.workers[w].finished => {
                 self.say(format!("worker {w} dies"));
                 let old = self.workers[w].dies(&mut self.history);
@@ -325,13 +348,17 @@ impl Schedule {
             "leader {old} is deposed by {successor} unawares, with {kept} open entries; worker {w} goes"
         ));
         self.cluster.elect(successor, kept);
-        let broken = self.workers[w].disconnect(&mut self.history);
-        self.broken.extend(broken.map(|s| s.breaks(0)));
-        self.connect(w, false);
+        if self.below(2) == 0 {
+            // It asks, and leaves for the successor while the old leader still has its stream.
+            self.workers[w].is_impatient();
+            self.connect_beside(w, false);
+        } else {
+            let broken = self.workers[w].disconnect(&mut self.history);
+            self.broken.extend(broken.map(|s| s.breaks(0)));
+            self.connect(w, false);
+        }
         for _ in 0..1 + self.below(8) {
-            if let Some(s) = &mut self.workers[w].stream {
-                s.deliver(usize::MAX);
-            }
+            self.workers[w].streams().for_each(|s| _ = s.deliver(usize::MAX));
             self.passes(30);
             self.leaders_work();
             self.cluster.commit(usize::MAX);
