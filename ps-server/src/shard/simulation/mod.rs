@@ -535,7 +535,7 @@ fn a_seed_is_a_schedule() {
 /// What the schedules would be worth if nothing happened in them.
 #[test]
 fn the_schedules_have_what_they_are_for() {
-    let mut seen = [0u64; 9];
+    let mut seen = [0u64; 10];
     for seed in 0..400 {
         let mut s = Schedule::new(seed, Rc::default());
         s.run();
@@ -546,14 +546,16 @@ fn the_schedules_have_what_they_are_for() {
         let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
         let records = data.map(|d| d.kept.len() as u64).sum();
         let skipped = g.skipped.1.len() as u64;
-        let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed, skipped];
+        let turns = s.workers.iter().map(|w| w.turns).sum();
+        let seen_now =
+            [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed, skipped, turns];
         for (seen, n) in seen.iter_mut().zip(seen_now) {
             *seen += n;
         }
     }
-    let [pushes, amid, doubts, lost, elections, switches, records, passed, skipped] = seen;
+    let [pushes, amid, doubts, lost, elections, switches, records, passed, skipped, turns] = seen;
     assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 900, "{seen:?}");
     assert!(switches > 100 && records > 100 && passed > 100, "{seen:?}");
-    assert!(skipped > 1_000, "{seen:?}");
+    assert!(skipped > 1_000 && turns > 50, "{seen:?}");
     assert!(amid > pushes / 4, "only {amid} of {pushes} pushes were applied before everything was healed");
 }

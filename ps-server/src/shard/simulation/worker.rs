@@ -123,6 +123,8 @@ pub struct Worker {
     beside: Option<(u64, Stream, Replies)>,
     /// Streams that it has let go, beside what its functions give.
     pub gone: Vec<Stream>,
+    /// How often it has left a silent leader.
+    pub turns: u64,
     now: Duration,
     /// Pushes that are not acknowledged, by seq: what was sent, and where they count.
     pushed: BTreeMap<u64, (ToShard, usize, usize)>,
@@ -173,6 +175,7 @@ impl Worker {
             asks: None,
             beside: None,
             gone: Vec::new(),
+            turns: 0,
             now: NOW,
             pushed: BTreeMap::new(),
             place: 0,
@@ -274,9 +277,9 @@ impl Worker {
         history.forgets(self.id);
         let stream = self.hangs_up();
         self.asks_no_more();
-        let gone = std::mem::take(&mut self.gone);
+        let (gone, turns) = (std::mem::take(&mut self.gone), self.turns);
         let new = Self::new(self.id.0, std::mem::take(&mut self.job), self.steps, self.skips);
-        *self = Self { gone, ..new };
+        *self = Self { gone, turns, ..new };
         stream
     }
 
@@ -321,6 +324,7 @@ impl Worker {
                 Effect::AskNoMore(_) => self.asks_no_more(),
                 Effect::Turn(_) => {
                     if let Some((dial, stream, replies)) = self.beside.take() {
+                        self.turns += 1;
                         (self.dial, self.stream, self.replies) = (dial, Some(stream), Some(replies));
                     }
                 }
