@@ -210,6 +210,10 @@ impl Schedule {
             return;
         }
         let node = if anywhere { self.below(NODES) } else { self.cluster.0.lock().leader };
+        // Nobody asks a leader about itself.
+        if self.workers[w].stream.as_ref().is_some_and(|s| s.is_to(node)) {
+            return;
+        }
         self.conns += 1;
         let at = {
             let g = self.cluster.0.lock();
@@ -272,7 +276,8 @@ impl Schedule {
             15 if self.workers[w].stream.is_some() => {
                 self.say(format!("worker {w} is impatient"));
                 self.workers[w].is_impatient();
-                self.connect_beside(w, true);
+                let anywhere = self.below(2) == 0;
+                self.connect_beside(w, anywhere);
             }
             12 if self.below(2) == 0 && !self.workers[w].finished => {
                 self.say(format!("worker {w} dies"));
@@ -348,16 +353,18 @@ impl Schedule {
             "leader {old} is deposed by {successor} unawares, with {kept} open entries; worker {w} goes"
         ));
         self.cluster.elect(successor, kept);
-        if self.below(2) == 0 {
-            // It asks, and leaves for the successor while the old leader still has its stream.
-            self.workers[w].is_impatient();
-            self.connect_beside(w, false);
-        } else {
+        // It asks, and leaves for the successor while the old leader still has its stream; or it has lost that.
+        let asks = self.below(2) == 0;
+        if !asks {
             let broken = self.workers[w].disconnect(&mut self.history);
             self.broken.extend(broken.map(|s| s.breaks(0)));
             self.connect(w, false);
         }
         for _ in 0..1 + self.below(8) {
+            if asks {
+                self.workers[w].is_impatient();
+                self.connect_beside(w, false);
+            }
             self.workers[w].streams().for_each(|s| _ = s.deliver(usize::MAX));
             self.passes(30);
             self.leaders_work();

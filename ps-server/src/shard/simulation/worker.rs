@@ -81,6 +81,11 @@ impl Stream {
         true
     }
 
+    /// Whether it goes to this node.
+    pub fn is_to(&self, node: usize) -> bool {
+        self.node == node
+    }
+
     /// A heartbeat.
     pub fn beats(&self) {
         self.liveness.heard();
