@@ -1,11 +1,11 @@
 //! What two workers must agree on and the servers do not see: model, seed, data, and whatever else moves the weights.
 //!
-//! It is a list of facts, with commas between, so that a refusal can name those that differ: `seed 1, batch 64, ...`. What is
-//! long goes in as a hash under a name. A job file that was cut off and still parses has defaults where it had keys: every key that
+//! It is a list of facts, with commas between, so that a refusal can name those that differ: `seed 1, batch 64, ...`. Tensors are
+//! listed as far as there is room. What is long goes in as a hash under a name. A job file that was cut off and still parses has defaults where it had keys: every key that
 //! changes what is trained is in here, or in the servers' job itself.
 
 use crate::{Exchange, Job, TrainConfig};
-use paraft_common::TensorSpec;
+use paraft_common::{TensorKind, TensorSpec};
 use serde::Serialize;
 use toml::Value;
 
@@ -15,8 +15,6 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
         Exchange::Servers => "servers",
         Exchange::AllReduce => "all-reduce",
     };
-    let shapes: Vec<String> =
-        tensors.iter().map(|t| format!("{}{:?}{:?}", t.name, t.shape, t.kind)).collect();
     let one_thread = TrainConfig { threads: 1, ..job.train.clone() };
     let facts = [
         format!("group_size {}", job.train.group_size),
@@ -26,7 +24,6 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
         format!("batch {}", job.train.batch),
         format!("epochs {}", job.train.epochs),
         format!("every_epoch {}", job.eval.every_epoch),
-        format!("tensors {} {:016x}", tensors.len(), hash(&shapes.join(","))),
         // What a kernel recomputes changes nothing, and may differ with the memory of hosts.
         format!("[model] {}", table(job.model.as_ref(), &["checkpoint_activations"])),
         // Threads change no bit. Of `init` its content counts, not where it lies; it and the encoding are in the servers' job. Hardware may be mixed.
@@ -37,7 +34,30 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
             None => "no checkpoint".into(),
         },
     ];
-    facts.join(", ")
+    facts.into_iter().chain(listed(tensors)).collect::<Vec<_>>().join(", ")
+}
+
+/// So much of a fingerprint are the tensors, in bytes: those of some fifty. Another model of the same kind differs in its first ones
+/// or in their number.
+const LISTED: usize = 2048;
+
+/// How many tensors, then each with its place, name and shape; where they are too many, a hash of all and the first.
+fn listed(tensors: &[TensorSpec]) -> Vec<String> {
+    let kind = |t: &TensorSpec| if t.kind == TensorKind::Buffer { " buffer" } else { "" };
+    let shape = |t: &TensorSpec| t.shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+    let fact = |(i, t): (usize, &TensorSpec)| {
+        format!("tensor {i} {} {}{}", t.name.escape_debug(), shape(t), kind(t))
+    };
+    let all: Vec<String> = (1..).zip(tensors).map(fact).collect();
+    let mut room = LISTED;
+    let fits = |f: &&String| {
+        room = room.saturating_sub(f.len() + 2);
+        room > 0
+    };
+    let first: Vec<String> = all.iter().take_while(fits).cloned().collect();
+    let hash =
+        if first.len() < all.len() { format!(" {:016x}", hash(&all.join(", "))) } else { String::new() };
+    [format!("tensors {}{hash}", all.len())].into_iter().chain(first).collect()
 }
 
 /// The servers do not see what moves the workers' own weights.
@@ -141,6 +161,34 @@ weight_decay = 0.125
                 "nobody is told that this is missing: {key}"
             );
         }
+    }
+
+    #[test]
+    fn workers_of_different_models_have_different_fingerprints_that_say_which_tensor_it_is() {
+        use paraft_common::config::facts_missing;
+        let job = Job::parse(JOB, Path::new("job.toml"), &[]).expect("a job");
+        let of = |tensors: &[TensorSpec]| job.server_job(tensors).fingerprint;
+        let model = |hidden| {
+            [TensorSpec::param("fc1.weight", &[hidden, 64]), TensorSpec::param("fc2.weight", &[10, hidden])]
+        };
+        let (a, b) = (of(&model(32)), of(&model(48)));
+        assert_eq!(facts_missing(&a, &b), "tensor 1 fc1.weight 32x64, tensor 2 fc2.weight 10x32");
+        let more = of(&[&model(32)[..], &[TensorSpec::buffer("count\n", &[])]].concat());
+        assert_eq!(facts_missing(&more, &a), "tensors 3, tensor 3 count\\n  buffer");
+        // The same tensors in another order are another vector.
+        let [first, second] = model(32);
+        assert_eq!(
+            facts_missing(&of(&[second, first]), &a),
+            "tensor 1 fc2.weight 10x32, tensor 2 fc1.weight 32x64"
+        );
+        // Of many the last ones are hashed.
+        let long = |last| {
+            let names = (0..500).map(|i| format!("layers.{i}.weight"));
+            let mut all: Vec<_> = names.map(|n| TensorSpec::param(n, &[16, 16])).collect();
+            all.push(TensorSpec::param("head", &[last]));
+            of(&all)
+        };
+        assert!(long(1).len() < 3000 && facts_missing(&long(1), &long(2)).starts_with("tensors 501 "));
     }
 
     #[test]

@@ -10,8 +10,13 @@ use paraft_common::{BucketId, SessionId, ShardId, Step, WorkerId};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum RefusalKind {
-    #[error("this server does not lead {shard}{}", leader.as_deref().map(|l| format!("; {l} does")).unwrap_or_default())]
-    NotLeader { shard: ShardId, leader: Option<String> },
+    #[error("{}", not_leader(*shard, leader.as_deref(), stopped.as_deref()))]
+    NotLeader {
+        shard: ShardId,
+        leader: Option<String>,
+        /// Why this server's replica does not run, where it has one.
+        stopped: Option<String>,
+    },
     #[error("{shard} is not on this server; check the list of servers")]
     WrongShard { shard: ShardId },
     #[error(
@@ -105,16 +110,24 @@ pub enum RefusalKind {
     OtherFounding(ShardId),
 }
 
+fn not_leader(shard: ShardId, leader: Option<&str>, stopped: Option<&str>) -> String {
+    match (leader, stopped) {
+        (Some(leader), None) => format!("this server does not lead {shard}; {leader} does"),
+        (None, None) => format!("this server does not lead {shard}"),
+        (_, Some(why)) => format!("this server's replica of {shard} has stopped: {why}"),
+    }
+}
+
 fn other_job(running: &str, asked: &str, difference: Option<&str>) -> String {
     let difference = difference.map(|d| format!(" ({d})")).unwrap_or_default();
     match running == asked {
         true => format!(
-            "this fleet trains another job `{running}` than this one: use the same job file and the same data on every host, or \
+            "this fleet trains another job `{running}` than this one: use the same job file, model and data in every worker, or \
              other servers{difference}"
         ),
         false => format!(
-            "this fleet trains job `{running}`, not `{asked}`: start other servers for another job, or use the same job file on \
-             every host{difference}"
+            "this fleet trains job `{running}`, not `{asked}`: start other servers for another job, or use the same job in \
+             every worker{difference}"
         ),
     }
 }

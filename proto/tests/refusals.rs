@@ -9,7 +9,7 @@ fn all() -> Vec<K> {
     let (shard, worker, bucket, step) = (ShardId(1), WorkerId(2), BucketId(3), Step(4));
     let text = || "why".to_string();
     vec![
-        K::NotLeader { shard, leader: Some("h:1".into()) },
+        K::NotLeader { shard, leader: Some("h:1".into()), stopped: None },
         K::WrongShard { shard },
         K::Protocol { client: 1, server: 2 },
         K::BadJob(text()),

@@ -5,6 +5,9 @@
 //!      │                  └──refused──▶ failed, or lost (until the session is opened anew)
 //!      └── no leader until the deadline ──▶ failed
 //! ```
+//!
+//! A leader that is open, owes an answer and says nothing may hang. Then other servers are asked, one after the other, on a stream
+//! beside its own. Only a leader of a later term is taken for it: what is merely slow is not left.
 
 use crate::{error::SessionError, search::Search, session::Reported};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
@@ -18,8 +21,8 @@ use std::{
     time::Duration,
 };
 
-/// What the I/O tells a session. Streams are named by the number of their [`Effect::Dial`]; what comes from another than the
-/// shard's latest is ignored.
+/// What the I/O tells a session. Streams are named by the number of their [`Effect::Dial`] or [`Effect::Ask`]; what comes from
+/// another than the shard's latest of each is ignored.
 #[derive(Debug)]
 pub enum Input {
     /// A message came.
@@ -65,6 +68,22 @@ pub enum Effect {
         /// The connection that the stream was on may carry nothing any more.
         broken: bool,
     },
+    /// Open another stream beside the shard's own, in place of the last one beside it, and send `open` on it: the server may
+    /// lead by now.
+    Ask {
+        /// For this shard.
+        shard: ShardId,
+        /// The stream's number, as a dial's.
+        dial: u64,
+        /// Of the server.
+        address: String,
+        /// The first message.
+        open: Box<Open>,
+    },
+    /// Let the stream beside the shard's own go.
+    AskNoMore(ShardId),
+    /// The shard has no stream of its own any more: the one beside it is that from now on.
+    Turn(ShardId),
     /// Send on the shard's stream, in this order.
     Send(ShardId, ToShard),
     /// Send the initial state of the shard's buckets.
@@ -142,8 +161,8 @@ pub(crate) struct Outlet {
     pub in_flight: usize,
     /// Payload of weights that arrived and were not taken, in bytes.
     pub untaken: usize,
-    /// Links that dial when their pause is over, by when.
-    pub pausing: BTreeSet<(Duration, ShardId)>,
+    /// Links that have something to do without an input, by when.
+    pub due: BTreeSet<(Duration, ShardId)>,
     pub dials: u64,
     /// Uniform in 0..1.
     pub draw: Box<dyn FnMut() -> f64 + Send>,
@@ -170,6 +189,24 @@ enum State {
     Ended,
 }
 
+/// A leader that owes an answer is asked about after so long without a word of it. Longer than what a fleet takes that is well,
+/// about what followers take to find a silent leader out.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// From the first such ask to the next, and from there on twice as long each time: the election may be under way. Where the answer
+/// waits for other workers that is a handful of asks.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Others are asked about a silent leader.
+#[derive(Default)]
+struct Asking {
+    /// So often.
+    times: u32,
+    /// The stream on which one is asked, and the place of its server.
+    stream: Option<(u64, usize)>,
+    /// It was named by one that was asked.
+    named: bool,
+}
+
 pub(crate) struct Link {
     pub shard: ShardId,
     state: State,
@@ -179,7 +216,7 @@ pub(crate) struct Link {
     founding: u64,
     /// The latest term of a leader that has opened a stream: who leads an earlier one is deposed and does not know.
     term: u64,
-    /// The place of the server that is dialled.
+    /// The place of the server that is dialled. The first places are those of the shard's replicas.
     next: usize,
     search: Search,
     /// The last push's; it goes on when a session is lost.
@@ -204,6 +241,11 @@ pub(crate) struct Link {
     causes: BTreeMap<String, String>,
     /// When the open stream was opened, and by which leader.
     opened: (Duration, ServerId),
+    /// Since when the leader owes something and has said nothing.
+    quiet: Duration,
+    /// When that is looked at, while a stream is open.
+    look: Option<Duration>,
+    asking: Option<Asking>,
     /// What the leader of the open stream reads of a push.
     push_form: u32,
     /// The servers may still need the initial state.
@@ -219,7 +261,8 @@ enum Break {
 }
 
 impl Link {
-    pub fn new(shard: ShardId, servers: Vec<String>, first: usize) -> Self {
+    /// `servers`: all of them, those with replicas first.
+    pub fn new(shard: ShardId, servers: Vec<String>) -> Self {
         Self {
             shard,
             state: State::Lost,
@@ -227,7 +270,7 @@ impl Link {
             session: 0,
             founding: 0,
             term: 0,
-            next: first,
+            next: 0,
             search: Search::default(),
             seq: 0,
             unacked: VecDeque::new(),
@@ -240,6 +283,9 @@ impl Link {
             trouble: None,
             causes: BTreeMap::new(),
             opened: (Duration::ZERO, ServerId(0)),
+            quiet: Duration::ZERO,
+            look: None,
+            asking: None,
             push_form: PUSH_FORM,
             has_initial: true,
         }
@@ -249,6 +295,7 @@ impl Link {
     fn deadline(&self) -> Option<Duration> {
         match self.state {
             State::Pausing(until) => Some(until),
+            State::Open(_) => self.look,
             _ => None,
         }
     }
@@ -268,15 +315,23 @@ impl Link {
         self.term
     }
 
-    /// Keeps what [`Outlet::pausing`] has of it.
     fn turns(&mut self, to: State, out: &mut Outlet) {
-        if let State::Pausing(until) = self.state {
-            out.pausing.remove(&(until, self.shard));
+        self.asks_no_more(out);
+        self.changes(out, |link| {
+            link.look = None;
+            link.state = to;
+        });
+    }
+
+    /// Keeps what [`Outlet::due`] has of it.
+    fn changes(&mut self, out: &mut Outlet, change: impl FnOnce(&mut Self)) {
+        let before = self.deadline();
+        change(self);
+        let after = self.deadline();
+        if before != after {
+            before.map(|at| out.due.remove(&(at, self.shard)));
+            after.map(|at| out.due.insert((at, self.shard)));
         }
-        if let State::Pausing(until) = to {
-            out.pausing.insert((until, self.shard));
-        }
-        self.state = to;
     }
 
     // ---- streams ----
@@ -284,21 +339,28 @@ impl Link {
     pub fn dial(&mut self, fixed: &Fixed, out: &mut Outlet) {
         out.dials += 1;
         self.turns(State::Dialling(out.dials), out);
-        let open = Open {
+        let (address, open) = (self.servers[self.next].clone(), self.open(fixed));
+        out.effects.push_back(Effect::Dial { shard: self.shard, dial: out.dials, address, open });
+    }
+
+    fn open(&self, fixed: &Fixed) -> Box<Open> {
+        Box::new(Open {
             protocol: PROTOCOL,
             shard: self.shard.0,
             worker: fixed.worker,
             session: self.session,
             job: fixed.job.to_string(),
             founding: self.founding,
-        };
-        let (address, open) = (self.servers[self.next].clone(), Box::new(open));
-        out.effects.push_back(Effect::Dial { shard: self.shard, dial: out.dials, address, open });
+        })
     }
 
     pub fn tick(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
-        if self.deadline().is_some_and(|at| at <= now) {
-            self.dial(fixed, out);
+        if self.deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        match self.state {
+            State::Open(_) => self.looks(now, fixed, out),
+            _ => self.dial(fixed, out),
         }
     }
 
@@ -310,6 +372,95 @@ impl Link {
     pub fn broken(&mut self, now: Duration, cause: &str, fixed: &Fixed, out: &mut Outlet) {
         self.note_cause(cause);
         self.breaks(now, Break::Redial(None), fixed, out);
+    }
+
+    // ---- a leader that says nothing ----
+
+    fn owes(&self) -> bool {
+        !self.unacked.is_empty() || self.asked.is_some()
+    }
+
+    /// The leader owes something, and did not before.
+    fn owes_from(&mut self, now: Duration, out: &mut Outlet) {
+        self.quiet = now;
+        // A look that is due finds out. There is one at most each half second, however many pushes there are.
+        if self.look.is_none() && matches!(self.state, State::Open(_)) && self.servers.len() > 1 {
+            self.changes(out, |link| link.look = Some(now + PATIENCE));
+        }
+    }
+
+    fn looks(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+        let due = self.quiet + PATIENCE;
+        if !self.owes() {
+            self.changes(out, |link| link.look = None);
+        } else if now < due {
+            self.changes(out, |link| link.look = Some(due));
+        } else {
+            let times = self.asking.as_ref().map_or(0, |a| a.times);
+            // All but the one that is silent.
+            let others = self.servers.len() - 1;
+            let place = times as usize % others;
+            let place = if place < self.next { place } else { place + 1 };
+            self.asks(
+                place,
+                Asking { times: times.saturating_add(1), stream: None, named: false },
+                fixed,
+                out,
+            );
+            let again = ASK_AGAIN.saturating_mul(1 << times.min(20));
+            self.changes(out, |link| link.look = Some(now + again));
+        }
+    }
+
+    fn asks(&mut self, place: usize, asking: Asking, fixed: &Fixed, out: &mut Outlet) {
+        out.dials += 1;
+        self.asking = Some(Asking { stream: Some((out.dials, place)), ..asking });
+        let (address, open) = (self.servers[place].clone(), self.open(fixed));
+        out.effects.push_back(Effect::Ask { shard: self.shard, dial: out.dials, address, open });
+    }
+
+    fn asks_no_more(&mut self, out: &mut Outlet) {
+        if self.asking.take().is_some_and(|a| a.stream.is_some()) {
+            out.effects.push_back(Effect::AskNoMore(self.shard));
+        }
+    }
+
+    /// Whether it is the stream on which another is asked.
+    pub fn asks_on(&self, dial: u64) -> bool {
+        self.asking.as_ref().and_then(|a| a.stream).is_some_and(|(d, _)| d == dial)
+    }
+
+    /// The one that was asked answers; `None`: its stream ended.
+    pub fn answered(
+        &mut self,
+        now: Duration,
+        kind: Option<from_shard::Kind>,
+        fixed: &Fixed,
+        out: &mut Outlet,
+    ) {
+        let Some(asking) = &mut self.asking else { return };
+        let Some((dial, place)) = asking.stream.take() else { return };
+        let (times, named) = (asking.times, asking.named);
+        match kind {
+            // Whatever the silent one does yet, nothing of it counts any more.
+            Some(from_shard::Kind::Opened(o)) if o.term > self.term => {
+                out.effects.push_back(Effect::HangUp { shard: self.shard, broken: true });
+                out.effects.push_back(Effect::Turn(self.shard));
+                self.next = place;
+                self.turns(State::Dialling(dial), out);
+                return self.opened(now, &o, fixed, out);
+            }
+            Some(from_shard::Kind::Refused(r)) if r.advice() == Advice::Redirect && !r.leader.is_empty() => {
+                let leader = self.place_of(r.leader);
+                // Names may be old: of each that is asked only one is followed.
+                if leader != self.next && leader != place && !named {
+                    return self.asks(leader, Asking { times, stream: None, named: true }, fixed, out);
+                }
+            }
+            // It leads an earlier term and does not know, cannot say yet who leads, or is not there.
+            _ => {}
+        }
+        out.effects.push_back(Effect::AskNoMore(self.shard));
     }
 
     fn breaks(&mut self, now: Duration, how: Break, fixed: &Fixed, out: &mut Outlet) {
@@ -400,9 +551,13 @@ impl Link {
         self.send(kind, out);
     }
 
-    pub fn push(&mut self, push: Push, at: Duration, out: &mut Outlet) {
+    /// `at`: when the worker pushed it, which may be before it could go out.
+    pub fn push(&mut self, push: Push, at: Duration, now: Duration, out: &mut Outlet) {
         if self.state == State::Lost {
             return; // nobody would acknowledge it
+        }
+        if !self.owes() {
+            self.owes_from(now, out);
         }
         out.in_flight += push.payload.len();
         self.unacked.push_back((push.clone(), at));
@@ -432,6 +587,9 @@ impl Link {
     pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut Outlet) {
         if !self.holds || !pull.only.is_empty() {
             pull.have.clear();
+        }
+        if !self.owes() {
+            self.owes_from(at, out);
         }
         self.asked = Some((pull.clone(), at));
         self.send(Kind::Pull(pull), out);
@@ -476,6 +634,11 @@ impl Link {
 
     pub fn message(&mut self, now: Duration, message: WithBulk<FromShard>, fixed: &Fixed, out: &mut Outlet) {
         let WithBulk { message: FromShard { kind }, bulk } = message;
+        self.quiet = now;
+        if self.asking.is_some() {
+            self.asks_no_more(out);
+            self.changes(out, |link| link.look = Some(now + PATIENCE));
+        }
         let broken = |what: &str| SessionError::Protocol { shard: self.shard, what: what.into() };
         let failed = match kind {
             None => Some(broken("an empty message")),
@@ -546,6 +709,9 @@ impl Link {
         self.founding = o.founding;
         self.holds = false;
         self.opened = (now, ServerId(o.server));
+        if self.owes() {
+            self.owes_from(now, out);
+        }
         self.push_form = o.push_form;
         if !self.unacked.iter().all(|(push, _)| self.is_read(push)) {
             return self.fails(self.too_old(), out);

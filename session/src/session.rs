@@ -158,8 +158,10 @@ impl Session {
             }
             links.entry(shard).or_insert_with(|| {
                 let preferred = placement::replicas_of(shard, options.servers.len() as u32, options.replicas);
-                let first = preferred.first().map_or(0, |s| s.0 as usize);
-                Link::new(shard, options.servers.clone(), first)
+                let (preferred, mut servers) = (preferred.first(), options.servers.clone());
+                // A shard's replicas are on servers that follow each other.
+                servers.rotate_left(preferred.map_or(0, |s| s.0 as usize));
+                Link::new(shard, servers)
             });
         }
         Self {
@@ -183,7 +185,7 @@ impl Session {
                 norms: Vec::new(),
                 in_flight: 0,
                 untaken: 0,
-                pausing: BTreeSet::new(),
+                due: BTreeSet::new(),
                 dials: 0,
                 draw: options.draw,
             },
@@ -214,16 +216,16 @@ impl Session {
         let (fixed, out) = (&self.fixed, &mut self.out);
         match input {
             Input::Tick => self.links.values_mut().for_each(|l| l.tick(now, fixed, out)),
-            Input::Broken { shard, dial, cause } => {
-                if let Some(link) = self.links.get_mut(&shard).filter(|l| l.is_on(dial)) {
-                    link.broken(now, &cause, fixed, out);
-                }
-            }
-            Input::Message { shard, dial, message } => {
-                if let Some(link) = self.links.get_mut(&shard).filter(|l| l.is_on(dial)) {
-                    link.message(now, message, fixed, out);
-                }
-            }
+            Input::Broken { shard, dial, cause } => match self.links.get_mut(&shard) {
+                Some(link) if link.is_on(dial) => link.broken(now, &cause, fixed, out),
+                Some(link) if link.asks_on(dial) => link.answered(now, None, fixed, out),
+                _ => {}
+            },
+            Input::Message { shard, dial, message } => match self.links.get_mut(&shard) {
+                Some(link) if link.is_on(dial) => link.message(now, message, fixed, out),
+                Some(link) if link.asks_on(dial) => link.answered(now, message.message.kind, fixed, out),
+                _ => {}
+            },
         }
         for (shard, step, part) in std::mem::take(&mut self.out.norms) {
             if let Some((sum, tell)) = self.norms.add(step, shard, part) {
@@ -246,7 +248,7 @@ impl Session {
 
     /// When [`Input::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
-        self.out.pausing.first().map(|(at, _)| *at)
+        self.out.due.first().map(|(at, _)| *at)
     }
 
     /// Bytes of weights that have come and that the worker has not taken: I/O that reads on without a bound would hold a large
@@ -362,10 +364,10 @@ impl Session {
             let squares = self.squares(&push);
             self.held.push((push, now, squares));
             if self.held.len() == self.layout.buckets().len() {
-                self.release();
+                self.release(now);
             }
         } else {
-            link.push(push, now, &mut self.out);
+            link.push(push, now, now, &mut self.out);
         }
     }
 
@@ -392,7 +394,7 @@ impl Session {
             link.seq += 1;
             let (seq, step, version) = (link.seq, step.0, *version);
             let push = Push { seq, step, bucket, version, skip: true, ..Push::default() };
-            link.push(push, now, &mut self.out);
+            link.push(push, now, now, &mut self.out);
         }
     }
 
@@ -408,7 +410,7 @@ impl Session {
 
     /// Added up as the servers do for BSP, by shard and in it by bucket, whatever order the backward pass has: the last bit of
     /// the sum depends on it, and one worker must get the same bits in every mode.
-    fn release(&mut self) {
+    fn release(&mut self, now: Duration) {
         let mut parts = BTreeMap::<ShardId, BTreeMap<u32, f64>>::new();
         for (p, _, squares) in &self.held {
             parts.entry(self.shard_of(BucketId(p.bucket))).or_default().insert(p.bucket, *squares);
@@ -418,7 +420,7 @@ impl Session {
             p.sum_of_squares = total;
             let shard = self.shard_of(BucketId(p.bucket));
             if let Some(link) = self.links.get_mut(&shard) {
-                link.push(p, at, &mut self.out);
+                link.push(p, at, now, &mut self.out);
             }
         }
     }

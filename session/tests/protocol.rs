@@ -48,16 +48,37 @@ fn job(mode: Mode) -> ServerJob {
 struct Servers {
     now: Duration,
     dialled: BTreeMap<ShardId, (u64, String)>,
+    /// The stream beside it.
+    beside: BTreeMap<ShardId, (u64, String)>,
+    /// Whoever was asked on one.
+    asked: Vec<String>,
+    /// That a leader says next.
+    term: u64,
     /// Since the stream was opened.
     came: BTreeMap<ShardId, VecDeque<Kind>>,
 }
 
 impl Servers {
+    fn new() -> Self {
+        Self { term: 1, ..Self::default() }
+    }
+
     fn carry_out(&mut self, session: &mut Session) {
         while let Some(effect) = session.next_effect() {
             match effect {
                 Effect::Dial { shard, dial, address, .. } => {
                     self.dialled.insert(shard, (dial, address));
+                    self.came.insert(shard, VecDeque::new());
+                }
+                Effect::Ask { shard, dial, address, .. } => {
+                    assert!(self.dialled.get(&shard).is_some_and(|(_, own)| *own != address));
+                    self.asked.push(address.clone());
+                    self.beside.insert(shard, (dial, address));
+                }
+                Effect::AskNoMore(shard) => assert!(self.beside.remove(&shard).is_some()),
+                Effect::Turn(shard) => {
+                    let stream = self.beside.remove(&shard).expect("one that was asked");
+                    assert!(self.dialled.insert(shard, stream).is_none(), "its own is hung up first");
                     self.came.insert(shard, VecDeque::new());
                 }
                 Effect::HangUp { shard, .. } => _ = self.dialled.remove(&shard),
@@ -71,22 +92,36 @@ impl Servers {
     }
 
     fn says(&mut self, session: &mut Session, shard: ShardId, kind: from_shard::Kind) {
-        let Some((dial, _)) = self.dialled.get(&shard) else { return };
+        let Some((dial, _)) = self.dialled.get(&shard).cloned() else { return };
+        self.says_on(session, (shard, dial), kind);
+    }
+
+    /// On the stream beside the shard's own.
+    fn answers(&mut self, session: &mut Session, shard: ShardId, kind: from_shard::Kind) {
+        let Some((dial, _)) = self.beside.get(&shard).cloned() else { return };
+        self.says_on(session, (shard, dial), kind);
+    }
+
+    fn says_on(&mut self, session: &mut Session, (shard, dial): (ShardId, u64), kind: from_shard::Kind) {
         let message = FromShard { kind: Some(kind) }.into();
-        session.handle(self.now, Input::Message { shard, dial: *dial, message });
+        session.handle(self.now, Input::Message { shard, dial, message });
         self.carry_out(session);
     }
 
     fn opens(&mut self, session: &mut Session, shard: ShardId, of: u64, clock: u64) {
-        let opened = Opened {
-            session: of,
+        let opened = self.opened(of, clock);
+        self.says(session, shard, opened);
+    }
+
+    fn opened(&self, session: u64, clock: u64) -> from_shard::Kind {
+        from_shard::Kind::Opened(Opened {
+            session,
             clock,
             initialised: true,
-            term: 1,
+            term: self.term,
             push_form: PUSH_FORM,
             ..Opened::default()
-        };
-        self.says(session, shard, from_shard::Kind::Opened(opened));
+        })
     }
 
     fn breaks(&mut self, session: &mut Session, shard: ShardId) {
@@ -96,8 +131,7 @@ impl Servers {
     }
 
     fn refuses(&mut self, session: &mut Session, shard: ShardId, advice: Advice, leader: &str) {
-        let refused = Refused { advice: advice as i32, leader: leader.into(), ..Refused::default() };
-        self.says(session, shard, from_shard::Kind::Refused(refused));
+        self.says(session, shard, refused(advice, leader));
     }
 
     fn passes(&mut self, session: &mut Session, time: Duration) {
@@ -110,6 +144,11 @@ impl Servers {
         let came = self.came.get(&shard).into_iter().flatten();
         came.filter_map(|k| if let Kind::Push(p) = k { Some(p.seq) } else { None }).collect()
     }
+}
+
+fn refused(advice: Advice, leader: &str) -> from_shard::Kind {
+    let leader = leader.into();
+    from_shard::Kind::Refused(Refused { advice: advice as i32, leader, ..Refused::default() })
 }
 
 fn push(session: &mut Session, servers: &mut Servers, bucket: u32, step: u64) {
@@ -132,7 +171,7 @@ fn joined(session: &mut Session, servers: &mut Servers, clocks: &[u64]) -> Step 
 
 #[test]
 fn shards_that_are_behind_are_brought_to_the_latest_clock() {
-    let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::default());
+    let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::new());
     assert_eq!(joined(&mut session, &mut servers, &[3, 5]), Step(5));
     assert!(matches!(servers.came[&ShardId(0)].back(), Some(Kind::Advance(a)) if a.step == 5));
     assert!(servers.came[&ShardId(1)].is_empty());
@@ -141,7 +180,7 @@ fn shards_that_are_behind_are_brought_to_the_latest_clock() {
 #[test]
 fn pushes_say_the_rate_that_the_worker_has_set_last() {
     let job = ServerJob { buffers_len: LEN, ..job(Mode::Asp) };
-    let (mut session, mut servers) = (session(job, 1), Servers::default());
+    let (mut session, mut servers) = (session(job, 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     let rate = |servers: &Servers| match servers.came[&ShardId(0)].back() {
         Some(Kind::Push(p)) => p.rate,
@@ -163,7 +202,7 @@ fn pushes_say_the_rate_that_the_worker_has_set_last() {
 fn each_group_of_parameters_has_its_rate() {
     let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
     let job = ServerJob { groups: vec![group(2 * LEN), group(LEN), group(LEN)], ..job(Mode::Asp) };
-    let (mut session, mut servers) = (session(job, 1), Servers::default());
+    let (mut session, mut servers) = (session(job, 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     session.rates(vec![0.5, 0.25, 0.125]);
     (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
@@ -174,7 +213,7 @@ fn each_group_of_parameters_has_its_rate() {
 
 #[test]
 fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_the_shards_say() {
-    let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::default());
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::new());
     joined(&mut session, &mut servers, &[0, 0]);
     session.rates(vec![0.5]);
     (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
@@ -218,7 +257,7 @@ fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_t
 
 #[test]
 fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
-    let (mut session, mut servers) = (session(job(Mode::Bsp), 1), Servers::default());
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
     session.pull(servers.now, Pull::of(Step(1)), false);
@@ -249,7 +288,7 @@ fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
 #[test]
 fn what_waits_for_the_norm_of_a_step_that_is_skipped_is_sent_to_nobody() {
     let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
-    let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 1), Servers::default());
+    let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     push(&mut session, &mut servers, 0, 1);
     session.skip(servers.now, Step(1));
@@ -266,7 +305,7 @@ fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none(
         servers.says(session, ShardId(0), from_shard::Kind::Opened(opened));
     };
     for breaks in [false, true] {
-        let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::default());
+        let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
         servers.carry_out(&mut session);
         of_before(&mut servers, &mut session);
         push(&mut session, &mut servers, 0, 1);
@@ -294,7 +333,7 @@ fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none(
 
 #[test]
 fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
-    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::default());
+    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     assert!(session.has_room(2 * limits::PUSH_WINDOW_BYTES), "one push always goes out");
     push(&mut session, &mut servers, 0, 1);
@@ -311,7 +350,7 @@ fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
 
 #[test]
 fn a_lost_session_is_opened_anew_within_the_next_wait_and_pulls_from_where_it_joined() {
-    let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::default());
+    let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::new());
     joined(&mut session, &mut servers, &[2, 2]);
     push(&mut session, &mut servers, 0, 3);
     servers.refuses(&mut session, ShardId(0), Advice::Stop, "");
@@ -349,7 +388,7 @@ fn a_lost_session_is_opened_anew_within_the_next_wait_and_pulls_from_where_it_jo
 
 #[test]
 fn who_finds_no_leader_gives_up_at_the_deadline_and_says_what_each_server_said() {
-    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::default());
+    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     servers.carry_out(&mut session);
     for _ in 0..200 {
         servers.breaks(&mut session, ShardId(0));
@@ -365,6 +404,117 @@ fn who_finds_no_leader_gives_up_at_the_deadline_and_says_what_each_server_said()
     }
 }
 
+/// Half a second of silence, and what comes of it.
+fn impatient(session: &mut Session, servers: &mut Servers) {
+    joined(session, servers, &[0]);
+    push(session, servers, 0, 1);
+    push(session, servers, 1, 2);
+    servers.says(session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 1, ..Ack::default() }));
+    servers.passes(session, Duration::from_millis(499));
+    assert!(servers.asked.is_empty());
+    servers.passes(session, Duration::from_millis(1));
+    assert_eq!(servers.asked, ["b"]);
+}
+
+#[test]
+fn a_leader_that_is_silent_is_left_for_one_of_a_later_term_who_is_sent_what_is_not_acknowledged() {
+    for named in [false, true] {
+        let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
+        impatient(&mut session, &mut servers);
+        assert_eq!(servers.dialled[&ShardId(0)].1, "a", "nobody is left for an ask");
+        if named {
+            servers.answers(&mut session, ShardId(0), refused(Advice::Redirect, "d"));
+            assert_eq!(servers.asked, ["b", "d"]);
+            // From there nobody is followed.
+            servers.answers(&mut session, ShardId(0), refused(Advice::Redirect, "c"));
+            assert_eq!(servers.asked.len(), 2);
+            servers.passes(&mut session, Duration::from_millis(100));
+            servers.answers(&mut session, ShardId(0), refused(Advice::Redirect, "d"));
+            assert_eq!(servers.asked, ["b", "d", "c", "d"]);
+        }
+        push(&mut session, &mut servers, 2, 3);
+        servers.term += 1;
+        let opened = servers.opened(7, 0);
+        servers.answers(&mut session, ShardId(0), opened);
+        assert_eq!(servers.dialled[&ShardId(0)].1, if named { "d" } else { "b" });
+        assert_eq!(servers.pushes(ShardId(0)), [2, 3]);
+        // It is the shard's stream now: acknowledged there, lost with it, and asked about others.
+        servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 2, ..Ack::default() }));
+        let before = servers.asked.len();
+        servers.passes(&mut session, Duration::from_millis(500));
+        assert_eq!(servers.asked[before..], ["a"]);
+        servers.breaks(&mut session, ShardId(0));
+        assert!(servers.beside.is_empty() && servers.dialled.is_empty());
+        servers.passes(&mut session, Duration::from_millis(100));
+        servers.opens(&mut session, ShardId(0), 7, 0);
+        assert_eq!(servers.pushes(ShardId(0)), [3]);
+    }
+}
+
+#[test]
+fn a_leader_that_is_slow_and_nobody_s_predecessor_is_not_left_and_asked_about_ever_more_seldom() {
+    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
+    impatient(&mut session, &mut servers);
+    // It is named itself; nobody is known; nobody is there; somebody leads its own term, or an earlier one.
+    let mut others = 0;
+    for ms in 0..9_500 {
+        servers.passes(&mut session, Duration::from_millis(1));
+        let Some((dial, _)) = servers.beside.get(&ShardId(0)).cloned() else { continue };
+        others += 1;
+        match others % 4 {
+            0 => servers.answers(&mut session, ShardId(0), refused(Advice::Redirect, "a")),
+            1 => servers.answers(&mut session, ShardId(0), refused(Advice::Redirect, "")),
+            2 => {
+                let broken = Input::Broken { shard: ShardId(0), dial, cause: "cut".into() };
+                session.handle(servers.now, broken);
+                servers.carry_out(&mut session);
+            }
+            _ => {
+                let opened = servers.opened(7, 0);
+                servers.answers(&mut session, ShardId(0), opened);
+            }
+        }
+        assert!(servers.beside.is_empty(), "after {ms} ms");
+        assert_eq!(servers.dialled[&ShardId(0)].1, "a");
+    }
+    // After 0.5, 0.6, 0.8, 1.2, 2.0, 3.6, 6.8 s.
+    assert_eq!(servers.asked, ["b", "c", "b", "c", "b", "c", "b"]);
+    assert_eq!(servers.pushes(ShardId(0)), [1, 2], "and nothing is sent again");
+    // Whoever says anything is well.
+    servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 9, ..Ack::default() }));
+    servers.passes(&mut session, Duration::from_millis(499));
+    assert_eq!(servers.asked.len(), 7);
+    servers.passes(&mut session, Duration::from_millis(1));
+    assert_eq!(servers.asked.len(), 8);
+    // Its answer is awaited no longer where the leader says something.
+    servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 2, ..Ack::default() }));
+    assert!(servers.beside.is_empty());
+    servers.passes(&mut session, Duration::from_secs(60));
+    assert_eq!(session.deadline(), None, "a leader that owes nothing may be silent");
+    assert_eq!(servers.asked.len(), 8);
+}
+
+#[test]
+fn while_a_leader_answers_in_time_nobody_is_asked_and_no_more_is_to_be_done_than_a_look_each_half_second() {
+    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
+    joined(&mut session, &mut servers, &[0]);
+    let mut deadlines = std::collections::BTreeSet::new();
+    for seq in 1..=1000 {
+        push(&mut session, &mut servers, 0, seq);
+        deadlines.extend(session.deadline());
+        servers.passes(&mut session, Duration::from_millis(10));
+        servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq, ..Ack::default() }));
+    }
+    assert!(servers.asked.is_empty());
+    assert!(deadlines.len() <= 21, "{} in 10 s", deadlines.len());
+    // A pull is owed, too.
+    session.pull(servers.now, Pull::of(Step(1000)), false);
+    servers.carry_out(&mut session);
+    servers.passes(&mut session, Duration::from_millis(500));
+    servers.passes(&mut session, Duration::from_millis(500));
+    assert!(!servers.asked.is_empty());
+}
+
 #[derive(Clone, Debug)]
 enum Happens {
     Push(u32),
@@ -374,6 +524,8 @@ enum Happens {
     Retry,
     Open,
     Time(u64),
+    /// One that is asked about a silent leader leads a later term, or the same.
+    Answers(bool),
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
@@ -385,6 +537,8 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => Just(Happens::Retry),
         3 => Just(Happens::Open),
         3 => (0u64..120).prop_map(Happens::Time),
+        1 => (400u64..700).prop_map(Happens::Time),
+        2 => any::<bool>().prop_map(Happens::Answers),
     ]
 }
 
@@ -394,7 +548,7 @@ proptest! {
     #[test]
     fn what_is_not_acknowledged_is_on_the_open_stream(all in prop::collection::vec(happens(), 0..80)) {
         const SHARD: ShardId = ShardId(0);
-        let (mut session, mut servers) = (patient(job(Mode::Asp), 1, Duration::MAX), Servers::default());
+        let (mut session, mut servers) = (patient(job(Mode::Asp), 1, Duration::MAX), Servers::new());
         joined(&mut session, &mut servers, &[0]);
         let (mut open, mut unacked, mut step) = (true, Vec::new(), 0);
         for what in all {
@@ -434,6 +588,12 @@ proptest! {
                 }
                 Happens::Open => {}
                 Happens::Time(ms) => servers.passes(&mut session, Duration::from_millis(ms)),
+                Happens::Answers(later) => {
+                    servers.term += u64::from(later && servers.beside.contains_key(&SHARD));
+                    let opened = servers.opened(7, 0);
+                    servers.answers(&mut session, SHARD, opened);
+                    prop_assert!(servers.beside.is_empty());
+                }
             }
             if open {
                 prop_assert_eq!(servers.pushes(SHARD), unacked.clone());

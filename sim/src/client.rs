@@ -143,6 +143,8 @@ impl Client {
                 Effect::Send(shard, message) => self.send(shard, message),
                 Effect::SendInitial(shard) => self.send_initial(shard),
                 Effect::InitialKnown(_) | Effect::Acked(_) => {}
+                // A dial reaches whoever leads, and there is nobody else to ask.
+                Effect::Ask { .. } | Effect::AskNoMore(_) | Effect::Turn(_) => {}
             }
         }
         let deadline = self.session.deadline();

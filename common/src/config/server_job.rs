@@ -409,6 +409,16 @@ pub const MAX_GRACE_MS: u64 = 24 * 60 * 60 * 1000;
 pub const MAX_NAME_CHARS: usize = 128;
 /// What a worker derives from its job file has a few hundred bytes.
 const MAX_FINGERPRINT: usize = 4096;
+
+/// The facts of one fingerprint that another has not, for people. It is a text of a worker's choice: so much of it is shown.
+pub fn facts_missing(of: &str, from: &str) -> String {
+    const MOST: usize = 8;
+    const CHARS: usize = 120;
+    let others: Vec<&str> = from.split(", ").collect();
+    let facts = of.split(", ").filter(|f| !others.contains(f));
+    let facts: Vec<String> = facts.take(MOST).map(|f| f.chars().take(CHARS).collect()).collect();
+    facts.join(", ")
+}
 /// Values of the longest bucket: 1 MiB.
 pub const MAX_BUCKET_LEN: usize = (1 << 20) / 4;
 /// As many as a data set may have samples.

@@ -63,7 +63,11 @@ fn workers_with_different_data_of_the_same_shape_do_not_train_together() {
     assert_eq!(code, Some(78), "{said}");
     contains(
         &said,
-        &["the same data on every host", "there `data 10+2 samples of 2", "here `data 10+2 samples of 2"],
+        &[
+            "the same job file, model and data",
+            "there `data 10+2 samples of 2",
+            "here `data 10+2 samples of 2",
+        ],
     );
 }
 
@@ -80,4 +84,13 @@ fn a_worker_that_read_half_of_the_job_file_is_told_what_it_lacks() {
     });
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["use the same job file", "there `", "epochs 3", "here `", "epochs 1"]);
+}
+
+#[test]
+fn a_worker_of_another_model_is_told_which_tensors_differ() {
+    let (code, said) = second_of_two(BODY, |_, second| {
+        second.args(["--set", "model.kind=mlp", "--set", "model.hidden=[5]"]);
+    });
+    assert_eq!(code, Some(78), "{said}");
+    contains(&said, &["there `", "tensor 1 ", "2x2", "here `", "2x5", "5x2"]);
 }

@@ -8,6 +8,7 @@ mod crowds;
 mod gpu;
 mod groups;
 mod hazards;
+mod hung;
 mod jobs;
 mod kept;
 mod memory;

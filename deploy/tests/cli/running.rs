@@ -445,3 +445,29 @@ fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
         assert!(record.final_eval().expect("final").is_final, "{mode}");
     }
 }
+
+#[test]
+fn a_worker_that_finds_no_leader_since_no_disk_serves_is_told_so() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let run_dir = scratch.path().join("run");
+    let body = digits("asp", 3, 100_000) + "durability = \"quorum-disk\"\ntimeout_ms = 3000\n";
+    let mut command = paraft();
+    command.arg("train").arg(job(scratch.path(), &body)).arg("--run-dir").arg(&run_dir);
+    command.args(["--json", "--faults"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let l = Launcher {
+        child: command.spawn().expect("paraft starts"),
+        run_dir: run_dir.clone(),
+        scratch: scratch.into(),
+    };
+    wait("training to go on", || match l.metrics().iter().any(|e| e["event"] == "train") {
+        true => Ok(()),
+        false => Err(format!("{:?}", l.metrics())),
+    });
+    fs::write(run_dir.join("faults.json"), r#"{"read_only": [0, 1, 2]}"#).expect("the faults file");
+    let (code, _, said) = l.output();
+    assert_eq!(code, Some(69), "{said}");
+    contains(
+        &said,
+        &["no leader was reached", "this server's replica of shard", "has stopped", "Read-only file system"],
+    );
+}

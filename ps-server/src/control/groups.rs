@@ -10,7 +10,10 @@
 //!
 //! Who led before leads again: its session with the servers goes on.
 
-use paraft_common::group::{Assigned, Assignment, MAX_RANKS};
+use paraft_common::{
+    config::facts_missing,
+    group::{Assigned, Assignment, MAX_RANKS},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -234,9 +237,13 @@ impl Groups {
         }
         let different = |w: &&Waiting| w.asks.rank != rank && w.asks.settings != asks.settings;
         if let Some(other) = g.waiting.values().find(different) {
+            let (own, others) = (&asks.settings, &other.asks.settings);
             let why = format!(
                 "the ranks of worker {} were started with different settings: rank {rank} with {}, rank {} with {}",
-                key.worker, asks.settings, other.asks.rank, other.asks.settings
+                key.worker,
+                facts_missing(own, others),
+                other.asks.rank,
+                facts_missing(others, own)
             );
             g.turned_away = Some(why.clone());
             return Err(Refused { why, then: Advice::Fix });

@@ -59,6 +59,11 @@ impl Replicas {
         self.waiting.read().iter().map(|(s, w)| (*s, w.clone())).collect()
     }
 
+    /// Why the replica of this shard waits, if it does.
+    pub fn why_stopped(&self, shard: ShardId) -> Option<String> {
+        self.waiting.read().get(&shard).map(|w| w.why.clone())
+    }
+
     /// Sees to replicas whose storage fails, until [`Self::shutdown`].
     pub async fn supervise(self: Arc<Self>) {
         while !self.ending.load(Relaxed) {

@@ -238,15 +238,18 @@ impl ShardsService {
         checkpoint::parts(hosted, request).await
     }
 
-    /// The shard is not here: where it is, if that is agreed on.
+    /// The shard is not here: where it is, if that is agreed on, and why its replica here does not run, if there is one.
     pub(super) fn elsewhere(&self, shard: ShardId) -> RefusalKind {
-        match self.agent.host_of(shard) {
-            Some(at) => RefusalKind::NotLeader { shard, leader: Some(at) },
+        let (leader, stopped) = (self.agent.host_of(shard), self.replicas.why_stopped(shard));
+        match leader {
+            leader if leader.is_some() || stopped.is_some() => {
+                RefusalKind::NotLeader { shard, leader, stopped }
+            }
             // Where the fleet's settings are not known yet, they will be.
-            None if self.agent.shape().is_none_or(|s| shard.0 < s.shards) => {
+            _ if self.agent.shape().is_none_or(|s| shard.0 < s.shards) => {
                 RefusalKind::Unavailable(format!("{shard} has no replicas yet"))
             }
-            None => RefusalKind::WrongShard { shard },
+            _ => RefusalKind::WrongShard { shard },
         }
     }
 

@@ -101,6 +101,8 @@ struct Inner {
 struct State {
     session: Session,
     streams: BTreeMap<ShardId, Open>,
+    /// Beside them, to ask others about a silent leader.
+    beside: BTreeMap<ShardId, Open>,
     initial: Initials,
     /// Is told of every ack.
     watcher: Option<mpsc::Sender<Acked>>,
@@ -136,8 +138,10 @@ impl State {
 struct Open {
     out: Arc<Out>,
     task: AbortHandle,
-    /// The connection that it is on, and its server's address.
-    connection: Arc<OnceLock<(String, connect::Connecting)>>,
+    /// Its server's.
+    address: String,
+    /// The connection that it is on, where others are on it, too.
+    connection: Arc<OnceLock<connect::Connecting>>,
 }
 
 impl Drop for Open {
@@ -191,6 +195,7 @@ impl Io {
             state: Mutex::new(State {
                 session,
                 streams: BTreeMap::new(),
+                beside: BTreeMap::new(),
                 initial: options.initial,
                 watcher: None,
                 armed: None,
@@ -379,17 +384,29 @@ impl Inner {
                 }
                 Effect::InitialKnown(shard) => drop(state.initial.remove(&shard)),
                 Effect::HangUp { shard, broken } => {
-                    let connection = state.streams.remove(&shard).and_then(|s| s.connection.get().cloned());
-                    if let Some((address, connecting)) = connection.filter(|_| broken) {
-                        self.channels.broken(&address, &connecting);
+                    let stream = state.streams.remove(&shard).filter(|_| broken);
+                    if let Some((stream, connecting)) =
+                        stream.as_ref().and_then(|s| Some((s, s.connection.get()?)))
+                    {
+                        self.channels.broken(&stream.address, connecting);
                     }
                 }
                 Effect::Dial { shard, dial, address, open } => {
-                    let out = Out::new(ToShard { kind: Some(Kind::Open(*open)) }.into());
-                    let connection = Arc::new(OnceLock::new());
-                    let reader = Reader { io: self.clone(), shard, dial, address, out: out.clone() };
-                    let task = self.runtime.spawn(reader.run(connection.clone())).abort_handle();
-                    state.streams.insert(shard, Open { out, task, connection });
+                    let stream = self.dial((shard, dial), address, *open, false);
+                    state.streams.insert(shard, stream);
+                }
+                Effect::Ask { shard, dial, address, open } => {
+                    let stream = self.dial((shard, dial), address, *open, true);
+                    state.beside.insert(shard, stream);
+                }
+                Effect::AskNoMore(shard) => drop(state.beside.remove(&shard)),
+                Effect::Turn(shard) => {
+                    if let Some(stream) = state.beside.remove(&shard) {
+                        let (worker, address) = (self.worker, &stream.address);
+                        tracing::info!(%worker, %shard, %address, "the leader says nothing, and here is its successor");
+                        state.said.remove(&shard);
+                        state.streams.insert(shard, stream);
+                    }
                 }
                 Effect::Acked(a) => self.acked(state, &a),
             }
@@ -397,6 +414,22 @@ impl Inner {
         if state.session.deadline() != state.armed {
             self.deadline.notify_one();
         }
+    }
+
+    /// Opens a stream; `beside` another one of its shard, to ask.
+    fn dial(
+        self: &Arc<Self>,
+        (shard, dial): (ShardId, u64),
+        address: String,
+        open: paraft_proto::Open,
+        beside: bool,
+    ) -> Open {
+        let out = Out::new(ToShard { kind: Some(Kind::Open(open)) }.into());
+        let connection = Arc::new(OnceLock::new());
+        let reader =
+            Reader { io: self.clone(), shard, dial, address: address.clone(), beside, out: out.clone() };
+        let task = self.runtime.spawn(reader.run(connection.clone())).abort_handle();
+        Open { out, task, address, connection }
     }
 
     fn acked(&self, state: &State, a: &paraft_session::Acked) {
@@ -443,12 +476,14 @@ struct Reader {
     shard: ShardId,
     dial: u64,
     address: String,
+    /// It was begun beside another.
+    beside: bool,
     /// Of the stream, for signs of life.
     out: Arc<Out>,
 }
 
 impl Reader {
-    async fn run(self, connection: Arc<OnceLock<(String, connect::Connecting)>>) {
+    async fn run(self, connection: Arc<OnceLock<connect::Connecting>>) {
         let cause = match self.io.channels.lane(&self.address).await {
             Ok((read, write, shared)) => {
                 self.goes(if shared.is_some() { "a Unix socket, bulk in shared memory" } else { "TCP" });
@@ -476,6 +511,9 @@ impl Reader {
 
     /// Says by which way the shard is reached; once, where a server is asked again and again whether it leads by now.
     fn goes(&self, over: &str) {
+        if self.beside {
+            return; // whether anything goes there is not known yet
+        }
         let (worker, shard, address) = (self.io.worker, self.shard, &self.address);
         let way = format!("{address} {over}");
         if self.io.lock().said.insert(shard, way.clone()) != Some(way) {
@@ -483,12 +521,9 @@ impl Reader {
         }
     }
 
-    async fn dial(
-        &self,
-        connection: &OnceLock<(String, connect::Connecting)>,
-    ) -> Result<Incoming<FromShard>, String> {
+    async fn dial(&self, connection: &OnceLock<connect::Connecting>) -> Result<Incoming<FromShard>, String> {
         let (channel, connecting) = self.io.channels.get(&self.address).await?;
-        let _ = connection.set((self.address.clone(), connecting));
+        let _ = connection.set(connecting);
         // The kernel accepts connections for a process that hangs, so only an answer tells that it lives.
         let sent = UnboundedReceiverStream::new(self.out.http()).flat_map(stream::iter);
         let exchange = services::exchange(&channel, sent);

@@ -147,7 +147,7 @@ impl Leader {
     }
 
     pub(super) fn not_leader(&self, group: &dyn Standing) -> RefusalKind {
-        RefusalKind::NotLeader { shard: self.shard.id(), leader: group.leader_address() }
+        RefusalKind::NotLeader { shard: self.shard.id(), leader: group.leader_address(), stopped: None }
     }
 
     /// A proposal failed though the term did not end (the lease ran out, say): begin again.

@@ -13,7 +13,7 @@ use crate::shard::{
 use paraft_common::{
     SessionId, WorkerId,
     auto::{Counted, Report},
-    config::ServerJob,
+    config::{ServerJob, facts_missing},
 };
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -338,13 +338,7 @@ impl Leader {
 
 /// What differs between two jobs, in the words of both: of their fingerprints the facts that do, else the first line.
 fn difference(there: &ServerJob, here: &ServerJob) -> Option<String> {
-    let only = |a: &ServerJob, b: &ServerJob| {
-        let others: Vec<&str> = b.fingerprint.split(", ").collect();
-        let facts = a.fingerprint.split(", ").filter(|f| !others.contains(f));
-        let facts: Vec<String> =
-            facts.take(MOST_FACTS).map(|f| f.chars().take(FACT_CHARS).collect()).collect();
-        facts.join(", ")
-    };
+    let only = |a: &ServerJob, b: &ServerJob| facts_missing(&a.fingerprint, &b.fingerprint);
     let texts = || Some((there.to_toml().ok()?, here.to_toml().ok()?));
     let line =
         |text: &str, other: &str| text.lines().find(|l| !other.lines().any(|o| o == *l)).map(str::to_string);
@@ -357,7 +351,3 @@ fn difference(there: &ServerJob, here: &ServerJob) -> Option<String> {
     let said = |text: String| if text.is_empty() { "nothing".to_string() } else { format!("`{text}`") };
     Some(format!("there {}, here {}", said(a), said(b)))
 }
-
-/// Of a fingerprint so much is shown: it is a text of a worker's choice.
-const MOST_FACTS: usize = 8;
-const FACT_CHARS: usize = 120;

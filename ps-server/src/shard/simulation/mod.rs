@@ -33,7 +33,7 @@ const WORKERS: u32 = 3;
 const SCHEDULES: u64 = 8000;
 /// Of [`Schedule::fails`]: those that schedules can have as their theme.
 const UNAWARES: usize = 14;
-const NO_ANSWERS: usize = 15;
+const NO_ANSWERS: usize = 16;
 /// A schedule's events, before everything heals.
 const EVENTS: u64 = 400;
 
@@ -137,6 +137,7 @@ impl Schedule {
         let told = self.told;
         for w in &mut self.workers {
             self.told = self.told.max(w.sent(told));
+            self.broken.extend(w.gone.drain(..).map(|s| s.breaks(0)));
         }
     }
 
@@ -155,15 +156,18 @@ impl Schedule {
             0..3 => {
                 let count = 1 + self.below(4);
                 let w = &mut self.workers[w];
-                if let Some(s) = w.stream.as_mut().filter(|_| !w.hangs) {
-                    s.deliver(count);
+                if !w.hangs {
+                    w.streams().for_each(|s| _ = s.deliver(count));
                 }
             }
             3..5 if !self.workers[w].hangs => {
                 let old = self.workers[w].hears(&mut self.history);
                 self.broken.extend(old.map(|s| s.breaks(0)));
             }
-            5 => self.connect(w, true),
+            5 => {
+                self.connect(w, true);
+                self.connect_beside(w, true);
+            }
             6 if !self.cut_off && self.slow == 0 => {
                 let count = 1 + self.below(4);
                 self.cluster.commit(count);
@@ -200,12 +204,30 @@ impl Schedule {
         self.workers[w].connect(node, of, self.conns);
     }
 
+    /// Likewise, the stream on which a worker asks about its leader.
+    fn connect_beside(&mut self, w: usize, anywhere: bool) {
+        if !self.workers[w].wants_beside() {
+            return;
+        }
+        let node = if anywhere { self.below(NODES) } else { self.cluster.0.lock().leader };
+        // Nobody asks a leader about itself.
+        if self.workers[w].stream.as_ref().is_some_and(|s| s.is_to(node)) {
+            return;
+        }
+        self.conns += 1;
+        let at = {
+            let g = self.cluster.0.lock();
+            (g.nodes[node].events.clone(), g.nodes[node].shard.clone())
+        };
+        self.workers[w].connect_beside(node, at, self.conns);
+    }
+
     fn fails(&mut self) {
         let w = self.below(self.workers.len());
         // A quarter of the schedules is about a leader that keeps its term and loses its answers, another about one that
         // loses its term and does not know.
         let theme = if self.below(3) > 0 { self.theme } else { None };
-        let which = theme.unwrap_or_else(|| self.below(16));
+        let which = theme.unwrap_or_else(|| self.below(17));
         match which {
             0 | 1 => {
                 self.say(format!("worker {w}'s stream breaks"));
@@ -251,6 +273,12 @@ impl Schedule {
                 self.say(format!("worker {w} {what}"));
             }
             UNAWARES => self.is_deposed_unawares(w),
+            15 if self.workers[w].stream.is_some() => {
+                self.say(format!("worker {w} is impatient"));
+                self.workers[w].is_impatient();
+                let anywhere = self.below(2) == 0;
+                self.connect_beside(w, anywhere);
+            }
             12 if self.below(2) == 0 && !self.workers[w].finished => {
                 self.say(format!("worker {w} dies"));
                 let old = self.workers[w].dies(&mut self.history);
@@ -325,13 +353,19 @@ impl Schedule {
             "leader {old} is deposed by {successor} unawares, with {kept} open entries; worker {w} goes"
         ));
         self.cluster.elect(successor, kept);
-        let broken = self.workers[w].disconnect(&mut self.history);
-        self.broken.extend(broken.map(|s| s.breaks(0)));
-        self.connect(w, false);
+        // It asks, and leaves for the successor while the old leader still has its stream; or it has lost that.
+        let asks = self.below(2) == 0;
+        if !asks {
+            let broken = self.workers[w].disconnect(&mut self.history);
+            self.broken.extend(broken.map(|s| s.breaks(0)));
+            self.connect(w, false);
+        }
         for _ in 0..1 + self.below(8) {
-            if let Some(s) = &mut self.workers[w].stream {
-                s.deliver(usize::MAX);
+            if asks {
+                self.workers[w].is_impatient();
+                self.connect_beside(w, false);
             }
+            self.workers[w].streams().for_each(|s| _ = s.deliver(usize::MAX));
             self.passes(30);
             self.leaders_work();
             self.cluster.commit(usize::MAX);
@@ -508,7 +542,7 @@ fn a_seed_is_a_schedule() {
 /// What the schedules would be worth if nothing happened in them.
 #[test]
 fn the_schedules_have_what_they_are_for() {
-    let mut seen = [0u64; 9];
+    let mut seen = [0u64; 10];
     for seed in 0..400 {
         let mut s = Schedule::new(seed, Rc::default());
         s.run();
@@ -519,14 +553,16 @@ fn the_schedules_have_what_they_are_for() {
         let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
         let records = data.map(|d| d.kept.len() as u64).sum();
         let skipped = g.skipped.1.len() as u64;
-        let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed, skipped];
+        let turns = s.workers.iter().map(|w| w.turns).sum();
+        let seen_now =
+            [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed, skipped, turns];
         for (seen, n) in seen.iter_mut().zip(seen_now) {
             *seen += n;
         }
     }
-    let [pushes, amid, doubts, lost, elections, switches, records, passed, skipped] = seen;
+    let [pushes, amid, doubts, lost, elections, switches, records, passed, skipped, turns] = seen;
     assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 900, "{seen:?}");
     assert!(switches > 100 && records > 100 && passed > 100, "{seen:?}");
-    assert!(skipped > 1_000, "{seen:?}");
+    assert!(skipped > 1_000 && turns > 50, "{seen:?}");
     assert!(amid > pushes / 4, "only {amid} of {pushes} pushes were applied before everything was healed");
 }

@@ -32,8 +32,11 @@ pub const BUCKETS: usize = 2;
 pub const PLACES: usize = 256;
 
 const SHARD: ShardId = ShardId(0);
-/// No time passes for a session here: it dials again at once, and gives up never.
+/// A session waits for nothing here: it dials again at once, and gives up never. Time passes for it only where it loses its
+/// patience with a leader.
 const NOW: Duration = Duration::ZERO;
+/// More than it has.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A stream, and what was sent on it and has not arrived.
 pub struct Stream {
@@ -78,6 +81,11 @@ impl Stream {
         true
     }
 
+    /// Whether it goes to this node.
+    pub fn is_to(&self, node: usize) -> bool {
+        self.node == node
+    }
+
     /// A heartbeat.
     pub fn beats(&self) {
         self.liveness.heard();
@@ -115,6 +123,14 @@ pub struct Worker {
     /// The leader has answered on it.
     open: bool,
     replies: Option<Replies>,
+    /// Whom the session wants to ask about it, and the stream on which it does.
+    asks: Option<(u64, Box<Open>)>,
+    beside: Option<(u64, Stream, Replies)>,
+    /// Streams that it has let go, beside what its functions give.
+    pub gone: Vec<Stream>,
+    /// How often it has left a silent leader.
+    pub turns: u64,
+    now: Duration,
     /// Pushes that are not acknowledged, by seq: what was sent, and where they count.
     pushed: BTreeMap<u64, (ToShard, usize, usize)>,
     /// The place of the step that is pushed.
@@ -161,6 +177,11 @@ impl Worker {
             stream: None,
             open: false,
             replies: None,
+            asks: None,
+            beside: None,
+            gone: Vec::new(),
+            turns: 0,
+            now: NOW,
             pushed: BTreeMap::new(),
             place: 0,
             done: Step(0),
@@ -185,18 +206,59 @@ impl Worker {
         let Some((dial, open, address_)) = self.dials.take() else { return };
         let named = (0..9).find(|n| address(*n) == address_).filter(|_| std::mem::take(&mut self.named));
         let node = named.unwrap_or(node);
-        let (owner, shard) = of(node);
+        let (stream, replies) = self.line(node, of(node), conn, *open);
+        self.dial = dial;
+        self.open = false;
+        self.stream = Some(stream);
+        self.replies = Some(replies);
+    }
+
+    fn line(
+        &self,
+        node: usize,
+        (owner, shard): (mpsc::Sender<Event>, Arc<Shard>),
+        conn: u64,
+        open: Open,
+    ) -> (Stream, Replies) {
         let (tx, rx) = mpsc::channel(256);
         let refusals = tx.downgrade();
         let session = (open.session > 0).then_some(SessionId(open.session));
         let liveness = Arc::new(Liveness::default());
         let open =
             Event::Open { conn, tx, worker: self.id, session, job: open.job, liveness: liveness.clone() };
-        self.dial = dial;
-        self.open = false;
         let sent = VecDeque::from([Sent::Event(open)]);
-        self.stream = Some(Stream { owner, shard, conn, node, liveness, sent, refusals });
-        self.replies = Some(Replies { from: rx, sent: VecDeque::new() });
+        let stream = Stream { owner, shard, conn, node, liveness, sent, refusals };
+        (stream, Replies { from: rx, sent: VecDeque::new() })
+    }
+
+    /// Its leader has said nothing for long, or so it seems.
+    pub fn is_impatient(&mut self) {
+        self.now += PATIENCE;
+        self.session.handle(self.now, Input::Tick);
+        let old = self.carry_out(None);
+        self.gone.extend(old);
+    }
+
+    /// Opens a stream to a node beside its own, if it wants one.
+    pub fn connect_beside(&mut self, node: usize, at: (mpsc::Sender<Event>, Arc<Shard>), conn: u64) {
+        let Some((dial, open)) = self.asks.take() else { return };
+        let (stream, replies) = self.line(node, at, conn, *open);
+        self.beside = Some((dial, stream, replies));
+    }
+
+    /// Whether it wants a stream beside its own.
+    pub fn wants_beside(&self) -> bool {
+        self.asks.is_some()
+    }
+
+    /// Its streams, that of its leader first.
+    pub fn streams(&mut self) -> impl Iterator<Item = &mut Stream> {
+        self.stream.iter_mut().chain(self.beside.as_mut().map(|(_, stream, _)| stream))
+    }
+
+    fn asks_no_more(&mut self) {
+        self.asks = None;
+        self.gone.extend(self.beside.take().map(|(_, stream, _)| stream));
     }
 
     /// Its stream breaks; it will open another.
@@ -204,7 +266,7 @@ impl Worker {
         let old = self.hangs_up();
         if old.is_some() {
             let (shard, dial, cause) = (SHARD, self.dial, "it broke".into());
-            self.session.handle(NOW, Input::Broken { shard, dial, cause });
+            self.session.handle(self.now, Input::Broken { shard, dial, cause });
             self.goes_on(SessionId(0), history);
         }
         old
@@ -219,7 +281,10 @@ impl Worker {
     pub fn dies(&mut self, history: &mut History) -> Option<Stream> {
         history.forgets(self.id);
         let stream = self.hangs_up();
-        *self = Self::new(self.id.0, std::mem::take(&mut self.job), self.steps, self.skips);
+        self.asks_no_more();
+        let (gone, turns) = (std::mem::take(&mut self.gone), self.turns);
+        let new = Self::new(self.id.0, std::mem::take(&mut self.job), self.steps, self.skips);
+        *self = Self { gone, turns, ..new };
         stream
     }
 
@@ -257,6 +322,17 @@ impl Worker {
             match effect {
                 Effect::Dial { dial, address, open, .. } => self.dials = Some((dial, open, address)),
                 Effect::HangUp { .. } => old = self.hangs_up().or(old),
+                Effect::Ask { dial, open, .. } => {
+                    self.asks_no_more();
+                    self.asks = Some((dial, open));
+                }
+                Effect::AskNoMore(_) => self.asks_no_more(),
+                Effect::Turn(_) => {
+                    if let Some((dial, stream, replies)) = self.beside.take() {
+                        self.turns += 1;
+                        (self.dial, self.stream, self.replies) = (dial, Some(stream), Some(replies));
+                    }
+                }
                 Effect::Send(_, message) => {
                     match &message.kind {
                         Some(Kind::Push(p)) => {
@@ -290,13 +366,13 @@ impl Worker {
     fn goes_on(&mut self, told: SessionId, history: &mut History) -> Option<Stream> {
         let mut old = None;
         loop {
-            let polled = self.session.poll(NOW);
+            let polled = self.session.poll(self.now);
             old = self.carry_out(Some(history)).or(old);
             match polled {
                 Ok(None) => return old,
                 Ok(Some(Heard::Joined(start))) => {
                     self.done = start;
-                    self.session.pull(NOW, Pull::of(start), false);
+                    self.session.pull(self.now, Pull::of(start), false);
                 }
                 Ok(Some(Heard::Weights(w))) => self.arrived(w),
                 Ok(Some(Heard::Pulled(pulled))) => {
@@ -337,7 +413,7 @@ impl Worker {
         if self.done.0 >= self.steps {
             self.last = true;
             self.session.finish();
-            return self.session.pull(NOW, Pull { last: true, ..Pull::of(self.done) }, true);
+            return self.session.pull(self.now, Pull { last: true, ..Pull::of(self.done) }, true);
         }
         self.last = false;
         self.done = self.done.next();
@@ -345,38 +421,66 @@ impl Worker {
         let skip = self.skips > 0 && (self.done.0 + u64::from(self.id.0)).is_multiple_of(self.skips);
         self.place = history.pushes(self.id, session, self.done, skip);
         if self.id.0 % 2 == 1 {
-            self.session.ask_ahead(NOW, Pull::of(self.done), true);
+            self.session.ask_ahead(self.now, Pull::of(self.done), true);
         }
         if skip {
-            self.session.skip(NOW, self.done);
-            return self.session.pull(NOW, Pull::of(self.done), true);
+            self.session.skip(self.now, self.done);
+            return self.session.pull(self.now, Pull::of(self.done), true);
         }
         let mut payload = vec![0u8; PLACES * 4];
         payload[self.place * 4..self.place * 4 + 4].copy_from_slice(&1f32.to_le_bytes());
         let payload = Bytes::from(payload);
         // The last layer's bucket first.
         for bucket in (0..BUCKETS as u32).rev() {
-            self.session.push(NOW, BucketId(bucket), self.done, payload.clone());
+            self.session.push(self.now, BucketId(bucket), self.done, payload.clone());
         }
-        self.session.pull(NOW, Pull::of(self.done), true);
+        self.session.pull(self.now, Pull::of(self.done), true);
     }
 
     /// The leaders have worked: what they have sent was sent when nobody knew of a session after `told`. Gives the last
     /// session that is told of here.
     pub fn sent(&mut self, told: SessionId) -> SessionId {
         let mut last = told;
-        let Some(replies) = &mut self.replies else { return last };
-        while let Ok(reply) = replies.from.try_recv() {
-            if let Reply::Opened { session, .. } = &reply {
-                last = last.max(*session);
+        let beside = self.beside.as_mut().map(|(_, _, replies)| replies);
+        for replies in self.replies.iter_mut().chain(beside) {
+            while let Ok(reply) = replies.from.try_recv() {
+                if let Reply::Opened { session, .. } = &reply {
+                    last = last.max(*session);
+                }
+                replies.sent.push_back((reply, told));
             }
-            replies.sent.push_back((reply, told));
         }
         last
     }
 
+    /// Reads what the one has said that was asked about its leader.
+    fn hears_beside(&mut self, history: &mut History) {
+        while let Some((dial, _, replies)) = &mut self.beside {
+            let (shard, dial) = (SHARD, *dial);
+            let (input, told) = match replies.sent.pop_front() {
+                Some((reply, told)) => {
+                    let of_now = self.session.session_of(SHARD).1;
+                    if matches!(&reply, Reply::Opened { term, .. } if *term > of_now) {
+                        self.notes(&reply, history);
+                    }
+                    let message = convert::reply(0, reply).into();
+                    (Input::Message { shard, dial, message }, told)
+                }
+                None if replies.from.is_closed() && replies.from.is_empty() => {
+                    let cause = "it broke".into();
+                    (Input::Broken { shard, dial, cause }, SessionId(0))
+                }
+                None => return,
+            };
+            self.session.handle(self.now, input);
+            let old = self.goes_on(told, history);
+            self.gone.extend(old);
+        }
+    }
+
     /// Reads what has come; gives the stream if it is of no use any more.
     pub fn hears(&mut self, history: &mut History) -> Option<Stream> {
+        self.hears_beside(history);
         loop {
             let replies = self.replies.as_mut()?;
             match replies.sent.pop_front() {
@@ -384,7 +488,7 @@ impl Worker {
                     self.notes(&reply, history);
                     let message = convert::reply(0, reply).into();
                     let (shard, dial) = (SHARD, self.dial);
-                    self.session.handle(NOW, Input::Message { shard, dial, message });
+                    self.session.handle(self.now, Input::Message { shard, dial, message });
                     if let Some(old) = self.goes_on(told, history) {
                         return Some(old);
                     }
