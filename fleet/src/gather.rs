@@ -374,7 +374,8 @@ impl Meeting {
     fn hear(&mut self, interrupted: &AtomicI32) -> Result<FromFirst, Failure> {
         let _ = self.stream.set_read_timeout(Some(Duration::from_millis(100)));
         while let Err(e) = self.reader.fill_buf() {
-            if !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+            use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+            if !matches!(e.kind(), WouldBlock | TimedOut | Interrupted) {
                 return Err(lost(e));
             }
             go_on(interrupted)?;

@@ -135,14 +135,17 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._run.over:
             control.should_training_stop = True
-        self._ends(control)
+        self._ends(args, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._ends(control)
+        self._ends(args, control)
 
-    def _ends(self, control: Any) -> None:
+    def _ends(self, args: Any, control: Any) -> None:
         """After the last step, whoever decided it: what is evaluated, saved or loaded from here on is the Trainer's."""
-        if control.should_training_stop:
+        if control.should_training_stop and not self._run._finished:
+            front = self._run._front()
+            if args.should_save and args.save_strategy != "no" and hasattr(front, "keep_state"):
+                front.keep_state()  # it saves the optimizer's behind its last step
             self._run.finish()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

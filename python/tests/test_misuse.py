@@ -159,3 +159,96 @@ def test_an_address_that_is_none_is_said_at_once() -> None:
     for servers in ("nohost:99x", "127.0.0.1", ":7000", "a:0", "a:70000"):
         with pytest.raises(paraft.ConfigError, match="host:port"):
             paraft.init(servers=servers)
+
+
+def test_what_no_optimizer_trains_is_refused(fleet: paraft.Fleet) -> None:
+    both = nn.ModuleDict({"g": nn.Linear(4, 4), "d": nn.Linear(4, 1)})
+    of_g = torch.optim.SGD(both["g"].parameters(), lr=0.1)
+    with pytest.raises(paraft.ConfigError, match=r"`d\.weight` requires a gradient .*requires_grad_\(False\)"):
+        paraft.init(fleet).prepare(both, of_g)
+    both["d"].requires_grad_(False)
+    run = paraft.init(fleet)
+    run.prepare(both, of_g)
+    run.close()
+
+
+class Masked(nn.Module):
+    """With a mask among its buffers, as transformers that are written by hand have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = models.model("mlp")
+        self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def test_a_buffer_of_infinities_is_each_workers_own(fleet: paraft.Fleet) -> None:
+    run = paraft.init(fleet)
+    m = Masked()
+    m, o = run.prepare(m, torch.optim.SGD(m.parameters(), lr=0.1))
+    steps(m, o, 3)
+    run.finish()
+    assert torch.equal(m.mask, torch.full((3, 3), float("-inf")).triu(1))
+
+
+def test_a_module_without_shapes_is_named(fleet: paraft.Fleet) -> None:
+    m = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(paraft.ConfigError, match=r"`0\.weight` has no shape yet"):
+        paraft.init(fleet).prepare(m, torch.optim.SGD(m.parameters(), lr=0.1))
+
+
+def scales(servers: list[str], rank_of_infinity: int) -> list[list[float]]:
+    """A worker whose own optimizer is scaled, and whose gradients are not finite once."""
+    run = paraft.init(servers=servers)
+    m = models.model("mlp")
+    o = torch.optim.SGD(m.parameters(), lr=0.1)
+    m, o = run.prepare(m, o, apply="worker")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1_000)
+    for i, batch in enumerate(models.batches("mlp", run.rank, 6)):
+        loss = models.loss(m, batch) * (float("inf") if i == 2 and run.rank == rank_of_infinity else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(o)
+        scaler.update()
+        o.zero_grad()
+    assert run.step == 6, "a step that is skipped counts"
+    run.finish()
+    return [p.reshape(-1).tolist() for p in m.parameters()]
+
+
+def test_a_scaler_that_skips_a_workers_own_step_shifts_no_round(
+    fleet: paraft.Fleet, run_workers: Callable[..., Any]
+) -> None:
+    ours, theirs = run_workers(fleet, scales, 2, fleet.servers, 1, timeout=60).values
+    assert ours == theirs
+    # By hand: the mean of how far both went, one of them nowhere in one step.
+    m = models.model("mlp")
+    batches = list(zip(models.batches("mlp", 0, 6), models.batches("mlp", 1, 6)))
+    for i, of_both in enumerate(batches):
+        for rank, batch in enumerate(of_both):
+            if (i, rank) != (2, 1):
+                (models.loss(m, batch) / 2).backward()
+        torch.optim.SGD(m.parameters(), lr=0.1).step()
+        m.zero_grad()
+    for mine, p in zip(ours, m.parameters()):
+        assert torch.allclose(torch.tensor(mine), p.reshape(-1), atol=1e-5)
+
+
+def test_leased_data_says_what_it_goes_with(start_fleet: Callable[..., paraft.Fleet]) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(96, 20), torch.zeros(96, dtype=torch.long))
+    run = paraft.init(start_fleet(1))
+    paraft.torch.LeasedLoader(run, data, batch_size=8, epochs=1)
+    m = models.model("mlp")
+    with pytest.raises(paraft.ConfigError, match="leased data goes with the servers' optimizer"):
+        paraft.torch.LocalSGD(run, m, models.optimizer("sgd", m))
+    run = paraft.init(start_fleet(1))
+    loader = paraft.torch.LeasedLoader(run, data, batch_size=8, epochs=1, chunk=16)
+    m, o = run.prepare(m, models.optimizer("sgd", m))
+    with pytest.raises(paraft.MisuseError, match="accumulated"):
+        for i, batch in enumerate(loader):
+            models.loss(m, batch).backward()
+            if i % 2:
+                o.step()
+                o.zero_grad()
+    run.close()

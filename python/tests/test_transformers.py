@@ -122,6 +122,10 @@ def test_the_trainers_checkpoints_hold_the_servers_state_and_resume(start_fleet,
     assert run.step == 32 and again.step == 24
     largest = weights(whole.model).abs().max()
     assert (weights(whole.model) - weights(resumed.model)).abs().max() < 1e-4 * largest
+    # The last one is saved behind the run's end, and has it too.
+    for step in (8, 32):
+        saved = torch.load(tmp_path / f"checkpoint-{step}" / "optimizer.pt", weights_only=False)
+        assert {int(entry["step"]) for entry in saved["state"].values()} == {step} and len(saved["state"]) == 28
 
 
 

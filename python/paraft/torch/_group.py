@@ -193,7 +193,10 @@ class Member:
             MisuseError: this is another.
         """
         if not self._of.leads:
-            raise MisuseError(f"rank {self._of.ranks[0]} speaks with the servers for this group: let it save, where run.is_first")
+            raise MisuseError(
+                f"rank {self._of.ranks[0]} speaks with the servers for this group: it alone saves, and asks for the optimizer's state "
+                f"(if dist.get_rank() == {self._of.ranks[0]})"
+            )
         saved: str = self._session.save(folder)
         return saved
 

@@ -112,6 +112,7 @@ class OnServers:
         self._stages: dict[int, torch.Tensor] = {}
         #: Where each rank of a group puts its part of the gradients, by parameter: the whole, and this rank's.
         self._shares = self._shared_gradients()
+        self._kept: Optional[dict[torch.Tensor, dict[str, torch.Tensor]]] = None
         #: It was said that the script's own writes to weights do not last.
         self._told = False
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
@@ -238,6 +239,8 @@ class OnServers:
 
     def state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """What torch's optimizer would know of its steps, as the servers know it now."""
+        if self._kept is not None:
+            return self._kept
         if self.run._finished:
             _LOG.warning(
                 "the optimizer's state was the servers', and the run is finished: state_dict() has options alone. Call it, or run.save(), "
@@ -247,6 +250,10 @@ class OnServers:
         with tempfile.TemporaryDirectory(prefix="paraft-state-") as folder:
             now = opened(self.run._saved(folder))
         return {p: now.state_of(name) for p, name in zip(self.flat.params, self.flat.names)}
+
+    def keep_state(self) -> None:
+        """For who asks behind the end."""
+        self._kept = self.state()
 
     def forget(self, optimizer: torch.optim.Optimizer) -> bool:
         """Takes out of an optimizer what is the servers'; whether it had any."""
