@@ -12,7 +12,8 @@
 //! ```
 //!
 //! - [`session`]: the worker's side, over all shards.
-//! - `link`: one shard: finds the leader, keeps what is not acknowledged, sends it again after a break.
+//! - `link`: one shard: finds the leader, keeps what is not acknowledged, sends it again after a break; asks others about a leader that is silent.
+//! - `io`: what goes in and comes out.
 //! - `search`: which server to ask next for the leader.
 //! - `norms`: the norm of a gradient over all shards.
 //! - [`encoders`]: how a worker's pushes are written, and what it keeps from one to the next.
@@ -20,6 +21,7 @@
 
 pub mod encoders;
 pub mod error;
+mod io;
 mod link;
 mod norms;
 mod search;
@@ -27,5 +29,5 @@ pub mod session;
 
 pub use encoders::Encoders;
 pub use error::SessionError;
-pub use link::{Acked, Effect, Input};
+pub use io::{Acked, Effect, Input};
 pub use session::{Arrived, Event, HANDOVER, Next, Options, Pull, Pulled, Reported, Session};

@@ -5,11 +5,16 @@
 //!      │                  └──refused──▶ failed, or lost (until the session is opened anew)
 //!      └── no leader until the deadline ──▶ failed
 //! ```
-//!
-//! A leader that is open, owes an answer and says nothing may hang. Then other servers are asked, one after the other, on a stream
-//! beside its own. Only a leader of a later term is taken for it: what is merely slow is not left.
 
-use crate::{error::SessionError, search::Search, session::Reported};
+mod asking;
+
+use crate::{
+    error::SessionError,
+    io::{Acked, Effect},
+    search::Search,
+    session::Reported,
+};
+use asking::{Asking, PATIENCE};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
 use paraft_proto::{
     Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, PUSH_FORM, Pause, Pull,
@@ -20,102 +25,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-
-/// What the I/O tells a session. Streams are named by the number of their [`Effect::Dial`] or [`Effect::Ask`]; what comes from
-/// another than the shard's latest of each is ignored.
-#[derive(Debug)]
-pub enum Input {
-    /// A message came.
-    Message {
-        /// From the leader of this shard.
-        shard: ShardId,
-        /// On this stream.
-        dial: u64,
-        /// The message, its payload beside it.
-        message: WithBulk<FromShard>,
-    },
-    /// The stream could not be opened, or ended.
-    Broken {
-        /// To the leader of this shard.
-        shard: ShardId,
-        /// Which stream.
-        dial: u64,
-        /// Why, for people.
-        cause: String,
-    },
-    /// It is [`Session::deadline`](crate::Session::deadline), or later.
-    Tick,
-}
-
-/// What the I/O has to do.
-#[derive(Clone, Debug)]
-pub enum Effect {
-    /// Open a stream to a server, in place of the shard's last one, and send `open` on it.
-    Dial {
-        /// For this shard.
-        shard: ShardId,
-        /// The stream's number; those of a session rise.
-        dial: u64,
-        /// Of the server.
-        address: String,
-        /// The first message.
-        open: Box<Open>,
-    },
-    /// Let the shard's stream go, and what is still to be sent on it.
-    HangUp {
-        /// Of this shard.
-        shard: ShardId,
-        /// The connection that the stream was on may carry nothing any more.
-        broken: bool,
-    },
-    /// Open another stream beside the shard's own, in place of the last one beside it, and send `open` on it: the server may
-    /// lead by now.
-    Ask {
-        /// For this shard.
-        shard: ShardId,
-        /// The stream's number, as a dial's.
-        dial: u64,
-        /// Of the server.
-        address: String,
-        /// The first message.
-        open: Box<Open>,
-    },
-    /// Let the stream beside the shard's own go.
-    AskNoMore(ShardId),
-    /// The shard has no stream of its own any more: the one beside it is that from now on.
-    Turn(ShardId),
-    /// Send on the shard's stream, in this order.
-    Send(ShardId, ToShard),
-    /// Send the initial state of the shard's buckets.
-    SendInitial(ShardId),
-    /// The shard has its initial state: nobody will ask for it again.
-    InitialKnown(ShardId),
-    /// A push is acknowledged, or dropped. For measurements and records.
-    Acked(Acked),
-}
-
-/// A push that was acknowledged for the first time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Acked {
-    /// By the leader of this shard.
-    pub shard: ShardId,
-    /// Of this bucket.
-    pub bucket: BucketId,
-    /// Of this step.
-    pub step: Step,
-    /// The worker's count of its pushes on this shard, from 1; it goes on when a session is lost.
-    pub seq: u64,
-    /// Its payload.
-    pub bytes: usize,
-    /// When it was pushed.
-    pub pushed: Duration,
-    /// Who led the shard.
-    pub leader: ServerId,
-    /// When the stream was opened.
-    pub opened: Duration,
-    /// It came too late for its round.
-    pub dropped: bool,
-}
 
 /// What a link has heard that the worker may be waiting for, in its order.
 #[derive(Debug)]
@@ -187,24 +96,6 @@ enum State {
     Lost,
     /// It is over: the worker has left, or the link has failed.
     Ended,
-}
-
-/// A leader that owes an answer is asked about after so long without a word of it. Longer than what a fleet takes that is well,
-/// about what followers take to find a silent leader out.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// From the first such ask to the next, and from there on twice as long each time: the election may be under way. Where the answer
-/// waits for other workers that is a handful of asks.
-const ASK_AGAIN: Duration = Duration::from_millis(100);
-
-/// Others are asked about a silent leader.
-#[derive(Default)]
-struct Asking {
-    /// So often.
-    times: u32,
-    /// The stream on which one is asked, and the place of its server.
-    stream: Option<(u64, usize)>,
-    /// It was named by one that was asked.
-    named: bool,
 }
 
 pub(crate) struct Link {
@@ -372,95 +263,6 @@ impl Link {
     pub fn broken(&mut self, now: Duration, cause: &str, fixed: &Fixed, out: &mut Outlet) {
         self.note_cause(cause);
         self.breaks(now, Break::Redial(None), fixed, out);
-    }
-
-    // ---- a leader that says nothing ----
-
-    fn owes(&self) -> bool {
-        !self.unacked.is_empty() || self.asked.is_some()
-    }
-
-    /// The leader owes something, and did not before.
-    fn owes_from(&mut self, now: Duration, out: &mut Outlet) {
-        self.quiet = now;
-        // A look that is due finds out. There is one at most each half second, however many pushes there are.
-        if self.look.is_none() && matches!(self.state, State::Open(_)) && self.servers.len() > 1 {
-            self.changes(out, |link| link.look = Some(now + PATIENCE));
-        }
-    }
-
-    fn looks(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
-        let due = self.quiet + PATIENCE;
-        if !self.owes() {
-            self.changes(out, |link| link.look = None);
-        } else if now < due {
-            self.changes(out, |link| link.look = Some(due));
-        } else {
-            let times = self.asking.as_ref().map_or(0, |a| a.times);
-            // All but the one that is silent.
-            let others = self.servers.len() - 1;
-            let place = times as usize % others;
-            let place = if place < self.next { place } else { place + 1 };
-            self.asks(
-                place,
-                Asking { times: times.saturating_add(1), stream: None, named: false },
-                fixed,
-                out,
-            );
-            let again = ASK_AGAIN.saturating_mul(1 << times.min(20));
-            self.changes(out, |link| link.look = Some(now + again));
-        }
-    }
-
-    fn asks(&mut self, place: usize, asking: Asking, fixed: &Fixed, out: &mut Outlet) {
-        out.dials += 1;
-        self.asking = Some(Asking { stream: Some((out.dials, place)), ..asking });
-        let (address, open) = (self.servers[place].clone(), self.open(fixed));
-        out.effects.push_back(Effect::Ask { shard: self.shard, dial: out.dials, address, open });
-    }
-
-    fn asks_no_more(&mut self, out: &mut Outlet) {
-        if self.asking.take().is_some_and(|a| a.stream.is_some()) {
-            out.effects.push_back(Effect::AskNoMore(self.shard));
-        }
-    }
-
-    /// Whether it is the stream on which another is asked.
-    pub fn asks_on(&self, dial: u64) -> bool {
-        self.asking.as_ref().and_then(|a| a.stream).is_some_and(|(d, _)| d == dial)
-    }
-
-    /// The one that was asked answers; `None`: its stream ended.
-    pub fn answered(
-        &mut self,
-        now: Duration,
-        kind: Option<from_shard::Kind>,
-        fixed: &Fixed,
-        out: &mut Outlet,
-    ) {
-        let Some(asking) = &mut self.asking else { return };
-        let Some((dial, place)) = asking.stream.take() else { return };
-        let (times, named) = (asking.times, asking.named);
-        match kind {
-            // Whatever the silent one does yet, nothing of it counts any more.
-            Some(from_shard::Kind::Opened(o)) if o.term > self.term => {
-                out.effects.push_back(Effect::HangUp { shard: self.shard, broken: true });
-                out.effects.push_back(Effect::Turn(self.shard));
-                self.next = place;
-                self.turns(State::Dialling(dial), out);
-                return self.opened(now, &o, fixed, out);
-            }
-            Some(from_shard::Kind::Refused(r)) if r.advice() == Advice::Redirect && !r.leader.is_empty() => {
-                let leader = self.place_of(r.leader);
-                // Names may be old: of each that is asked only one is followed.
-                if leader != self.next && leader != place && !named {
-                    return self.asks(leader, Asking { times, stream: None, named: true }, fixed, out);
-                }
-            }
-            // It leads an earlier term and does not know, cannot say yet who leads, or is not there.
-            _ => {}
-        }
-        out.effects.push_back(Effect::AskNoMore(self.shard));
     }
 
     fn breaks(&mut self, now: Duration, how: Break, fixed: &Fixed, out: &mut Outlet) {

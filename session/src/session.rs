@@ -14,7 +14,8 @@ pub use pulls::{Pull, Pulled};
 
 use crate::{
     error::SessionError,
-    link::{Effect, Fixed, Input, Link, LinkEvent, Outlet},
+    io::{Effect, Input},
+    link::{Fixed, Link, LinkEvent, Outlet},
     norms::Norms,
 };
 use bytes::Bytes;
