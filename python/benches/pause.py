@@ -1,15 +1,16 @@
 """How long a Python loop stands still when a server is killed, MLP 784-256-128-10 in one process on three servers:
 
-    python python/benches/pause.py [--kills 40] [--durability quorum-memory]
+    python python/benches/pause.py [--kills 40] [--durability quorum-memory] [--hang]
 
 Each time anew: three servers with three shards, each the leader of one; a hundred steps; ``kill -9`` of one server between two of them;
 steps until a second is over. The pause is the longest of these steps less the median of those before. Median, 99th percentile and
-longest of all kills are printed. (`paraft bench failover` is the same for workers in Rust, of which nothing computes.)
+longest of all kills are printed. ``--hang``: the server is stopped instead, as one that hangs (``kill -STOP``). (`paraft bench failover` is the same for workers in Rust, of which nothing computes.)
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import time
 
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import paraft.torch
 
 
-def pause(server: int, durability: str) -> float:
+def pause(server: int, durability: str, hang: bool) -> float:
     """Seconds."""
     m = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
     x, y = torch.randn(64, 784), torch.randint(0, 10, (64,))
@@ -36,11 +37,12 @@ def pause(server: int, durability: str) -> float:
                 return time.perf_counter() - began
 
             before = [step() for _ in range(100)]
-            fleet._processes[server].kill()
-            until = time.perf_counter() + 1.0
+            fleet._processes[server].send_signal(signal.SIGSTOP if hang else signal.SIGKILL)
+            until = time.perf_counter() + (5.0 if hang else 1.0)
             after = []
             while time.perf_counter() < until:
                 after.append(step())
+            fleet._processes[server].kill()
     return max(after) - statistics.median(before)
 
 
@@ -48,12 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A killed server under a Python loop")
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--durability", default="quorum-memory")
+    parser.add_argument("--hang", action="store_true", help="stop the server instead of killing it")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    pauses = sorted(pause(kill % 3, args.durability) for kill in range(args.kills))
+    pauses = sorted(pause(kill % 3, args.durability, args.hang) for kill in range(args.kills))
     p99 = pauses[min(len(pauses) - 1, int(len(pauses) * 0.99))]
     ms = [f"{1e3 * t:.0f} ms" for t in (statistics.median(pauses), p99, pauses[-1])]
-    print(f"{args.kills} kills, {args.durability}: pause p50 {ms[0]}, p99 {ms[1]}, longest {ms[2]}")
+    print(f"{args.kills} {'stops' if args.hang else 'kills'}, {args.durability}: pause p50 {ms[0]}, p99 {ms[1]}, longest {ms[2]}")
 
 
 if __name__ == "__main__":
