@@ -179,7 +179,7 @@ fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
     let codes: BTreeSet<_> = both.iter().map(|o| o.status.code()).collect();
     assert_eq!(codes, BTreeSet::from([Some(69), Some(78)]), "{said}");
     assert_eq!(said.matches("different settings").count(), 2, "{said}");
-    contains(&said, &["different settings", "rank 0 with group_size 2", "batch 8"]);
+    contains(&said, &["different settings", "rank 0 with batch 8", "batch 16"]);
     // Both, and then one who comes too late.
     for one in [rank(0), rank(1)].map(|c| c.wait_with_output().expect("output")) {
         assert!(one.status.success(), "{}", text(&one.stderr));
