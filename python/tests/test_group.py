@@ -206,18 +206,30 @@ def test_what_the_first_rank_is_told_is_raised_on_all(
     assert second == f"rank 0 of this group: {first}"
 
 
+class TwoOutputs(nn.Module):
+    """One of which the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = models.model("mlp")
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.inner(x)
+        return {"first": out.detach().clone().requires_grad_() * 2, "second": out}
+
+
 def clips(servers: list[str], how: str, scales: bool) -> str:
     """A rank of a group that clips gradients by itself."""
     dist.init_process_group("gloo")
     run = paraft.init(servers=servers, rank=0, workers=1, group=dist.group.WORLD)
-    m = models.model("mlp")
+    m = TwoOutputs()
     trains = inside(how, m, dist.group.WORLD)
     trains, o = run.prepare(trains, models.optimizer("sgd", m))
     scaler = torch.amp.GradScaler("cpu", enabled=scales)
     (batch,) = models.batches("mlp", dist.get_rank(), 1)
     said = []
     for by_hand in (True, False):
-        scaler.scale(models.loss(trains, batch)).backward()
+        scaler.scale(nn.functional.cross_entropy(trains(batch[0])["second"], batch[1])).backward()
         if by_hand:
             scaler.unscale_(o)
             nn.utils.clip_grad_norm_(m.parameters(), 0.1)

@@ -81,8 +81,8 @@ class Group:
             if descriptor is None:
                 why = f"rank {self.ranks[0]} is on host {host}"
             else:
-                shared = mmap.mmap(descriptor, size)
-                os.close(descriptor)
+                with open(descriptor, "rb"):  # closes it
+                    shared = mmap.mmap(descriptor, size)
         except OSError as e:
             why = f"{e}; rank {self.ranks[0]} must be of the same user and container"
         failed = torch.tensor([0 if shared is not None else 1])

@@ -72,10 +72,12 @@ class _Notes:
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         front = self._front()
-        computed: Any = next(_computed(output), None)
-        if front is not None and not front.run._quiet and computed is not None:
-            engine: Any = torch.autograd.Variable._execution_engine
-            note = front.note
+        if front is None or front.run._quiet:
+            return
+        engine: Any = torch.autograd.Variable._execution_engine
+        note = front.note
+        computed: Any
+        for computed in _computed(output):  # a loss may use any of them
             computed.register_hook(lambda _: engine.queue_callback(lambda: engine.queue_callback(note)))
 
     def __reduce__(self) -> tuple[Any, ...]:
