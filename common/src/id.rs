@@ -31,8 +31,12 @@ id!(
     ServerId(u64), "s"
 );
 id!(
-    /// A shard, from 0. One shard is one Raft group.
+    /// A shard of a job, from 0. One shard is one Raft group, which the fleet names by its [`JobShard`].
     ShardId(u32), "shard "
+);
+id!(
+    /// A job of a fleet, in the order in which they came. No number is given out twice.
+    JobId(u32), "job "
 );
 id!(
     /// A bucket's position in the job's layout, from 0, over all shards.
@@ -55,6 +59,97 @@ id!(
     SessionId(u64), "session "
 );
 
+/// A shard among those of all jobs of a fleet: what names its Raft group. It is written as one number, which for job 0, the one
+/// that a fleet may be founded for, is the shard's; sorted by job, then by shard.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobShard(u32);
+
+impl JobShard {
+    /// Shards of one job, at most.
+    pub const SHARDS: u32 = 64;
+    /// Jobs that can be numbered; the number behind them all is the control group's.
+    pub const JOBS: u32 = u32::MAX / Self::SHARDS;
+
+    /// `None`: there is no such shard, or job.
+    pub fn new(job: JobId, shard: ShardId) -> Option<Self> {
+        (job.0 < Self::JOBS && shard.0 < Self::SHARDS).then_some(Self(job.0 * Self::SHARDS + shard.0))
+    }
+
+    /// The shards of a job that has so many, at most [`Self::SHARDS`].
+    pub fn all(job: JobId, shards: u32) -> impl Iterator<Item = Self> {
+        (0..shards).filter_map(move |shard| Self::new(job, ShardId(shard)))
+    }
+
+    /// The job's first shard, which does what only one shard can.
+    pub fn first(job: JobId) -> Self {
+        Self(job.0.min(Self::JOBS - 1) * Self::SHARDS)
+    }
+
+    /// Whose it is.
+    pub fn job(self) -> JobId {
+        JobId(self.0 / Self::SHARDS)
+    }
+
+    /// Which of the job's.
+    pub fn shard(self) -> ShardId {
+        ShardId(self.0 % Self::SHARDS)
+    }
+
+    /// As it is written.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// As people write it: `2` of job 0, `7.2` of job 7.
+    pub fn name(self) -> Named {
+        Named(self)
+    }
+
+    /// As it was written.
+    pub const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+/// `2` of job 0, `7.2` of job 7: as people write it.
+impl std::str::FromStr for JobShard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (job, shard) = text.split_once('.').unwrap_or(("0", text));
+        let read = |n: &str| n.parse::<u32>().ok();
+        let both = read(job).zip(read(shard)).and_then(|(job, shard)| Self::new(JobId(job), ShardId(shard)));
+        both.ok_or_else(|| {
+            format!("`{text}` names no shard: write its number, as 2, or with its job's before it, as 7.2")
+        })
+    }
+}
+
+/// Prints a [`JobShard`] without the word before it.
+pub struct Named(JobShard);
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.job().0, self.0.shard().0) {
+            (0, shard) => write!(f, "{shard}"),
+            (job, shard) => write!(f, "{job}.{shard}"),
+        }
+    }
+}
+
+impl fmt::Display for JobShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shard {}", self.name())
+    }
+}
+
+impl fmt::Debug for JobShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl SessionId {
     /// Tells it from others where anyone may look: too little of it to take the session over.
     pub fn tag(self) -> u64 {
@@ -67,5 +162,25 @@ impl Step {
     /// The step after this one.
     pub fn next(self) -> Step {
         Step(self.0 + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_of_a_job_is_one_number_and_reads_back_as_it_is_written() {
+        for (job, shard, number, text) in [(0, 0, 0, "0"), (0, 63, 63, "63"), (7, 2, 450, "7.2")] {
+            let named = JobShard::new(JobId(job), ShardId(shard)).expect("a shard");
+            assert_eq!((named.number(), named.name().to_string().as_str()), (number, text));
+            assert_eq!((named.job(), named.shard()), (JobId(job), ShardId(shard)));
+            assert_eq!(text.parse(), Ok(named));
+        }
+        let last = JobShard::new(JobId(JobShard::JOBS - 1), ShardId(63)).expect("the last one");
+        assert!(last.number() < u32::MAX, "that number is the control group's");
+        for none in ["", "x", "64", "1.64", "1.2.3", "-1", "67108863.0"] {
+            assert!(none.parse::<JobShard>().is_err(), "{none}");
+        }
     }
 }

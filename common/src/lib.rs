@@ -30,6 +30,6 @@ pub use auto::{AutoConfig, ModeChoice};
 pub use consistency::{InForce, Mode};
 pub use durability::{Durability, LeaderWindow};
 pub use encoding::Encoding;
-pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
+pub use id::{BucketId, JobId, JobShard, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, ParamGroup, TensorKind, TensorSpec};
 pub use payload::Payload;

@@ -43,7 +43,7 @@ pub fn print(fleet: &DescribeReply) {
         }
     }
     for s in fleet.shards.iter().filter(|s| s.state != "serving") {
-        out!("shard {}: {} {}", s.shard, s.state, s.trouble);
+        out!("{}: {} {}", s.name(), s.state, s.trouble);
     }
     if !fleet.groups.is_empty() {
         let mut t = Table::new();
@@ -93,7 +93,7 @@ pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
         .shards
         .iter()
         .map(|s| {
-            json!({"shard": s.shard, "state": s.state, "voters": s.voters, "learners": s.learners,
+            json!({"job": s.job, "shard": s.shard, "state": s.state, "voters": s.voters, "learners": s.learners,
                    "leader": s.leader, "silent": s.silent, "trouble": s.trouble})
         })
         .collect();

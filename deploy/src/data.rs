@@ -3,10 +3,9 @@
 
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{JobShard, ServerId};
 use paraft_fleet::{
-    ask::addresses,
-    ask::{agreeing, whom},
+    ask::{ORDER, addresses, ordered},
     failure::Failure,
     out, table,
 };
@@ -17,7 +16,6 @@ use serde_json::json;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 #[derive(Args)]
@@ -54,8 +52,8 @@ enum What {
     /// Give up what a shard held, where too many of its replicas are gone for good: it is founded anew, and its job goes on
     /// from a checkpoint.
     Abandon {
-        /// The shard.
-        shard: u32,
+        /// The shard: 2, or of job 7 of the fleet 7.2, as `paraft status` shows it.
+        shard: JobShard,
         /// Servers of the fleet as host:port, comma-separated.
         #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',', required = true)]
         servers: Vec<String>,
@@ -76,9 +74,6 @@ pub struct ForgetArgs {
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
     pub servers: Vec<String>,
 }
-
-/// How long a fleet may take to carry an order out.
-const TIMEOUT: Duration = Duration::from_secs(6);
 
 fn disk() -> Arc<dyn Disk> {
     Arc::new(RealDisk)
@@ -102,9 +97,8 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
             Ok(exit::OK)
         }
         What::Abandon { shard, servers, accept_loss } => {
-            let order = async |address: &str| {
-                paraft_client::abandon(address, ShardId(*shard), *accept_loss, TIMEOUT).await
-            };
+            let order =
+                async |address: &str| paraft_client::abandon(address, *shard, *accept_loss, ORDER).await;
             out!("given up: {}", ordered(servers, order)?);
             Ok(exit::OK)
         }
@@ -129,7 +123,7 @@ fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
             if as_json {
                 out!(
                     "{}",
-                    json!({"data": data, "name": a.name, "shard": a.shard.0, "founding": founding, "replica": replica,
+                    json!({"data": data, "name": a.name, "job": a.shard.job().0, "shard": a.shard.shard().0, "founding": founding, "replica": replica,
                            "readable": a.last.is_ok(), "last_index": a.last.as_ref().ok(), "error": a.last.as_ref().err(),
                            "bytes": bytes})
                 );
@@ -138,7 +132,7 @@ fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
             t.add_row([
                 data.display().to_string(),
                 a.name,
-                a.shard.0.to_string(),
+                a.shard.name().to_string(),
                 founding.unwrap_or_else(|| "-".into()),
                 replica.unwrap_or_else(|| "-".into()),
                 a.last.map_or_else(|e| format!("cannot be read: {e}"), |last| last.to_string()),
@@ -173,32 +167,7 @@ pub fn forget(args: &ForgetArgs) -> Result<i32, Failure> {
     };
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
     let servers = addresses(args.of.as_deref(), &args.servers)?;
-    ordered(&servers, async |address: &str| paraft_client::forget(address, server, TIMEOUT).await)?;
+    ordered(&servers, async |address: &str| paraft_client::forget(address, server, ORDER).await)?;
     out!("{server} is forgotten: its replicas are replaced where other servers have room");
     Ok(exit::OK)
-}
-
-/// Gives an order to whoever leads the control group; a refusal of the leader is final.
-fn ordered<T>(
-    servers: &[String],
-    order: impl AsyncFn(&str) -> Result<T, (String, String)>,
-) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Failure::new(exit::IO, e))?;
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        let fleet = agreeing(servers).map_err(|e| Failure::new(exit::UNAVAILABLE, e.why))?;
-        let mut last = String::new();
-        for address in whom(&fleet, servers) {
-            match runtime.block_on(order(&address)) {
-                Ok(done) => return Ok(done),
-                Err((why, _)) if address == fleet.leader => return Err(Failure::new(exit::CONFIG, why)),
-                Err((why, _)) => last = format!("{address}: {why}"),
-            }
-        }
-        if Instant::now() > deadline {
-            return Err(Failure::new(exit::UNAVAILABLE, format!("no server could take the order: {last}")));
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }

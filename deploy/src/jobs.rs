@@ -1,4 +1,4 @@
-//! Jobs and their checkpoints, as the control group knows them: in `paraft status`, and `paraft checkpoint list`.
+//! Jobs and their checkpoints, as the control group knows them: in `paraft status`, `paraft jobs` and `paraft checkpoint list`.
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
@@ -10,6 +10,17 @@ use std::{
     path::PathBuf,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+
+/// Which fleet.
+#[derive(Args)]
+pub struct FleetOf {
+    /// A run's or a fleet's folder, a job file with cluster.addresses, or servers as host:port, comma-separated.
+    #[arg(long, value_name = "FLEET")]
+    pub of: Option<PathBuf>,
+    /// Servers as host:port, comma-separated; one that answers is enough.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+}
 
 #[derive(Args)]
 pub struct ListArgs {
@@ -23,6 +34,54 @@ pub struct ListArgs {
     pub json: bool,
 }
 
+/// `paraft jobs`.
+pub fn all(args: &ListArgs) -> Result<i32, Failure> {
+    let servers = addresses(args.of.as_deref(), &args.servers)?;
+    let jobs = ask::jobs(&servers).ok_or_else(|| Failure::new(exit::UNAVAILABLE, "no server answered"))?;
+    if args.json {
+        out!("{}", json!({ "jobs": as_json(&jobs) }));
+        return Ok(exit::OK);
+    }
+    let named: Vec<&JobInfo> = jobs.iter().filter(|j| !j.name.is_empty()).collect();
+    if named.is_empty() {
+        out!("this fleet has no jobs: `paraft submit JOB --to FLEET` gives it one");
+        return Ok(exit::OK);
+    }
+    let mut t = Table::new();
+    t.load_style(presets::NOTHING);
+    t.set_header(["job", "", "state", "mode", "workers", "shards", "bytes", "begun", "weights", "run"]);
+    for j in named {
+        let shape = j.shape.clone().unwrap_or_default();
+        let dash = |text: &str| if text.is_empty() { "-".to_string() } else { text.to_string() };
+        t.add_row([
+            j.name.clone(),
+            j.job.to_string(),
+            if j.stopping && j.ended_ms == 0 { "stopping".into() } else { j.state.clone() },
+            dash(&j.mode),
+            if j.workers == 0 { "-".into() } else { j.workers.to_string() },
+            format!("{} x {}", shape.shards, shape.replicas),
+            table::bytes(j.bytes),
+            ago(j.first_seen_ms),
+            kept(j),
+            dash(&j.run),
+        ]);
+    }
+    out!("{t}");
+    Ok(exit::OK)
+}
+
+/// Until when a job's weights are there.
+fn kept(job: &JobInfo) -> String {
+    match (job.released, job.ended_ms, job.keep_ms) {
+        (true, ..) => "gone".into(),
+        (false, 1.., Some(keep)) => {
+            let left = Duration::from_millis((job.ended_ms + keep).saturating_sub(now_ms()));
+            format!("kept for {}", span(left.as_secs()))
+        }
+        _ => "here".into(),
+    }
+}
+
 /// `paraft checkpoint list`.
 pub fn list(args: &ListArgs) -> Result<i32, Failure> {
     let servers = addresses(args.of.as_deref(), &args.servers)?;
@@ -34,10 +93,10 @@ pub fn list(args: &ListArgs) -> Result<i32, Failure> {
         out!("{}", json!({ "jobs": as_json(&jobs) }));
         return Ok(exit::OK);
     }
-    if jobs.is_empty() {
+    if jobs.iter().all(|j| j.name.is_empty()) {
         out!("the control group knows of no job");
     }
-    for job in &jobs {
+    for job in jobs.iter().filter(|j| !j.name.is_empty()) {
         out!("{}", headline(job));
         if job.checkpoints.is_empty() {
             out!("  no checkpoints");
@@ -68,7 +127,7 @@ pub fn list(args: &ListArgs) -> Result<i32, Failure> {
 
 /// For `paraft status`: each job with its latest and best checkpoint.
 pub fn print(jobs: &[JobInfo]) {
-    for job in jobs {
+    for job in jobs.iter().filter(|j| !j.name.is_empty()) {
         out!("{}", headline(job));
         let best = best(job);
         let shown =
@@ -112,15 +171,22 @@ fn versions(c: &CheckpointInfo) -> String {
 
 /// A moment for people: how long ago it was, by this machine's clock.
 fn ago(unix_ms: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = now.saturating_sub(Duration::from_millis(unix_ms)).as_secs();
+    format!("{} ago", span(now_ms().saturating_sub(unix_ms) / 1000))
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+/// A time for people.
+fn span(seconds: u64) -> String {
     let (n, unit) = match seconds {
         0..120 => (seconds, "s"),
         120..7_200 => (seconds / 60, "min"),
         7_200..172_800 => (seconds / 3_600, "h"),
         _ => (seconds / 86_400, "days"),
     };
-    format!("{n} {unit} ago")
+    format!("{n} {unit}")
 }
 
 /// The value of `jobs` in `--json`.
@@ -130,10 +196,12 @@ pub fn as_json(jobs: &[JobInfo]) -> Value {
                "loss": c.loss, "written_ms": c.written_ms, "worker": c.worker, "best": c.best})
     };
     let job = |j: &JobInfo| {
-        json!({"job": j.name, "founding": format!("{:016x}", j.founding), "state": j.state, "mode": j.mode,
+        let shape = j.shape.clone().unwrap_or_default();
+        json!({"job": j.name, "number": j.job, "run": j.run, "shards": shape.shards, "replicas": shape.replicas, "bytes": j.bytes,
+               "stopping": j.stopping, "ended_ms": j.ended_ms, "keep_ms": j.keep_ms, "released": j.released, "founding": format!("{:016x}", j.founding), "state": j.state, "mode": j.mode,
                "workers": j.workers, "durability": j.durability, "first_seen_ms": j.first_seen_ms,
                "latest": j.checkpoints.last().map(checkpoint), "best": best(j).map(checkpoint),
                "checkpoints": j.checkpoints.iter().map(checkpoint).collect::<Vec<_>>()})
     };
-    jobs.iter().map(job).collect()
+    jobs.iter().filter(|j| !j.name.is_empty()).map(job).collect()
 }

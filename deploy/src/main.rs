@@ -5,6 +5,8 @@
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
 //!
+//! - [`submit`], [`end`], [`jobs`]: the jobs of a fleet that stands already.
+//!
 //! What launches and asks fleets is `paraft-fleet`; what measures, compares and proves is `paraft-lab`, whose commands are named here
 //! and nothing else.
 
@@ -21,6 +23,7 @@ mod demo;
 mod disk_faults;
 mod doctor;
 mod drain;
+mod end;
 mod jobs;
 mod launch;
 mod memory;
@@ -28,6 +31,7 @@ mod mode;
 mod replay;
 mod serve;
 mod status;
+mod submit;
 mod trace;
 mod train;
 mod whole;
@@ -74,6 +78,16 @@ enum Command {
     Forget(data::ForgetArgs),
     /// Files of replicas that were put aside: list, restore or delete them; give up what a shard held.
     Data(data::DataArgs),
+    /// Give a job to a fleet that stands already, and come back at once.
+    Submit(submit::SubmitArgs),
+    /// List the jobs of a fleet.
+    Jobs(jobs::ListArgs),
+    /// End a job where it is; its weights are kept as after any end.
+    Stop(end::StopArgs),
+    /// Delete a job with all that the servers have of it.
+    Delete(end::DeleteArgs),
+    /// Show what the launcher and the workers of a job have said.
+    Logs(end::LogsArgs),
     /// Switch a running job between synchronous and asynchronous training.
     Mode(mode::ModeArgs),
     /// Prove the promises on this machine: the ledger under faults, synchronous training against one process.
@@ -115,6 +129,11 @@ fn main() {
         Command::Drain(a) => failure::report(drain::run(&a)),
         Command::Forget(a) => failure::report(data::forget(&a)),
         Command::Data(a) => failure::report(data::run(&a)),
+        Command::Submit(a) => failure::report(submit::run(&a)),
+        Command::Jobs(a) => failure::report(jobs::all(&a)),
+        Command::Stop(a) => failure::report(end::stop(&a)),
+        Command::Delete(a) => failure::report(end::delete(&a)),
+        Command::Logs(a) => failure::report(end::logs(&a)),
         Command::Mode(a) => failure::report(mode::run(&a)),
         Command::Verify(a) => failure::report(verify::run(&a)),
         Command::Chaos(a) => failure::report(chaos::run(&a)),

@@ -5,7 +5,7 @@
 use clap::Args;
 use paraft_common::ModeChoice;
 use paraft_fleet::{ask, failure::Failure, out};
-use paraft_proto::{PROTOCOL, Refused, SwitchModeRequest};
+use paraft_proto::{PROTOCOL, Refused, ShardStatus, SwitchModeRequest};
 use paraft_worker::exit;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -80,7 +80,7 @@ fn ask(
     deadline: Instant,
 ) -> Result<(Switch, Before), Failure> {
     loop {
-        let (leaders, before) = leaders(servers);
+        let (leaders, before) = leaders(servers, job);
         let why = match leaders.get(&shard) {
             None if leaders.is_empty() => "no server that answers leads a shard".to_string(),
             None => format!("shard {shard} has no leader"),
@@ -118,12 +118,16 @@ fn is_final(refused: &Refused) -> bool {
     matches!(refused.advice(), Advice::Fix | Advice::Stop | Advice::Lost)
 }
 
-/// The address of each shard's leader, as the servers that answer say.
-fn leaders(servers: &[String]) -> (BTreeMap<u32, String>, Before) {
+/// The address of the leader of each of the job's shards, as the servers that answer say.
+fn leaders(servers: &[String], job: &str) -> (BTreeMap<u32, String>, Before) {
     let mut leaders: BTreeMap<u32, (u64, String)> = BTreeMap::new();
     let mut before = Before { mode: String::new(), shards: BTreeSet::new() };
-    for reply in ask::ask_all(servers, false).into_iter().flatten() {
-        for s in &reply.shards {
+    let replies: Vec<_> = ask::ask_all(servers, false).into_iter().flatten().collect();
+    let known = replies.iter().flat_map(|r| &r.shards).any(|s| s.job_name == job);
+    for reply in &replies {
+        // Where no server trains it, those of the job that the fleet was founded for say what they train.
+        let ours = |s: &&ShardStatus| if known { s.job_name == job } else { s.job == 0 };
+        for s in reply.shards.iter().filter(ours) {
             if s.buckets > 0 {
                 before.shards.insert(s.shard);
             }

@@ -4,14 +4,14 @@ use crate::checkpoint::{may_write, unwritten};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_checkpoint::weights;
-use paraft_common::{Layout, Mode, ShardId, placement};
+use paraft_common::{JobId, JobShard, Layout, Mode, ShardId, placement};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out};
 use paraft_server::replay::{self, Replica};
 use paraft_store::RealDisk;
 use paraft_worker::{Job, cli, exit};
 use serde_json::json;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -25,9 +25,12 @@ pub struct ReplayArgs {
     /// Stop after this entry of the log; needs --shard. Default: go to the end.
     #[arg(long, requires = "shard")]
     pub index: Option<u64>,
-    /// Only this shard.
+    /// Only this shard: 2, or of job 7 of the fleet 7.2.
     #[arg(long)]
-    pub shard: Option<u32>,
+    pub shard: Option<JobShard>,
+    /// Only this job, by its number, as `paraft jobs` shows it.
+    #[arg(long, value_name = "N", conflicts_with = "shard")]
+    pub only: Option<u32>,
     /// Write the weights here, as safetensors.
     #[arg(long, value_name = "FILE", conflicts_with = "shard")]
     pub to: Option<PathBuf>,
@@ -42,14 +45,17 @@ pub struct ReplayArgs {
 
 pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
     args.to.as_deref().map_or(Ok(()), may_write)?;
-    let mut shards: BTreeMap<ShardId, Vec<Replica>> = BTreeMap::new();
+    let mut shards: BTreeMap<JobShard, Vec<Replica>> = BTreeMap::new();
     // The others may be whole: what they hold is shown, and at the end what was wrong.
     let mut damaged = Vec::new();
     let folders: Vec<PathBuf> = args.data.iter().flat_map(|d| servers_of(d)).collect();
     one_fleet(&folders)?;
     for data in folders {
         let found = replay::find(&data).map_err(|e| Failure::new(exit::DATA, e))?;
-        for (id, path) in found.into_iter().filter(|(id, _)| args.shard.is_none_or(|s| ShardId(s) == *id)) {
+        let wanted = |id: &JobShard| {
+            args.shard.is_none_or(|s| s == *id) && args.only.is_none_or(|job| JobId(job) == id.job())
+        };
+        for (id, path) in found.into_iter().filter(|(id, _)| wanted(id)) {
             let upto = args.index.unwrap_or(u64::MAX);
             match replay::replay(Arc::new(RealDisk), id, &path, upto) {
                 Ok(r) if args.index.is_some_and(|i| r.replayed.index < i) => {
@@ -86,7 +92,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
             .map(|(id, r, differs)| {
                 let d = &r.replayed;
                 json!({
-                    "shard": id.0, "folder": r.path, "founding": r.founding, "snapshot": d.snapshot, "entries": d.entries,
+                    "job": id.job().0, "shard": id.shard().0, "folder": r.path, "founding": r.founding, "snapshot": d.snapshot, "entries": d.entries,
                     "index": d.index, "end": d.end, "term": d.term, "version": version(r),
                     "digest": d.digests.last().map(|(_, d)| format!("{:016x}", d.digest)),
                     "checks": d.digests.len(), "differs_at": differs,
@@ -98,8 +104,14 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
         print(&rows);
     }
     if let Some(to) = &args.to {
+        let jobs: BTreeSet<u32> = shards.keys().map(|s| s.job().0).collect();
+        if jobs.len() > 1 {
+            let jobs = jobs.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            let why = format!("--to writes the weights of one job, and jobs {jobs} are there");
+            return Err(Failure::new(exit::USAGE, why).help("say which with --only N"));
+        }
         let heads: BTreeMap<ShardId, &Replica> =
-            shards.iter().filter_map(|(s, r)| Some((*s, r.first()?))).collect();
+            shards.iter().filter_map(|(s, r)| Some((s.shard(), r.first()?))).collect();
         write(args, to, &heads)?;
         if !args.json {
             out!("weights  {}", to.display());
@@ -160,14 +172,14 @@ fn version(r: &Replica) -> u64 {
     r.shard.configured().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum())
 }
 
-fn print(rows: &[(ShardId, &Replica, Option<u64>)]) {
+fn print(rows: &[(JobShard, &Replica, Option<u64>)]) {
     let mut t = Table::new();
     t.load_style(presets::NOTHING);
     t.set_header(["shard", "snapshot", "entries", "index", "term", "version", "checks", "digest", "folder"]);
     for (id, r, _) in rows {
         let d = &r.replayed;
         t.add_row([
-            id.0.to_string(),
+            id.name().to_string(),
             d.snapshot.to_string(),
             d.entries.to_string(),
             d.index.to_string(),
@@ -182,7 +194,7 @@ fn print(rows: &[(ShardId, &Replica, Option<u64>)]) {
     let mut told = Vec::new();
     for (id, _, differs) in rows {
         if let Some(index) = differs.filter(|_| !told.contains(id)) {
-            out!("shard {}: the replicas DIFFER at log index {index}", id.0);
+            out!("{id}: the replicas DIFFER at log index {index}");
             told.push(*id);
         }
     }

@@ -147,7 +147,7 @@ fn print(r: &StatusReply, digest: bool) {
     }
     out!("  {}", connections(r));
     for w in &r.stopped {
-        out!("  shard {} waits for {:.1} s: {}", w.shard, w.stopped_ms as f64 / 1e3, w.why);
+        out!("  {} waits for {:.1} s: {}", w.name(), w.stopped_ms as f64 / 1e3, w.why);
     }
     if !r.control_trouble.is_empty() {
         let seconds = r.control_stopped_ms as f64 / 1e3;
@@ -188,7 +188,7 @@ fn print(r: &StatusReply, digest: bool) {
             }
         };
         let mut row = vec![
-            s.shard.to_string(),
+            s.name().name().to_string(),
             s.role.clone(),
             s.term.to_string(),
             s.leader.map_or("-".into(), |l| format!("s{l}")),
@@ -261,7 +261,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         .map(|s| {
             let d = delays(s);
             let mut shard = json!({
-                "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode, "mode_number": s.mode_number, "mode_auto": s.mode_auto,
+                "job": s.job, "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode, "mode_number": s.mode_number, "mode_auto": s.mode_auto,
                 "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
                 "started": s.started, "expected_workers": s.expected_workers,
                 "members": s.members.iter().map(|m| json!({
@@ -294,7 +294,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
         "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "replicas_diverged": r.replicas_diverged,
         "stopped": r.stopped.iter().map(|w| json!({
-            "shard": w.shard, "why": w.why, "stopped_ms": w.stopped_ms,
+            "job": w.job, "shard": w.shard, "why": w.why, "stopped_ms": w.stopped_ms,
         })).collect::<Vec<_>>(),
         "connections": r.connections.map(|c| json!({
             "unknown": c.unknown, "readers": c.readers, "workers": c.workers, "servers": c.servers, "limit": c.limit,

@@ -2,7 +2,14 @@
 
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
-use paraft_fleet::{failure::Failure, fleet::Extras, launch, out, run_dir::RunDir};
+use paraft_fleet::{
+    ask::addresses,
+    failure::Failure,
+    fleet::Extras,
+    launch, out,
+    run_dir::RunDir,
+    standing::{Keep, On},
+};
 use paraft_record::RunRecord;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use paraft_worker::{
@@ -34,6 +41,9 @@ pub struct TrainArgs {
     /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/ that has a whole one.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
+    /// In a session of its own, which no terminal ends; set by `paraft submit`.
+    #[arg(long, hide = true)]
+    pub detached: bool,
     #[command(flatten)]
     pub run: RunArgs,
 }
@@ -56,12 +66,31 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, requires = "trace",
         value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS))]
     pub trace_steps: u64,
+    /// Train on a fleet that stands already instead of one of the job's own: its folder, a job file with
+    /// cluster.addresses, or servers as host:port, comma-separated.
+    #[arg(long, value_name = "FLEET", conflicts_with = "faults")]
+    pub to: Option<PathBuf>,
+    /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
+    #[arg(long, value_name = "TIME", default_value = "1h", requires = "to")]
+    pub keep: Keep,
     /// Print the summary as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
 }
 
+impl RunArgs {
+    /// The fleet that is to train the job, where it is not one of its own.
+    pub fn on(&self) -> Result<Option<On>, Failure> {
+        let Some(to) = &self.to else { return Ok(None) };
+        let servers = addresses(Some(to), &[])?;
+        Ok(Some(On { servers, keep: self.keep.0, delete: false }))
+    }
+}
+
 pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
+    if args.detached {
+        nix::unistd::setsid().map_err(|e| Failure::new(exit::IO, format!("no session of its own: {e}")))?;
+    }
     let mut job = Job::load(&args.job, &cli::with_group_size(&args.set, args.group_size))?;
     if let Some(device) = args.device {
         job.train.device = device;
@@ -84,8 +113,8 @@ pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<Pat
     let resume = resume.map(|p| find_checkpoint(p, job, args.run_dir.as_deref())).transpose()?;
     let dir = RunDir::of(args.run_dir.as_deref(), &job.name, resume.is_some())?;
     let interrupted = launch::interrupts();
-    let extras =
-        Extras { faults: args.faults, trace: args.trace.then_some(args.trace_steps), ..Extras::default() };
+    let trace = args.trace.then_some(args.trace_steps);
+    let extras = Extras { faults: args.faults, trace, on: args.on()?, ..Extras::default() };
     let launched = launch::launch_with(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
     // Also of a run that has failed: it may show why.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));

@@ -1,7 +1,7 @@
 //! How a fleet is now, from every server's own answer: what the leader of the control group knows of the others is as old
 //! as their last report.
 
-use paraft_common::{ServerId, placement};
+use paraft_common::{JobId, JobShard, ServerId, placement};
 use paraft_fleet::ask;
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use serde_json::json;
@@ -92,24 +92,30 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
     for voter in fleet.control_voters.iter().filter(|v| !heard.contains_key(v)) {
         now.missing.push(format!("s{voter} votes in the control group and does not answer"));
     }
-    let shape = fleet.shape.clone().unwrap_or_default();
-    for shard in 0..shape.shards {
-        weigh_shard(shard, shape.replicas as usize, &heard, &mut now);
+    for job in fleet.jobs.iter().filter(|j| !j.released) {
+        // One that ended before its shards were there has none.
+        if job.ended_ms > 0 && fleet.shards.iter().all(|s| s.job != job.job) {
+            continue;
+        }
+        let shape = job.shape.clone().unwrap_or_default();
+        for shard in JobShard::all(JobId(job.job), shape.shards) {
+            weigh_shard(shard, shape.replicas as usize, &heard, &mut now);
+        }
     }
     now
 }
 
-fn weigh_shard(shard: u32, replicas: usize, heard: &BTreeMap<u64, &StatusReply>, now: &mut Wellbeing) {
-    let reports = || heard.values().flat_map(|r| &r.shards).filter(move |s| s.shard == shard);
+fn weigh_shard(shard: JobShard, replicas: usize, heard: &BTreeMap<u64, &StatusReply>, now: &mut Wellbeing) {
+    let reports = || heard.values().flat_map(|r| &r.shards).filter(move |s| s.name() == shard);
     let leader = reports().filter(|s| s.role == "leader" && s.trouble.is_empty()).max_by_key(|s| s.term);
     let stops = heard.iter().flat_map(|(server, r)| r.stopped.iter().map(move |w| (server, w)));
     let stops: Vec<String> = stops
-        .filter(|(_, w)| w.shard == shard)
+        .filter(|(_, w)| w.name() == shard)
         .map(|(s, w)| format!("its storage on s{s}: {}", w.why))
         .collect();
     let Some(leader) = leader else {
         let why = if stops.is_empty() { String::new() } else { format!(": {}", stops.join(", ")) };
-        return now.stalled.push(format!("shard {shard} has no leader{why}"));
+        return now.stalled.push(format!("{shard} has no leader{why}"));
     };
     let works = |node: &&u64| {
         let there = |s: &&ShardStatus| s.node == **node && s.trouble.is_empty() && s.role != "stopped";
@@ -118,25 +124,24 @@ fn weigh_shard(shard: u32, replicas: usize, heard: &BTreeMap<u64, &StatusReply>,
     let working = leader.voters.iter().filter(works).count();
     if working * 2 <= leader.voters.len() {
         let of = leader.voters.len();
-        now.stalled.push(format!("shard {shard}: {working} of {of} replicas answer, which is no majority"));
+        now.stalled.push(format!("{shard}: {working} of {of} replicas answer, which is no majority"));
     }
     for node in leader.voters.iter().filter(|n| !works(n)) {
-        now.missing
-            .push(format!("shard {shard}: the replica that votes on {} is not there", ServerId(node >> 32)));
+        now.missing.push(format!("{shard}: the replica that votes on {} is not there", ServerId(node >> 32)));
     }
-    now.missing.extend(stops.iter().map(|s| format!("shard {shard}: {s}")));
+    now.missing.extend(stops.iter().map(|s| format!("{shard}: {s}")));
     if leader.changing {
-        now.missing.push(format!("shard {shard}: its membership is changing"));
+        now.missing.push(format!("{shard}: its membership is changing"));
     }
     if leader.voters.len() != replicas {
-        now.missing.push(format!("shard {shard}: {} of {replicas} replicas vote", leader.voters.len()));
+        now.missing.push(format!("{shard}: {} of {replicas} replicas vote", leader.voters.len()));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paraft_proto::{FleetShape, ServerInfo, StoppedReplica};
+    use paraft_proto::{FleetShape, JobInfo, ServerInfo, StoppedReplica};
 
     fn node(server: u64) -> u64 {
         server << 32 | 1
@@ -145,7 +150,10 @@ mod tests {
     fn fleet() -> DescribeReply {
         let server = |server| ServerInfo { server, address: format!("h{server}:1"), ..ServerInfo::default() };
         DescribeReply {
-            shape: Some(FleetShape { shards: 1, replicas: 3, durability: String::new() }),
+            jobs: vec![JobInfo {
+                shape: Some(FleetShape { shards: 1, replicas: 3, durability: String::new() }),
+                ..JobInfo::default()
+            }],
             servers: (0..3).map(server).collect(),
             control_voters: vec![0, 1, 2],
             ..DescribeReply::default()

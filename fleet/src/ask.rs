@@ -197,3 +197,31 @@ pub fn order(servers: &[String], id: ServerId, undo: bool, within: Duration) -> 
     };
     block_on(asking).unwrap_or_else(|| Err("no runtime".into()))
 }
+
+/// How long a fleet may take to carry an order out.
+pub const ORDER: Duration = Duration::from_secs(6);
+
+/// Gives an order to whoever leads the control group; a refusal of the leader is final.
+pub fn ordered<T>(
+    servers: &[String],
+    order: impl AsyncFn(&str) -> Result<T, (String, String)>,
+) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::new(exit::IO, e))?;
+    let deadline = Instant::now() + ORDER;
+    loop {
+        let fleet = agreeing(servers).map_err(|e| Failure::new(exit::UNAVAILABLE, e.why))?;
+        let mut last = String::new();
+        for address in whom(&fleet, servers) {
+            match runtime.block_on(order(&address)) {
+                Ok(done) => return Ok(done),
+                Err((why, _)) if address == fleet.leader => return Err(Failure::new(exit::CONFIG, why)),
+                Err((why, _)) => last = format!("{address}: {why}"),
+            }
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::new(exit::UNAVAILABLE, format!("no server could take the order: {last}")));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

@@ -12,6 +12,7 @@ use crate::{
     },
     process::{self, Audience, Process},
     script::{self, Rendezvous},
+    standing::On,
 };
 use nix::sys::signal::Signal;
 use paraft_trace::TRACE_FOLDER;
@@ -74,6 +75,8 @@ pub struct Extras {
     pub link: Option<Link>,
     /// What the servers' connections to each other are like.
     pub between: Option<Link>,
+    /// The servers are those of a fleet that stands already.
+    pub on: Option<On>,
 }
 
 /// Proxies before the servers: for faults on purpose, or for a link of another kind.
@@ -90,6 +93,14 @@ impl Fleet {
         let mut fleet = Self::empty(Settings::Job, run_dir, fault_points)?;
         (fleet.trace, fleet.slow, fleet.straggle) = (extras.trace, extras.slow, extras.straggle);
         fleet.found(job.servers(), job.cluster.max_restarts)?;
+        Ok(fleet)
+    }
+
+    /// The workers alone: the servers are those of a fleet that stands already.
+    pub fn on(servers: &[String], run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
+        let mut fleet = Self::empty(Settings::Job, run_dir, None)?;
+        (fleet.trace, fleet.slow, fleet.straggle) = (extras.trace, extras.slow, extras.straggle);
+        fleet.addresses = servers.to_vec();
         Ok(fleet)
     }
 

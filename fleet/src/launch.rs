@@ -6,7 +6,9 @@ use crate::{
     fleet::{Extras, Fleet, JOB_FILE, server_data},
     process,
     progress::Progress,
-    script, table,
+    script,
+    standing::Submitted,
+    table,
     watch::{Watch, wall},
 };
 use nix::sys::signal::Signal;
@@ -90,7 +92,14 @@ pub fn launch_with(
     checkpoints::try_out(&resolved, Some(dir))?;
     let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
     // Wrong data and impossible models end here, before any process starts.
-    let mut record = Record::begin(&mut resolved, dir, resume)?;
+    let mut submitted = None;
+    let mut record = Record::begin(&mut resolved, dir, resume, |job, run| {
+        let Some(on) = &extras.on else { return Ok(()) };
+        let s = Submitted::to(on, job, dir)?;
+        (job.name, run.servers) = (s.name.clone(), s.servers.len() as u32);
+        submitted = Some(s);
+        Ok(())
+    })?;
     if let Some(note) = resolved.oversubscribes(processors) {
         eprintln!("{note}");
     }
@@ -98,7 +107,10 @@ pub fn launch_with(
     if extras.trace.is_some() {
         let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of the run before, in a folder that is used again
     }
-    let mut fleet = Fleet::servers(&resolved, dir, extras)?;
+    let mut fleet = match &submitted {
+        Some(s) => Fleet::on(&s.servers, dir, extras)?,
+        None => Fleet::servers(&resolved, dir, extras)?,
+    };
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&fleet.addresses, false));
@@ -143,8 +155,11 @@ pub fn launch_with(
     let after = ask_all(&fleet.addresses, false);
     record.end(&after, &resolved)?;
     fleet.stop();
+    if let Some(submitted) = submitted {
+        submitted.finished();
+    }
     // The run is over: what it gave is in the record and in the weights. Logs stay for `paraft replay`.
-    if !resolved.cluster.durability.on_disk() {
+    if !resolved.cluster.durability.on_disk() && fleet.servers.len() == resolved.servers() as usize {
         (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
     }
     record.close(dir)
@@ -162,10 +177,17 @@ pub(crate) struct Record {
 type Answer = Result<paraft_proto::StatusReply, String>;
 
 impl Record {
-    /// Begins it, with the job file beside it. The job gets no shards that its model has no buckets for.
-    pub(crate) fn begin(job: &mut Job, dir: &Path, resume: Option<&Path>) -> Result<Self, Failure> {
+    /// Begins it, with the job file beside it. The job gets no shards that its model has no buckets for, and what `settle` makes
+    /// of it then.
+    pub(crate) fn begin(
+        job: &mut Job,
+        dir: &Path,
+        resume: Option<&Path>,
+        settle: impl FnOnce(&mut Job, &mut event::Run) -> Result<(), Failure>,
+    ) -> Result<Self, Failure> {
         let shards = job.shards();
-        let run = describe(job, resume)?;
+        let mut run = describe(job, resume)?;
+        settle(job, &mut run)?;
         if run.shards < shards {
             eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
         }
@@ -183,7 +205,9 @@ impl Record {
 
     /// What they say when all workers have ended.
     pub(crate) fn end(&mut self, after: &[Answer], job: &Job) -> Result<(), Failure> {
-        if !job.cluster.script.is_empty() && nobody_came(after) {
+        // The servers may have other jobs.
+        let ours = |s: &&paraft_proto::ShardStatus| s.job_name == job.name;
+        if !job.cluster.script.is_empty() && nobody_came(after, ours) {
             eprintln!(
                 "warning: no worker came to the servers, and nothing was trained on them: does {} call paraft.init()?",
                 self.run.model
@@ -191,7 +215,8 @@ impl Record {
         }
         // Each replica that has led it has answered some.
         let pulls = |shard: u32| {
-            let of = after.iter().flatten().flat_map(|r| &r.shards).filter(move |s| s.shard == shard);
+            let all = after.iter().flatten().flat_map(|r| &r.shards);
+            let of = all.filter(ours).filter(move |s| s.shard == shard);
             of.fold((0, 0), |(waited, bytes), s| (waited + s.pulls_waited, bytes + s.bytes_pulled))
         };
         for reply in after.iter().flatten() {
@@ -207,7 +232,7 @@ impl Record {
                 cpu_seconds: reply.cpu_seconds - began,
                 peak_rss_bytes: reply.peak_rss_bytes,
             }))?;
-            for s in reply.shards.iter().filter(|s| s.role == "leader" && s.buckets > 0) {
+            for s in reply.shards.iter().filter(ours).filter(|s| s.role == "leader" && s.buckets > 0) {
                 let (pulls_waited, bytes_pulled) = pulls(s.shard);
                 self.writer.write(&Event::Shard(event::Shard {
                     wall: wall(),
@@ -237,10 +262,10 @@ impl Record {
     }
 }
 
-/// Whether the servers hold no model: each of them says so.
-fn nobody_came(answers: &[Result<paraft_proto::StatusReply, String>]) -> bool {
-    !answers.is_empty()
-        && answers.iter().all(|a| a.as_ref().is_ok_and(|r| r.shards.iter().all(|s| s.buckets == 0)))
+/// Whether the servers hold no model of the job: each of them says so.
+fn nobody_came(answers: &[Answer], ours: impl Fn(&&paraft_proto::ShardStatus) -> bool) -> bool {
+    let none = |a: &Answer| a.as_ref().is_ok_and(|r| r.shards.iter().filter(&ours).all(|s| s.buckets == 0));
+    !answers.is_empty() && answers.iter().all(none)
 }
 
 fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {

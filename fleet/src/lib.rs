@@ -7,6 +7,7 @@
 //!   [`run_dir`]: the folder of a run.
 //! - [`place`]: what a process is among an engine's tasks. [`task`]: its part of the fleet that the tasks are together;
 //!   `gather`: how they meet.
+//! - [`standing`]: a job on a fleet that stands already.
 //! - [`ask`]: what servers say of themselves, and the control group of all.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
 //! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
@@ -34,6 +35,7 @@ pub mod process;
 pub mod progress;
 pub mod run_dir;
 pub mod script;
+pub mod standing;
 pub mod table;
 pub mod task;
 mod watch;

@@ -1,6 +1,7 @@
 //! What can be told from what the control group knows of a fleet.
 
-use crate::{DescribeReply, ServerInfo};
+use crate::{DescribeReply, ServerInfo, ShardInfo, ShardStatus, StoppedReplica};
+use paraft_common::{JobId, JobShard, ShardId};
 
 /// A group's voters by server, and those of them that do not answer.
 struct Voters<'a> {
@@ -61,12 +62,26 @@ impl DescribeReply {
             let voters = Voters { all: &shard.voters, silent: &shard.silent };
             let votes = shard.voters.contains(&server) && !voters.go_on(&without);
             if votes || shard.voters.is_empty() {
-                groups.push(format!("shard {}", shard.shard));
+                groups.push(shard.name().to_string());
             }
         }
         groups
     }
 }
+
+/// The name in the fleet of what a message is about.
+macro_rules! named {
+    ($($message:ty),*) => {$(
+        impl $message {
+            /// The shard's name in the fleet.
+            pub fn name(&self) -> JobShard {
+                JobShard::new(JobId(self.job), ShardId(self.shard)).unwrap_or_default()
+            }
+        }
+    )*};
+}
+
+named!(ShardInfo, ShardStatus, StoppedReplica);
 
 /// Why a fleet cannot agree on anything, from what its servers answered: who does not answer, and what to do.
 pub fn no_leader(answers: &[(String, Result<DescribeReply, String>)]) -> String {

@@ -108,6 +108,8 @@ pub enum RefusalKind {
         "this replica of {0} is of another founding than the one asked for: the leader knows which is the shard's"
     )]
     OtherFounding(ShardId),
+    #[error("{}", no_job(asked, there))]
+    NoJob { asked: String, there: Vec<String> },
 }
 
 fn not_leader(shard: ShardId, leader: Option<&str>, stopped: Option<&str>) -> String {
@@ -116,6 +118,16 @@ fn not_leader(shard: ShardId, leader: Option<&str>, stopped: Option<&str>) -> St
         (None, None) => format!("this server does not lead {shard}"),
         (_, Some(why)) => format!("this server's replica of {shard} has stopped: {why}"),
     }
+}
+
+fn no_job(asked: &str, there: &[String]) -> String {
+    let there = match there {
+        [] => "it has none".to_string(),
+        some => format!("it has {}", some.join(", ")),
+    };
+    format!(
+        "this fleet has no job `{asked}` to train ({there}): it was deleted, or has yet to be submitted (`paraft submit`)"
+    )
 }
 
 fn other_job(running: &str, asked: &str, difference: Option<&str>) -> String {
@@ -197,6 +209,7 @@ impl RefusalKind {
             K::BadSwitch(_) => W::BadSwitch,
             K::OtherFounding(_) => W::OtherFounding,
             K::NoRoom(_) => W::NoRoom,
+            K::NoJob { .. } => W::NoJob,
         }
     }
 }

@@ -46,6 +46,7 @@ fn all() -> Vec<K> {
         K::BadSwitch("number".into()),
         K::OtherFounding(shard),
         K::NoRoom("too large".into()),
+        K::NoJob { asked: "a".into(), there: Vec::new() },
     ]
 }
 

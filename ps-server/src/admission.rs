@@ -22,6 +22,8 @@ pub struct Answer {
     pub need: Need,
     /// Bytes of it that are not allocated there yet.
     pub wanted: u64,
+    /// Bytes that are set aside there for replicas of other jobs, and not allocated yet.
+    pub promised: u64,
     /// What the server has.
     pub memory: Memory,
 }
@@ -40,11 +42,15 @@ pub fn judge(answers: &[Answer]) -> Result<(), String> {
     }
     let short = pools.values().filter_map(|(pool, of)| {
         let wanted = of.iter().fold(0u64, |sum, a| sum.saturating_add(a.wanted));
+        let promised = of.iter().fold(0u64, |sum, a| sum.saturating_add(a.promised));
         let spare = pool.free.saturating_sub(Memory { pools: vec![(*pool).clone()] }.reserve());
-        (wanted > spare).then(|| (wanted - spare, *pool, of, wanted))
+        let spare = spare.saturating_sub(promised);
+        (wanted > spare).then(|| (wanted - spare, *pool, of, (wanted, promised)))
     });
     // The one that is short of most.
-    let Some((_, pool, of, wanted)) = short.max_by_key(|(missing, ..)| *missing) else { return Ok(()) };
+    let Some((_, pool, of, (wanted, promised))) = short.max_by_key(|(missing, ..)| *missing) else {
+        return Ok(());
+    };
     let need: Need = of.iter().map(|a| a.need).sum();
     let names: Vec<String> = of.iter().map(|a| format!("server {}", a.server.0)).collect();
     let (on, has) = match names.as_slice() {
@@ -55,8 +61,12 @@ pub fn judge(answers: &[Answer]) -> Result<(), String> {
         0 => String::new(),
         bytes => format!(", {} of it allocated already", Bytes(bytes)),
     };
+    let others = match promised {
+        0 => String::new(),
+        bytes => format!(", {} of it promised to other jobs", Bytes(bytes)),
+    };
     Err(format!(
-        "the job is too large for this fleet: it needs {need} on {on}{already}, and {has} {} free of {} ({}). Make the job \
+        "the job is too large for this fleet: it needs {need} on {on}{already}, and {has} {} free of {} ({}){others}. Make the job \
          smaller, or start servers with more memory; more servers than replicas share it among them",
         Bytes(pool.free),
         Bytes(pool.limit),
@@ -78,6 +88,7 @@ mod tests {
             server: ServerId(server),
             need,
             wanted: wanted << 20,
+            promised: 0,
             memory: Memory { pools: pools.to_vec() },
         }
     }
@@ -111,6 +122,17 @@ mod tests {
             "{why}"
         );
         judge(&all[..2]).expect("two fit");
+    }
+
+    #[test]
+    fn what_other_jobs_were_promised_is_not_free() {
+        let host = pool("the host", 1000, 3200);
+        let ask = |wanted, promised: u64| {
+            judge(&[Answer { promised: promised << 20, ..answer(0, wanted, std::slice::from_ref(&host)) }])
+        };
+        ask(600, 300).expect("900 of 900");
+        let why = ask(600, 301).expect_err("one more than there is");
+        assert!(why.contains("301.0 MiB of it promised to other jobs"), "{why}");
     }
 
     #[test]

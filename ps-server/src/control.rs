@@ -7,7 +7,7 @@
 //!        └────────────────── directives ────────────────────┘
 //! ```
 //!
-//! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints.
+//! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints; `format`: its layout in snapshots.
 //! - `plan`: what should happen next; a pure function.
 //! - `auto`: the rule that chooses a job's staleness bound.
 //! - `groups`: which ranks act as one worker; only the leader knows it.
@@ -22,6 +22,7 @@ mod auto;
 #[cfg(test)]
 mod auto_tests;
 mod calls;
+mod format;
 mod groups;
 #[cfg(test)]
 mod groups_tests;
@@ -41,7 +42,7 @@ mod state;
 pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, report_interval};
 pub use calls::{Calls, Hello, Reported};
 pub use groups::{Advice, Answer, Groups, Heartbeat, JoinRequest, Key, Overview, Refused};
-pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, is_in};
+pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, Submission, is_in};
 pub use plan::{
     Action, AsideReport, Directive, Health, JobReport, LastReport, ReplicaReport, Report, Timeouts,
     founding_anew,

@@ -4,10 +4,11 @@ use crate::{
     raft::{self, Folder, Replayed},
     replicas,
     replicated::Hosted,
+    room::Room,
     server,
     shard::Shard,
 };
-use paraft_common::ShardId;
+use paraft_common::JobShard;
 use paraft_store::Disk;
 use std::{
     path::{Path, PathBuf},
@@ -29,7 +30,7 @@ pub struct Replica {
 }
 
 /// The replicas in a server's data folder: the shards and where they are. Empty where none is on disk.
-pub fn find(data: &Path) -> Result<Vec<(ShardId, PathBuf)>, String> {
+pub fn find(data: &Path) -> Result<Vec<(JobShard, PathBuf)>, String> {
     let folders = std::fs::read_dir(data).map_err(|e| format!("{}: {e}", data.display()))?;
     let mut found: Vec<_> = folders
         .flatten()
@@ -48,11 +49,11 @@ pub fn fleet_of(disk: Arc<dyn Disk>, data: &Path) -> Result<Option<u64>, String>
 
 /// Replays one replica up to and including the log entry `upto`; changes nothing on disk. A server that runs on the
 /// folder holds its lock: that is refused.
-pub fn replay(disk: Arc<dyn Disk>, id: ShardId, path: &Path, upto: u64) -> Result<Replica, String> {
+pub fn replay(disk: Arc<dyn Disk>, id: JobShard, path: &Path, upto: u64) -> Result<Replica, String> {
     let folder = Folder::new(disk, path);
     let metadata = replicas::read_metadata(&folder)?
         .ok_or_else(|| format!("{}: it holds no replica (the file `replica` is missing)", path.display()))?;
-    let shard = Arc::new(Shard::new(id, metadata.shards));
+    let shard = Arc::new(Shard::within(Room::unlimited(), id, metadata.shards));
     let replayed = raft::replay(&folder, &Hosted(shard.clone()), upto)?;
     Ok(Replica {
         path: path.to_path_buf(),

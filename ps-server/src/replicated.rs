@@ -12,7 +12,7 @@ use crate::{
     },
 };
 use futures::{FutureExt, future::BoxFuture};
-use paraft_common::{Payload, ShardId};
+use paraft_common::{JobShard, Payload};
 use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
 use tokio::sync::watch;
@@ -23,7 +23,7 @@ pub enum GroupId {
     /// Servers, placement, generation.
     Control,
     /// Weights and optimizer state.
-    Shard(ShardId),
+    Shard(JobShard),
 }
 
 impl GroupId {
@@ -31,13 +31,13 @@ impl GroupId {
     pub fn to_wire(self) -> u32 {
         match self {
             GroupId::Control => u32::MAX,
-            GroupId::Shard(s) => s.0,
+            GroupId::Shard(s) => s.number(),
         }
     }
 
     /// As it came.
     pub fn from_wire(n: u32) -> Self {
-        if n == u32::MAX { GroupId::Control } else { GroupId::Shard(ShardId(n)) }
+        if n == u32::MAX { GroupId::Control } else { GroupId::Shard(JobShard::from_number(n)) }
     }
 }
 

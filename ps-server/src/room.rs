@@ -13,7 +13,7 @@
 
 use crate::{raft::Unable, shard::state::Configured};
 use paraft_common::{
-    ShardId,
+    JobShard,
     need::{Bytes, Need},
 };
 use paraft_host::memory::{self, Memory};
@@ -37,14 +37,14 @@ type LogBytes = Box<dyn Fn() -> u64 + Send + Sync>;
 struct Inner {
     next: u64,
     aside: BTreeMap<u64, Aside>,
-    logs: BTreeMap<ShardId, LogBytes>,
+    logs: BTreeMap<JobShard, LogBytes>,
     /// What was free when it was looked at, when that was, and what was taken since.
     seen: Option<(Instant, u64)>,
     taken: u64,
 }
 
 struct Aside {
-    shard: ShardId,
+    shard: JobShard,
     need: Need,
     /// What has been allocated of it; none yet.
     holds: Weak<Configured>,
@@ -93,14 +93,19 @@ impl Room {
         (self.look)()
     }
 
-    /// What was set aside for replicas other than `but`, and is not allocated yet.
-    pub fn promised(&self, but: Option<ShardId>) -> u64 {
-        self.inner.lock().promised(but)
+    /// What was set aside for these replicas, and is not allocated yet.
+    pub fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> u64 {
+        self.inner.lock().promised_to(which)
     }
 
     /// From now on `bytes` says what of a replica's log is in memory.
-    pub fn log_of(&self, shard: ShardId, bytes: impl Fn() -> u64 + Send + Sync + 'static) {
+    pub fn log_of(&self, shard: JobShard, bytes: impl Fn() -> u64 + Send + Sync + 'static) {
         self.inner.lock().logs.insert(shard, Box::new(bytes));
+    }
+
+    /// Of a replica that is gone.
+    pub fn forget(&self, shard: JobShard) {
+        self.inner.lock().logs.remove(&shard);
     }
 
     /// Sets aside what a replica may come to need. What was set aside for this shard before does not count: it is
@@ -109,13 +114,13 @@ impl Room {
     ///
     /// # Errors
     /// [`Unable::NoRoom`] with the numbers.
-    pub fn reserve(self: &Arc<Self>, shard: ShardId, need: &Need) -> Result<Reserved, Unable> {
+    pub fn reserve(self: &Arc<Self>, shard: JobShard, need: &Need) -> Result<Reserved, Unable> {
         let mut inner = self.inner.lock();
         if inner.is_expected(shard, need) {
             return Ok(self.set_aside(&mut inner, shard, need));
         }
         let now = (self.look)();
-        let promised = inner.promised(Some(shard));
+        let promised = inner.promised_to(|other| other != shard);
         let left = now.free().saturating_sub(now.reserve()).saturating_sub(promised);
         if need.total() - inner.log_in_memory(shard, need) > left {
             let what = now.tightest().map(|p| p.what.as_str()).unwrap_or_default();
@@ -132,7 +137,7 @@ impl Room {
         Ok(self.set_aside(&mut inner, shard, need))
     }
 
-    fn set_aside(self: &Arc<Self>, inner: &mut Inner, shard: ShardId, need: &Need) -> Reserved {
+    fn set_aside(self: &Arc<Self>, inner: &mut Inner, shard: JobShard, need: &Need) -> Reserved {
         inner.next += 1;
         let number = inner.next;
         inner.aside.insert(number, Aside { shard, need: *need, holds: Weak::new() });
@@ -173,21 +178,21 @@ impl Room {
 }
 
 impl Inner {
-    fn promised(&self, but: Option<ShardId>) -> u64 {
+    fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> u64 {
         let held = |a: &Aside| {
             let state = a.holds.upgrade().map_or(0, |c| c.held());
             state.saturating_add(self.log_in_memory(a.shard, &a.need))
         };
         let open = |a: &Aside| a.need.total().saturating_sub(held(a));
-        self.aside.values().filter(|a| Some(a.shard) != but).map(open).fold(0, u64::saturating_add)
+        self.aside.values().filter(|a| which(a.shard)).map(open).fold(0, u64::saturating_add)
     }
 
     /// What of the log's part of this need is taken.
-    fn log_in_memory(&self, shard: ShardId, need: &Need) -> u64 {
+    fn log_in_memory(&self, shard: JobShard, need: &Need) -> u64 {
         self.logs.get(&shard).map_or(0, |bytes| bytes()).min(need.log)
     }
 
-    fn is_expected(&self, shard: ShardId, need: &Need) -> bool {
+    fn is_expected(&self, shard: JobShard, need: &Need) -> bool {
         let as_much = |a: &Aside| a.need.total() >= need.total() && a.holds.strong_count() == 0;
         self.aside.values().any(|a| a.shard == shard && as_much(a))
     }
@@ -226,8 +231,8 @@ mod tests {
         free.store(mib * MIB, Relaxed);
     }
 
-    fn promised(room: &Room, but: Option<ShardId>) -> u64 {
-        room.promised(but) / MIB
+    fn promised(room: &Room, but: Option<JobShard>) -> u64 {
+        room.promised_to(|shard| Some(shard) != but) / MIB
     }
 
     /// That has 3200 MiB.
@@ -246,14 +251,14 @@ mod tests {
     #[test]
     fn what_is_set_aside_is_not_given_twice_and_comes_back() {
         let room = host(&Arc::new(AtomicU64::new(1100 * MIB))); // 100 of it stay in reserve
-        let first = room.reserve(ShardId(0), &need(600)).expect("there is room");
-        let why = room.reserve(ShardId(1), &need(600)).expect_err("it is promised").to_string();
+        let first = room.reserve(JobShard::from_number(0), &need(600)).expect("there is room");
+        let why = room.reserve(JobShard::from_number(1), &need(600)).expect_err("it is promised").to_string();
         for word in ["600.0 MiB", "1.1 GiB free of 3.1 GiB (the host)", "600.0 MiB of it promised"] {
             assert!(why.contains(word), "`{word}` is not in: {why}");
         }
-        let _small = room.reserve(ShardId(1), &need(400)).expect("there is room");
+        let _small = room.reserve(JobShard::from_number(1), &need(400)).expect("there is room");
         drop(first);
-        room.reserve(ShardId(2), &need(600)).expect("it came back");
+        room.reserve(JobShard::from_number(2), &need(600)).expect("it came back");
     }
 
     #[test]
@@ -262,18 +267,20 @@ mod tests {
         let room = host(&free);
         let with_log = |log| Need { weights: 300 * MIB, log: log * MIB, ..Need::default() };
         let logs = [0, 1].map(|_| Arc::new(AtomicU64::new(0)));
-        for (shard, log) in (0..).map(ShardId).zip(&logs) {
+        for (shard, log) in (0..).map(JobShard::from_number).zip(&logs) {
             let log = log.clone();
             room.log_of(shard, move || log.load(Relaxed));
         }
-        let _first = room.reserve(ShardId(0), &with_log(200)).expect("there is room");
+        let _first = room.reserve(JobShard::from_number(0), &with_log(200)).expect("there is room");
         assert_eq!(promised(&room, None), 500);
         set(&logs[0], 250); // longer than was thought: what others are promised stays theirs
         set(&logs[1], 150);
         set(&free, 700);
         assert_eq!(promised(&room, None), 300);
-        room.reserve(ShardId(1), &with_log(160)).expect_err("310 more are needed, and 300 are left");
-        let _second = room.reserve(ShardId(1), &with_log(150)).expect("its log is there already");
+        room.reserve(JobShard::from_number(1), &with_log(160))
+            .expect_err("310 more are needed, and 300 are left");
+        let _second =
+            room.reserve(JobShard::from_number(1), &with_log(150)).expect("its log is there already");
         assert_eq!(promised(&room, None), 600);
     }
 
@@ -281,29 +288,29 @@ mod tests {
     fn what_was_set_aside_for_a_replica_before_it_was_opened_is_not_asked_for_again() {
         let free = Arc::new(AtomicU64::new(1100 * MIB));
         let room = host(&free);
-        let expected = room.reserve(ShardId(0), &need(900)).expect("there is room");
+        let expected = room.reserve(JobShard::from_number(0), &need(900)).expect("there is room");
         set(&free, 300); // it has read its files
-        room.reserve(ShardId(0), &need(901)).expect_err("more than was set aside");
-        let own = room.reserve(ShardId(0), &need(900)).expect("it is its own");
+        room.reserve(JobShard::from_number(0), &need(901)).expect_err("more than was set aside");
+        let own = room.reserve(JobShard::from_number(0), &need(900)).expect("it is its own");
         drop(expected);
         assert_eq!(promised(&room, None), 900);
         drop(own);
-        room.reserve(ShardId(0), &need(900)).expect_err("nothing is set aside any more");
+        room.reserve(JobShard::from_number(0), &need(900)).expect_err("nothing is set aside any more");
     }
 
     #[test]
     fn a_replica_that_begins_anew_takes_its_own_place() {
         let room = host(&Arc::new(AtomicU64::new(1100 * MIB)));
-        let _before = room.reserve(ShardId(0), &need(900)).expect("there is room");
-        let _after = room.reserve(ShardId(0), &need(1000)).expect("in its own place");
-        assert_eq!((promised(&room, Some(ShardId(0))), promised(&room, None)), (0, 1900));
+        let _before = room.reserve(JobShard::from_number(0), &need(900)).expect("there is room");
+        let _after = room.reserve(JobShard::from_number(0), &need(1000)).expect("in its own place");
+        assert_eq!((promised(&room, Some(JobShard::from_number(0))), promised(&room, None)), (0, 1900));
     }
 
     #[test]
     fn what_others_took_meanwhile_is_seen_before_it_is_too_late() {
         let free = Arc::new(AtomicU64::new(1100 * MIB));
         let room = host(&free);
-        let _aside = room.reserve(ShardId(0), &need(900)).expect("there is room");
+        let _aside = room.reserve(JobShard::from_number(0), &need(900)).expect("there is room");
         room.take(400 * MIB).expect("as planned");
         set(&free, 300);
         std::thread::sleep(LOOK);
@@ -316,7 +323,7 @@ mod tests {
     #[test]
     fn without_an_end_everything_fits() {
         let _all = Room::unlimited()
-            .reserve(ShardId(0), &Need { weights: u64::MAX, ..Need::default() })
+            .reserve(JobShard::from_number(0), &Need { weights: u64::MAX, ..Need::default() })
             .expect("fits");
         Room::unlimited().take(u64::MAX).expect("fits");
     }

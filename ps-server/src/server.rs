@@ -16,7 +16,7 @@ use crate::{
     },
     settings,
 };
-use paraft_common::ServerId;
+use paraft_common::{JobShard, ServerId};
 use paraft_lanes::Pool;
 use paraft_proto::{control_server::ControlServer, limits, services::Route};
 use paraft_store::Disk;
@@ -130,8 +130,8 @@ impl ServerOptions {
             ));
         }
         let Shape { shards, replicas, .. } = self.shape;
-        if shards == 0 || shards > 64 {
-            return bad(format!("--shards {shards} is not within 1 to 64"));
+        if shards > JobShard::SHARDS {
+            return bad(format!("--shards {shards} is more than {}", JobShard::SHARDS));
         }
         if replicas == 0 || u64::from(replicas) > n {
             return bad(format!("--replicas {replicas} needs as many servers; --servers lists {n}"));

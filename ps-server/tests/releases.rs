@@ -2,7 +2,7 @@
 //! and the state hashes to what it hashed to then. (Digests were another hash in that release; these are of the states that had its
 //! digests, `e311ca214c01c98d` and `95b454547a910e0d`.)
 
-use paraft_common::ShardId;
+use paraft_common::JobShard;
 use paraft_server::replay::replay;
 use paraft_store::RealDisk;
 use std::{
@@ -47,7 +47,7 @@ fn a_log_and_a_snapshot_of_the_release_before_give_the_state_that_they_gave_then
     for (name, (snapshot, index, entries, version), digest) in cases {
         let scratch = tempfile::tempdir().expect("scratch");
         let path = copy(name, scratch.path());
-        let replayed = replay(Arc::new(RealDisk), ShardId(0), &path, u64::MAX).expect(name);
+        let replayed = replay(Arc::new(RealDisk), JobShard::default(), &path, u64::MAX).expect(name);
         let r = &replayed.replayed;
         assert_eq!((r.snapshot, r.index, r.entries), (snapshot, index, entries), "{name}");
         assert_eq!(replayed.shard.version(), version, "{name}");

@@ -3,7 +3,7 @@
 use crate::wait;
 use anyhow::{Context, Result, bail, ensure};
 use paraft_client::{Transport, status};
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, JobId, JobShard, ServerId, ShardId};
 use paraft_fleet::faults::{Faults, link::Links, proxy::Proxies};
 use paraft_proto::{
     DescribeReply, HelloReply, HelloRequest, ShardStatus, StatusReply, control_client::ControlClient,
@@ -256,7 +256,7 @@ impl Fleet {
         let Slot::Running(runtime, replicas) = &self.slots[server as usize] else {
             bail!("server {server} is dead")
         };
-        runtime.block_on(replicas.retire(shard, node, index)).map_err(|e| anyhow::anyhow!(e))
+        runtime.block_on(replicas.retire(of_job_0(shard), node, index)).map_err(|e| anyhow::anyhow!(e))
     }
 
     /// A replica, from inside its server.
@@ -264,7 +264,7 @@ impl Fleet {
         let Slot::Running(_, replicas) = &self.slots[server as usize] else {
             bail!("server {server} is dead")
         };
-        replicas.get(shard).with_context(|| format!("server {server} has no replica of {shard}"))
+        replicas.get(of_job_0(shard)).with_context(|| format!("server {server} has no replica of {shard}"))
     }
 
     /// Ids of the servers that run.
@@ -388,4 +388,9 @@ impl Drop for Fleet {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// The job that the fleet was founded for.
+fn of_job_0(shard: ShardId) -> JobShard {
+    JobShard::new(JobId(0), shard).unwrap_or_default()
 }

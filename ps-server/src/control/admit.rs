@@ -2,7 +2,7 @@
 
 use super::agent::Agent;
 use crate::admission::{Answer, judge};
-use paraft_common::{ServerId, ShardId, config::ServerJob, need::Need};
+use paraft_common::{JobShard, ServerId, config::ServerJob, need::Need};
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -53,22 +53,25 @@ impl Agent {
 
     /// What this server says of a job.
     pub fn room_for(&self, job: &ServerJob) -> Answer {
-        let shards = self.shape().map_or(1, |s| s.shards);
-        let agreed: Vec<ShardId> = self.agreed.read(|s| {
-            let here = |(shard, p): (&ShardId, &super::state::Place)| {
+        let id = self.job_named(&job.name).unwrap_or_default();
+        let shards = self.shape_of(id).map_or(1, |s| s.shards);
+        let agreed: Vec<JobShard> = self.agreed.read(|s| {
+            let here = |(shard, p): (&JobShard, &super::state::Place)| {
                 p.voters.iter().any(|n| n.server() == self.server()).then_some(*shard)
             };
-            s.shards.iter().filter_map(here).collect()
+            s.shards.iter().filter(|(shard, _)| shard.job() == id).filter_map(here).collect()
         });
-        let here: BTreeSet<ShardId> =
-            self.replicas().all().into_iter().map(|(shard, _)| shard).chain(agreed).collect();
+        let held = self.replicas().all().into_iter().map(|(shard, _)| shard).filter(|s| s.job() == id);
+        let here: BTreeSet<JobShard> = held.chain(agreed).collect();
         let (mut all, mut wanted) = (Need::default(), 0u64);
         for shard in here {
-            let need = Need::of(job, shard, shards);
+            let need = Need::of(job, shard.shard(), shards);
             let held = self.replicas().get(shard).map_or(0, |r| r.held());
             all = all + need;
             wanted = wanted.saturating_add(need.total().saturating_sub(held));
         }
-        Answer { server: self.server(), need: all, wanted, memory: self.replicas().room().memory() }
+        let room = self.replicas().room();
+        let promised = room.promised_to(|shard| shard.job() != id);
+        Answer { server: self.server(), need: all, wanted, promised, memory: room.memory() }
     }
 }

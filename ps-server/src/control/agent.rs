@@ -11,15 +11,15 @@ use super::{
     plan::{LastReport, Report, Timeouts},
     reach::Reach,
     replica::ControlReplica,
-    state::{Agreed, Command, Outcome, Shape, UNKNOWN_JOB},
+    state::{Agreed, Command, Outcome, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
     raft::ReplicaId,
-    replicas::Replicas,
+    replicas::{Replica, Replicas},
     replicated::{Applied, Change, Group},
 };
 pub(super) use leading::Leading;
-use paraft_common::{ServerId, ShardId, checkpoint::KnownCheckpoint};
+use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -74,11 +74,13 @@ pub struct Agent {
     pub groups: Mutex<Groups>,
     /// A report came: plan now.
     news: Notify,
+    /// A replica was started, founded or removed: report now.
+    done: Notify,
     /// What was last told.
     reported: Mutex<Option<Report>>,
     /// The latest generation that this server was told of.
     generation: AtomicU64,
-    busy: Mutex<BTreeSet<ShardId>>,
+    busy: Mutex<BTreeSet<JobShard>>,
     /// How it asks the other servers.
     pub(super) calls: Box<dyn Calls>,
     complained: AtomicBool,
@@ -122,6 +124,7 @@ impl Agent {
             leading: Mutex::default(),
             groups: Mutex::default(),
             news: Notify::new(),
+            done: Notify::new(),
             reported: Mutex::default(),
             generation: AtomicU64::new(0),
             busy: Mutex::default(),
@@ -204,9 +207,18 @@ impl Agent {
             return Err(differs);
         }
         let mut pause = self.interval();
+        let mut moved = self.agreed.generations();
         loop {
+            let due = async {
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    // There may be something to do at once; and the leader waits for what comes of it.
+                    _ = moved.changed() => {}
+                    () = self.done.notified() => {}
+                }
+            };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {
+                () = due => {
                     self.look_around();
                     pause = match self.report().await {
                         Ok(true) => self.interval(),
@@ -278,18 +290,53 @@ impl Agent {
         held: Vec<KnownCheckpoint>,
     ) -> Result<(), String> {
         let difference = self.agreed.read(|s| {
-            s.jobs.get(job).ok_or(UNKNOWN_JOB)?;
+            s.jobs.begun_as(job).ok_or(UNKNOWN_JOB)?;
             Ok::<_, String>(s.jobs.difference(job, folder, held))
         })?;
         let Some(difference) = difference else { return Ok(()) };
         match self.propose(Command::Checkpoints { job, difference }).await? {
             Outcome::Refused(why) => Err(why),
-            Outcome::Done | Outcome::Joined(_) => Ok(()),
+            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(()),
         }
     }
 
+    /// The job of this name, as far as is known here. An empty name is that of the job that the fleet was founded for.
+    pub fn job_named(&self, name: &str) -> Option<JobId> {
+        if name.is_empty() {
+            return Some(JobId(0));
+        }
+        let (fleet, agreed) = self.agreed.read(|s| (s.fleet, s.jobs.named(name).map(|(id, _)| id)));
+        // Before the control group's log is read, or while its storage fails, the replicas here know what they train.
+        let trained = || {
+            let of = |(shard, r): &(JobShard, Replica)| {
+                r.shard.configured().is_some_and(|c| c.job.name == name).then_some(shard.job())
+            };
+            self.replicas.all().iter().find_map(of).or_else(|| self.shape_of(JobId(0)).map(|_| JobId(0)))
+        };
+        if fleet == 0 { trained() } else { agreed }
+    }
+
+    /// The names of the jobs that have shards, a few of them.
+    pub fn job_names(&self) -> Vec<String> {
+        let names = |s: &State| {
+            let held = s.jobs.iter().filter(|(_, j)| !j.released && !j.name.is_empty());
+            held.map(|(_, j)| format!("`{}`", j.name)).take(16).collect()
+        };
+        self.agreed.read(names)
+    }
+
+    /// What a job is, where that is known here: as it is agreed on, or, of the one that a fleet is founded for, as this server was
+    /// started.
+    pub fn shape_of(&self, job: JobId) -> Option<Shape> {
+        let founding = || self.options.shape.filter(|s| job == JobId(0) && s.shards > 0);
+        self.agreed.read(|s| match s.fleet {
+            0 => founding(),
+            _ => s.shape_of(job),
+        })
+    }
+
     /// A server of a shard, from what is agreed on: where a worker that asked here should go.
-    pub fn host_of(&self, shard: ShardId) -> Option<String> {
+    pub fn host_of(&self, shard: JobShard) -> Option<String> {
         self.agreed.read(|s| {
             let place = s.shards.get(&shard)?;
             let others = place.voters.iter().filter(|n| n.server() != self.options.server);

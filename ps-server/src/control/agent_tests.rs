@@ -65,8 +65,14 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
 #[test]
 fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
     let replica = ReplicaReport { applied: 7, bytes: 100, leads: true, ..ReplicaReport::default() };
-    let before = Report { replicas: BTreeMap::from([(ShardId(0), replica.clone())]), ..Report::default() };
-    let now = |replica| Report { replicas: BTreeMap::from([(ShardId(0), replica)]), ..Report::default() };
+    let before = Report {
+        replicas: BTreeMap::from([(JobShard::from_number(0), replica.clone())]),
+        ..Report::default()
+    };
+    let now = |replica| Report {
+        replicas: BTreeMap::from([(JobShard::from_number(0), replica)]),
+        ..Report::default()
+    };
     let digests = vec![Digest { index: 8, digest: 1 }];
     assert!(before.is_like(&before));
     assert!(now(ReplicaReport { applied: 900, bytes: 200, digests, ..replica.clone() }).is_like(&before));
@@ -75,7 +81,7 @@ fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
         now(ReplicaReport { leads: false, ..replica.clone() }),
         now(ReplicaReport { trouble: trouble(), ..replica.clone() }),
         now(ReplicaReport { caught_up: BTreeSet::from([ReplicaId(1)]), ..replica.clone() }),
-        Report { replicas: BTreeMap::from([(ShardId(1), replica)]), ..Report::default() },
+        Report { replicas: BTreeMap::from([(JobShard::from_number(1), replica)]), ..Report::default() },
         Report { control_trouble: trouble(), ..before.clone() },
         Report { reached: BTreeSet::from([ServerId(1)]), ..before.clone() },
         Report::default(),

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::raft::Membership;
 use paraft_common::{
-    AutoConfig, Durability, Mode, ModeChoice, ServerId, ShardId,
+    AutoConfig, Durability, JobShard, Mode, ModeChoice, ServerId,
     auto::{self, Counted, Switch},
 };
 use std::{
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const SHARD: ShardId = ShardId(0);
+const SHARD: JobShard = JobShard::from_number(0);
 const FOUNDING: u64 = 7;
 const WORKERS: u32 = 4;
 
@@ -110,7 +110,7 @@ impl Fleet {
             founding: 1,
             unix_ms: 0,
         });
-        told.map(|(server, Directive { shard, what })| {
+        told.into_iter().next().map(|(server, Directive { shard, what })| {
             let Action::Switch(switch) = what else { panic!("{what:?}") };
             assert_eq!(shard, SHARD);
             (server, switch)

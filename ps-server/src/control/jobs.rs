@@ -1,11 +1,12 @@
 //! The jobs of a fleet and their checkpoints, as far as they are agreed on: a part of the agreed state.
 //!
-//! A job is named by the founding of shard 0 that it runs in: two jobs of the same name on one fleet differ in it.
-//! What a job is comes from its shards, who hold it in their own logs; what checkpoints there are comes from the
-//! workers that write them. Nothing here is needed to train: it is what is left to ask when they are gone.
+//! A job has shards of its own, from its submission, or from the founding of a fleet that is made for one, until it is
+//! deleted or its weights have been kept for long enough. What a job is comes from its shards, who hold it in their own logs;
+//! what checkpoints there are comes from the workers that write them. Only where its shards are is needed to train.
 
+use super::state::Shape;
 use paraft_common::{
-    Durability, ModeChoice, ShardId,
+    Durability, JobId, JobShard, ModeChoice, ShardId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -14,8 +15,10 @@ use std::{
     path::Path,
 };
 
-/// Jobs that do not run any more are listed until there are more than this many of them.
-pub const MAX_ENDED_JOBS: usize = 16;
+/// Jobs that have no shards any more are listed until there are more than this many of them.
+pub const MAX_ENDED_JOBS: usize = 64;
+/// Jobs that have shards, at most.
+pub const MAX_JOBS: usize = 4096;
 /// The longest path of a checkpoint, in bytes.
 pub const MAX_PATH_BYTES: usize = 1024;
 
@@ -64,6 +67,10 @@ pub enum JobState {
     Finished,
     /// A shard has lost its state before the job had finished; a checkpoint is where it can go on from.
     Lost,
+    /// Its shards are there, or will be; no worker has begun it.
+    Waiting,
+    /// A person has ended it before its workers had finished.
+    Stopped,
 }
 
 impl JobState {
@@ -73,29 +80,99 @@ impl JobState {
             JobState::Running => "running",
             JobState::Finished => "finished",
             JobState::Lost => "lost",
+            JobState::Waiting => "waiting",
+            JobState::Stopped => "stopped",
         }
     }
+
+    /// Nobody trains it any more.
+    pub fn has_ended(self) -> bool {
+        matches!(self, JobState::Finished | JobState::Lost | JobState::Stopped)
+    }
+}
+
+/// What is asked for a job that is to have shards on a fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Submission {
+    /// No other job that has shards may have it.
+    pub name: String,
+    /// Random: whoever asks again, since the answer was lost, gets the same job.
+    pub token: u64,
+    /// What its groups are.
+    pub shape: Shape,
+    /// So long after its end its weights are kept, in milliseconds; `None`: until somebody deletes the job.
+    pub keep_ms: Option<u64>,
+    /// When, in ms of unix time.
+    pub seen_ms: u64,
+    /// Where its record and its workers' logs are, for people.
+    pub run: String,
 }
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// The founding of each shard that it runs in; shard 0's names the job.
-    pub shards: BTreeMap<ShardId, u64>,
-    /// What it is.
-    pub facts: JobFacts,
+    /// What its groups are.
+    pub shape: Shape,
+    /// Empty: its first worker says it, as it does where a fleet is founded for one job.
+    pub name: String,
+    /// Of its submission; 0: it was not submitted.
+    pub token: u64,
+    /// The founding of each shard that it runs in, as its leaders have said last.
+    pub foundings: BTreeMap<ShardId, u64>,
+    /// What it is; `None`: no worker has begun it.
+    pub facts: Option<JobFacts>,
     /// Whether it goes on.
     pub state: JobState,
+    /// A person has asked that it ends.
+    pub stopping: bool,
     /// When the control group first heard of it, in ms of unix time, by the clock of its leader then.
     pub first_seen_ms: u64,
+    /// When it ended, likewise; 0: it has not.
+    pub ended_ms: u64,
+    /// So long after that its weights are kept; `None`: until somebody deletes the job.
+    pub keep_ms: Option<u64>,
+    /// It has no shards any more: what is left are its checkpoints.
+    pub released: bool,
+    /// Where its record and its workers' logs are, for people.
+    pub run: String,
     /// Its checkpoints, the latest last; at most [`MAX_KNOWN_CHECKPOINTS`].
     pub checkpoints: Vec<KnownCheckpoint>,
 }
 
 impl Job {
-    /// What names it: the founding of shard 0.
+    /// That nobody has begun.
+    pub(super) fn with(shape: Shape) -> Self {
+        Self {
+            shape,
+            name: String::new(),
+            token: 0,
+            foundings: BTreeMap::new(),
+            facts: None,
+            state: JobState::Waiting,
+            stopping: false,
+            first_seen_ms: 0,
+            ended_ms: 0,
+            keep_ms: None,
+            released: false,
+            run: String::new(),
+            checkpoints: Vec::new(),
+        }
+    }
+
+    /// What names this beginning of it: the founding of its first shard; 0: it has not begun.
     pub fn founding(&self) -> u64 {
-        self.shards.get(&ShardId(0)).copied().unwrap_or(0)
+        self.foundings.get(&ShardId(0)).copied().unwrap_or(0)
+    }
+
+    /// Whether its weights have been kept for as long as was asked.
+    pub fn is_over(&self, now_ms: u64) -> bool {
+        let kept = |keep: u64| now_ms.saturating_sub(self.ended_ms) >= keep;
+        !self.released && self.state.has_ended() && self.ended_ms > 0 && self.keep_ms.is_some_and(kept)
+    }
+
+    fn ends(&mut self, state: JobState, now_ms: u64) {
+        self.state = state;
+        self.ended_ms = if state.has_ended() { now_ms.max(1) } else { 0 };
     }
 
     /// The checkpoint that was written last.
@@ -169,47 +246,161 @@ pub struct Difference {
     pub gone: Vec<String>,
 }
 
-/// All jobs that are known, the latest last.
+/// All jobs that are known, by number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Jobs(Vec<Job>);
+pub struct Jobs {
+    all: BTreeMap<JobId, Job>,
+    /// The number of the next one.
+    next: u32,
+}
 
 impl Jobs {
     /// All of them, the latest last.
-    pub fn iter(&self) -> std::slice::Iter<'_, Job> {
-        self.0.iter()
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (JobId, &Job)> {
+        self.all.iter().map(|(id, job)| (*id, job))
     }
 
-    /// The job of this name: see [`Job::founding`].
-    pub fn get(&self, founding: u64) -> Option<&Job> {
-        self.0.iter().find(|j| j.founding() == founding)
+    /// By its number.
+    pub fn get(&self, job: JobId) -> Option<&Job> {
+        self.all.get(&job)
+    }
+
+    /// By the founding of its first shard that it runs in: see [`Job::founding`].
+    pub fn begun_as(&self, founding: u64) -> Option<(JobId, &Job)> {
+        self.iter().find(|(_, j)| founding != 0 && j.founding() == founding)
+    }
+
+    /// The job of this name that has shards; else one that nobody has named yet; else the latest that had the name. A fleet
+    /// that was founded for one job takes any name for that one: who leads it says what it is.
+    pub fn named(&self, name: &str) -> Option<(JobId, &Job)> {
+        let holds = |j: &Job, name: &str| !j.released && j.name == name;
+        let exact = || self.iter().find(|(_, j)| holds(j, name));
+        let unnamed = || self.iter().find(|(_, j)| holds(j, ""));
+        let ended = || self.iter().filter(|(_, j)| j.name == name).last();
+        let founded_for = || self.iter().find(|(_, j)| j.token == 0 && !j.released);
+        exact().or_else(unnamed).or_else(ended).or_else(founded_for)
+    }
+
+    /// Whether this number was given to a job that is not here any more, or has no shards.
+    pub fn is_gone(&self, job: JobId) -> bool {
+        job.0 < self.next && self.get(job).is_none_or(|j| j.released)
+    }
+
+    /// The fleet is founded for one job.
+    pub(super) fn begin_with(&mut self, shape: Shape) {
+        self.all.insert(JobId(0), Job::with(shape));
+        self.next = self.next.max(1);
+    }
+
+    /// Jobs that ran one after the other in the same shards, as in releases before a fleet had several: the last one has them.
+    pub(super) fn earlier(mut jobs: Vec<Job>, shape: Shape) -> Self {
+        let last = jobs.pop().unwrap_or_else(|| Job::with(shape));
+        let before = jobs.into_iter().map(|j| Job { released: true, ..j });
+        let all: BTreeMap<_, _> = (0..).map(JobId).zip(std::iter::once(last).chain(before)).collect();
+        Self { next: all.len() as u32, all }
+    }
+
+    /// Gives it a number, and whether it is new.
+    pub(super) fn submit(&mut self, s: &Submission) -> Result<(JobId, bool), String> {
+        let Submission { name, token, shape, keep_ms, seen_ms, run } = s;
+        if let Some((id, _)) = self.iter().find(|(_, j)| *token != 0 && j.token == *token) {
+            return Ok((id, false));
+        }
+        if name.is_empty() || name.chars().count() > JobFacts::NAME_CHARS {
+            return Err(format!("a job's name has 1 to {} characters", JobFacts::NAME_CHARS));
+        }
+        if shape.shards == 0 || shape.shards > JobShard::SHARDS || shape.replicas % 2 == 0 {
+            return Err(format!("a job has 1 to {} shards, and an odd number of replicas", JobShard::SHARDS));
+        }
+        if let Some((id, there)) = self.iter().find(|(_, j)| !j.released && j.name == *name) {
+            return Err(format!(
+                "{id} has the name `{name}` already, and is {}: choose another name, or delete that job",
+                there.state.name()
+            ));
+        }
+        let hold = self.all.values().filter(|j| !j.released).count();
+        if hold >= MAX_JOBS || self.next >= JobShard::JOBS {
+            return Err(format!(
+                "{hold} jobs have shards here, at most {MAX_JOBS} may: delete some that have ended"
+            ));
+        }
+        let id = JobId(self.next);
+        self.next += 1;
+        let job = Job {
+            name: name.clone(),
+            token: *token,
+            keep_ms: *keep_ms,
+            first_seen_ms: *seen_ms,
+            run: run.chars().take(MAX_PATH_BYTES / 4).collect(),
+            ..Job::with(*shape)
+        };
+        self.all.insert(id, job);
+        self.forget();
+        Ok((id, true))
+    }
+
+    fn get_mut(&mut self, job: JobId) -> Result<&mut Job, String> {
+        self.all.get_mut(&job).ok_or_else(|| format!("there is no {job}"))
+    }
+
+    pub(super) fn stop(&mut self, id: JobId, now_ms: u64) -> Result<(), String> {
+        let job = self.get_mut(id)?;
+        match job.state {
+            JobState::Running => job.stopping = true,
+            JobState::Waiting => job.ends(JobState::Stopped, now_ms),
+            ended => return Err(format!("{id} is {} already", ended.name())),
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, id: JobId) -> Result<(), String> {
+        let job = self.get_mut(id)?;
+        if !job.state.has_ended() {
+            return Err(format!("{id} is {}", job.state.name()));
+        }
+        job.released = true;
+        self.forget();
+        Ok(())
+    }
+
+    pub(super) fn delete(&mut self, id: JobId) -> Result<(), String> {
+        self.all.remove(&id).map(drop).ok_or_else(|| format!("there is no {id}"))
     }
 
     pub(super) fn note(
         &mut self,
-        shards: &BTreeMap<ShardId, u64>,
+        shards: &BTreeMap<JobShard, u64>,
         facts: &JobFacts,
         state: JobState,
         seen_ms: u64,
     ) {
-        let named = shards.get(&ShardId(0)).copied().unwrap_or(0);
-        if let Some(job) = self.0.iter_mut().find(|j| j.founding() == named) {
-            (job.shards, job.facts, job.state) = (shards.clone(), facts.clone(), state);
-        } else {
-            let (shards, facts) = (shards.clone(), facts.clone());
-            self.0.push(Job { shards, facts, state, first_seen_ms: seen_ms, checkpoints: Vec::new() });
+        let Some(id) = shards.keys().next().map(|s| s.job()) else { return };
+        let Some(job) = self.all.get_mut(&id).filter(|j| !j.released) else { return };
+        if job.first_seen_ms == 0 {
+            job.first_seen_ms = seen_ms;
         }
-        self.forget();
+        // Where a fleet that was founded for one job has lost it, another may have begun in its place.
+        if job.name != facts.name && job.token == 0 {
+            (job.name, job.checkpoints) = (facts.name.clone(), Vec::new());
+        }
+        (job.foundings, job.facts) =
+            (shards.iter().map(|(s, f)| (s.shard(), *f)).collect(), Some(facts.clone()));
+        let state = if job.stopping && state == JobState::Finished { JobState::Stopped } else { state };
+        if job.state != state {
+            job.ends(state, seen_ms);
+        }
     }
 
-    /// What must change so that the checkpoints in `folder` are these, which the job `founding` tells; `None`: nothing.
-    /// A job that goes on from a checkpoint writes to the same folder, and what is gone there is gone from every job.
+    /// What must change so that the checkpoints in `folder` are these, which the job that has begun as `founding` tells; `None`:
+    /// nothing. A job that goes on from a checkpoint writes to the same folder, and what is gone there is gone from every job.
     pub fn difference(&self, founding: u64, folder: &str, held: Vec<KnownCheckpoint>) -> Option<Difference> {
-        let others = || self.0.iter().filter(|j| j.founding() != founding);
+        let (id, job) = self.begun_as(founding)?;
+        let others = || self.iter().filter(|(other, _)| *other != id).map(|(_, j)| j);
         let stale = |h: &KnownCheckpoint| {
             let mut listed = others().flat_map(|j| &j.checkpoints).filter(|c| c.path == h.path);
             listed.any(|c| !c.is_same(h) || c.best != h.best)
         };
-        let mut d = self.get(founding)?.difference(folder, held.clone());
+        let mut d = job.difference(folder, held.clone());
         let gone = others().flat_map(|j| j.gone(folder, &held));
         let more: BTreeSet<&String> = gone.filter(|p| !d.gone.contains(p)).collect();
         let more: Vec<String> = more.into_iter().cloned().collect();
@@ -222,11 +413,9 @@ impl Jobs {
 
     /// False where there is no such job.
     pub(super) fn note_checkpoints(&mut self, founding: u64, difference: &Difference) -> bool {
-        if self.get(founding).is_none() {
-            return false;
-        }
-        for job in &mut self.0 {
-            match job.founding() == founding {
+        let Some(id) = self.begun_as(founding).map(|(id, _)| id) else { return false };
+        for (other, job) in &mut self.all {
+            match *other == id {
                 true => job.change(difference),
                 false => job.heed(difference),
             }
@@ -235,20 +424,22 @@ impl Jobs {
     }
 
     /// The shard begins anew: what ran in an earlier founding of it, and had not finished, is lost.
-    pub(super) fn begun_anew(&mut self, shard: ShardId, founding: u64) {
-        let lost = |j: &&mut Job| {
-            j.state == JobState::Running && j.shards.get(&shard).is_some_and(|before| *before != founding)
-        };
-        self.0.iter_mut().filter(lost).for_each(|j| j.state = JobState::Lost);
-        self.forget();
+    pub(super) fn begun_anew(&mut self, shard: JobShard, founding: u64) {
+        if let Some(job) = self.all.get_mut(&shard.job())
+            && job.state == JobState::Running
+            && job.foundings.get(&shard.shard()).is_some_and(|before| *before != founding)
+        {
+            // When is not known here; what was lost is not kept for long either way.
+            job.state = JobState::Lost;
+        }
     }
 
+    /// Of those without shards the last ones stay.
     fn forget(&mut self) {
-        let ended = |j: &Job| j.state != JobState::Running;
-        while self.0.iter().filter(|j| ended(j)).count() > MAX_ENDED_JOBS
-            && let Some(oldest) = self.0.iter().position(ended)
-        {
-            self.0.remove(oldest);
+        let released: Vec<JobId> = self.iter().filter(|(_, j)| j.released).map(|(id, _)| id).collect();
+        let more = released.len().saturating_sub(MAX_ENDED_JOBS);
+        for id in &released[..more] {
+            self.all.remove(id);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Jobs and checkpoints in the agreed state: what commands do to it, its bounds, and that a snapshot holds all of it.
 
 use super::{
-    jobs::{Difference, Job, JobFacts, JobState, MAX_ENDED_JOBS, Retired},
+    jobs::{Difference, Job, JobFacts, JobState, MAX_ENDED_JOBS, Retired, Submission},
     state::{Agreed, Command, Outcome, Place, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     raft::{RawImage, Replicated},
 };
 use paraft_common::{
-    Durability, Mode, ServerId, ShardId, WorkerId,
+    Durability, JobId, JobShard, Mode, ServerId, ShardId, WorkerId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
 };
 use proptest::prelude::*;
@@ -32,15 +32,32 @@ fn found() -> Command {
 
 fn place(shard: u32, founding: u64) -> Command {
     Command::Place {
-        shard: ShardId(shard),
+        shard: JobShard::from_number(shard),
         place: Place { founding, voters: BTreeSet::new(), founded: true },
     }
 }
 
-/// A job on two shards, founded as `founding` and the number after it.
+/// The job that the fleet was founded for is on two shards, founded as `founding` and the number after it.
 fn job(founding: u64, state: JobState, seen_ms: u64) -> Command {
-    let shards = BTreeMap::from([(ShardId(0), founding), (ShardId(1), founding + 1)]);
-    Command::Job { shards, facts: facts("a"), state, seen_ms }
+    runs(JobId(0), "a", founding, state, seen_ms)
+}
+
+fn runs(id: JobId, name: &str, founding: u64, state: JobState, seen_ms: u64) -> Command {
+    let shards = (founding..).zip(JobShard::all(id, 2)).map(|(founding, shard)| (shard, founding)).collect();
+    Command::Job { shards, facts: facts(name), state, seen_ms }
+}
+
+fn submission(name: &str, token: u64) -> Submission {
+    let shape = Shape { shards: 2, replicas: 1, durability: Durability::QuorumMemory };
+    Submission { name: name.into(), token, shape, keep_ms: Some(1000), seen_ms: 1, run: String::new() }
+}
+
+/// Gives it its number.
+fn submit(state: &mut State, name: &str, token: u64) -> JobId {
+    match state.apply(&Command::Submit(submission(name, token))) {
+        Outcome::Submitted(job) => job,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn checkpoint(folder: &str, step: u64) -> KnownCheckpoint {
@@ -66,7 +83,11 @@ fn state(commands: impl IntoIterator<Item = Command>) -> State {
 }
 
 fn the_job(state: &State, founding: u64) -> &Job {
-    state.jobs.get(founding).unwrap_or_else(|| panic!("no job {founding} in {:?}", state.jobs))
+    state
+        .jobs
+        .begun_as(founding)
+        .map(|(_, job)| job)
+        .unwrap_or_else(|| panic!("no job {founding} in {:?}", state.jobs))
 }
 
 /// Tells what `folder` holds, as the leader of the control group takes it; gives whether anything was proposed.
@@ -87,7 +108,7 @@ fn a_job_keeps_when_it_was_first_seen_and_does_not_touch_the_generation() {
     state.apply(&job(10, JobState::Running, 5));
     state.apply(&job(10, JobState::Finished, 9));
     let job = the_job(&state, 10);
-    assert_eq!((job.state, job.first_seen_ms, &job.facts), (JobState::Finished, 5, &facts("a")));
+    assert_eq!((job.state, job.first_seen_ms, job.ended_ms), (JobState::Finished, 5, 9));
     assert_eq!(state.generation, generation, "nothing is routed by it");
     assert_eq!(state.jobs.iter().count(), 1);
 }
@@ -106,15 +127,85 @@ fn a_job_whose_shard_begins_anew_is_lost_unless_it_had_finished() {
 }
 
 #[test]
-fn the_last_jobs_that_have_ended_stay_and_the_one_that_runs() {
+fn a_job_that_is_submitted_has_a_number_and_a_name_of_its_own() {
+    let mut state = state([]);
+    let (generation, a) = (state.generation, submit(&mut state, "b", 1));
+    assert_eq!((a, state.generation), (JobId(1), generation + 1), "job 0 is the one of the founding");
+    assert_eq!(submit(&mut state, "b", 1), a, "its answer was lost, and it is asked again");
+    assert_eq!(state.generation, generation + 1);
+    let refused = |state: &mut State, s: Submission| match state.apply(&Command::Submit(s)) {
+        Outcome::Refused(why) => why,
+        other => panic!("{other:?}"),
+    };
+    let why = refused(&mut state, submission("b", 2));
+    assert!(why.contains("job 1 has the name `b` already, and is waiting"), "{why}");
+    for name in ["", &"x".repeat(JobFacts::NAME_CHARS + 1)] {
+        assert!(refused(&mut state, submission(name, 3)).contains("1 to 200 characters"));
+    }
+    let even = Shape { replicas: 2, ..submission("c", 4).shape };
+    assert!(refused(&mut state, Submission { shape: even, ..submission("c", 4) }).contains("odd"));
+    assert_eq!(state.jobs.named("b").map(|(id, _)| id), Some(a));
+    assert_eq!(state.jobs.named("x").map(|(id, _)| id), Some(JobId(0)), "nobody has named that one yet");
+}
+
+#[test]
+fn a_job_that_has_ended_keeps_its_shards_for_as_long_as_was_said_and_its_checkpoints_longer() {
+    let mut state = state([]);
+    let id = submit(&mut state, "b", 1);
+    for (founding, shard) in (20..).zip(JobShard::all(id, 2)) {
+        let place = Place { founding, voters: BTreeSet::new(), founded: true };
+        state.apply(&Command::Place { shard, place });
+    }
+    assert!(matches!(state.apply(&Command::Release { job: id }), Outcome::Refused(_)), "it has not begun");
+    state.apply(&runs(id, "b", 20, JobState::Running, 5));
+    hold(&mut state, 20, "/c", vec![checkpoint("/c", 7)]);
+    assert!(matches!(state.apply(&Command::Release { job: id }), Outcome::Refused(_)), "it runs");
+    state.apply(&runs(id, "b", 20, JobState::Finished, 10));
+    let over = |state: &State, at| state.jobs.get(id).is_some_and(|j| j.is_over(at));
+    assert_eq!([1009, 1010].map(|at| over(&state, at)), [false, true]);
+    let generation = state.generation;
+    assert_eq!(state.apply(&Command::Release { job: id }), Outcome::Done);
+    assert_eq!((state.shards.len(), state.generation, state.shape_of(id)), (0, generation + 1, None));
+    assert_eq!((steps(&state, 20), over(&state, 9999), state.jobs.is_gone(id)), (vec![7], false, true));
+    // A plan of before places it no more, and its name is free.
+    let place = Place { founding: 30, voters: BTreeSet::new(), founded: false };
+    let shard = JobShard::first(id);
+    assert!(matches!(state.apply(&Command::Place { shard, place }), Outcome::Refused(_)));
+    assert_eq!(submit(&mut state, "b", 2), JobId(2));
+    assert_eq!(state.jobs.named("b").map(|(id, _)| id), Some(JobId(2)));
+}
+
+#[test]
+fn a_job_is_stopped_or_deleted_by_a_persons_word() {
+    let mut state = state([]);
+    let [a, b] = ["a", "b"].map(|name| submit(&mut state, name, u64::from(name.as_bytes()[0])));
+    let stop = |job| Command::Stop { job, now_ms: 50 };
+    let word = |state: &State, job| state.jobs.get(job).map(|j| (j.state, j.stopping, j.ended_ms));
+    assert_eq!(state.apply(&stop(a)), Outcome::Done);
+    assert_eq!(word(&state, a), Some((JobState::Stopped, false, 50)), "nobody had begun it");
+    state.apply(&runs(b, "b", 20, JobState::Running, 5));
+    assert_eq!(state.apply(&stop(b)), Outcome::Done);
+    assert_eq!(word(&state, b), Some((JobState::Running, true, 0)), "its workers finish");
+    state.apply(&runs(b, "b", 20, JobState::Finished, 60));
+    assert_eq!(word(&state, b), Some((JobState::Stopped, true, 60)));
+    assert!(matches!(state.apply(&stop(b)), Outcome::Refused(why) if why.contains("stopped already")));
+    assert_eq!(state.apply(&Command::Delete { job: b }), Outcome::Done);
+    assert_eq!((word(&state, b), state.jobs.is_gone(b)), (None, true));
+    assert!(matches!(state.apply(&Command::Delete { job: b }), Outcome::Refused(_)));
+    assert!(!state.jobs.is_gone(JobId(9)), "it may yet come");
+}
+
+#[test]
+fn of_the_jobs_without_shards_the_last_ones_stay() {
     let mut state = state([job(1, JobState::Running, 0)]);
     let ended = MAX_ENDED_JOBS as u64 + 5;
-    for i in 0..ended {
-        state.apply(&job(100 + 10 * i, JobState::Finished, i));
+    for i in 1..=ended {
+        let job = submit(&mut state, "b", i);
+        state.apply(&Command::Stop { job, now_ms: i });
+        state.apply(&Command::Release { job });
     }
-    let listed: Vec<u64> = state.jobs.iter().map(Job::founding).collect();
-    let last = (5..ended).map(|i| 100 + 10 * i);
-    assert_eq!(listed, std::iter::once(1).chain(last).collect::<Vec<_>>());
+    let listed: Vec<u32> = state.jobs.iter().map(|(id, _)| id.0).collect();
+    assert_eq!(listed, std::iter::once(0).chain(6..=ended as u32).collect::<Vec<_>>());
 }
 
 #[test]
@@ -138,7 +229,9 @@ fn what_is_gone_from_a_folder_is_gone_from_every_job() {
     let best = KnownCheckpoint { best: true, ..checkpoint("/c", 2) };
     hold(&mut state, 10, "/c", vec![best, checkpoint("/c", 3), checkpoint("/c", 4)]);
     hold(&mut state, 10, "/other", vec![checkpoint("/other", 1)]);
-    [place(0, 20), place(1, 21), job(20, JobState::Running, 1)].iter().for_each(|c| _ = state.apply(c));
+    state.apply(&place(1, 12));
+    let next = submit(&mut state, "b", 1);
+    state.apply(&runs(next, "b", 20, JobState::Running, 1));
     assert_eq!((the_job(&state, 10).state, steps(&state, 10)), (JobState::Lost, vec![1, 2, 3, 4]));
 
     // It went on from step 3: step 4 is written anew, then the oldest go, and another is the best.
@@ -218,6 +311,21 @@ fn a_command() -> impl Strategy<Value = Command> {
             |(o, held, gone)| Command::Checkpoints { job: 10 * o, difference: Difference { held, gone } }
         ),
         (0u32..2, 0u64..400).prop_map(|(s, o)| place(s, o)),
+        (0u64..9, 0u64..9).prop_map(|(name, token)| Command::Submit(submission(&name.to_string(), token))),
+        (0u32..12, 0u64..400, prop::sample::select(states.to_vec())).prop_map(|(id, o, s)| runs(
+            JobId(id),
+            &id.to_string(),
+            10 * o,
+            s,
+            o
+        )),
+        (0u32..12).prop_map(|id| Command::Stop { job: JobId(id), now_ms: 7 }),
+        (0u32..12).prop_map(|id| Command::Release { job: JobId(id) }),
+        (0u32..12).prop_map(|id| Command::Delete { job: JobId(id) }),
+        (0u32..12, 0u32..2, 0u64..400).prop_map(|(id, s, founding)| {
+            let shard = JobShard::new(JobId(id), ShardId(s)).expect("a shard");
+            Command::Place { shard, place: Place { founding, voters: BTreeSet::new(), founded: false } }
+        }),
     ]
 }
 
@@ -241,13 +349,15 @@ proptest! {
                 prop_assert_eq!(told, late.apply(&c));
             }
             whole.read(|s| {
-                for j in s.jobs.iter() {
+                for (_, j) in s.jobs.iter() {
                     assert!(j.checkpoints.len() <= MAX_KNOWN_CHECKPOINTS);
                     assert!(j.checkpoints.is_sorted_by_key(|c| c.written_ms), "the latest last");
                     let paths: BTreeSet<_> = j.checkpoints.iter().map(|c| &c.path).collect();
                     assert_eq!(paths.len(), j.checkpoints.len(), "each once");
                 }
-                assert!(s.jobs.iter().filter(|j| j.state != JobState::Running).count() <= MAX_ENDED_JOBS);
+                assert!(s.jobs.iter().filter(|(_, j)| j.released).count() <= MAX_ENDED_JOBS);
+                let held = |shard: &JobShard| s.shape_of(shard.job()).is_some_and(|of| shard.shard().0 < of.shards);
+                assert!(s.shards.keys().all(held), "{:?}", s.shards);
             });
         }
         prop_assert_eq!(whole.get(), late.get());
@@ -279,10 +389,24 @@ fn a_snapshot_of_the_release_before_is_read() {
     agreed.apply(&found()).expect("applied");
     let s = agreed.get();
     // Format 2 was format 3 without its last field.
-    let old = (s.fleet, s.generation, s.shape, s.servers.clone(), s.shards.clone(), s.jobs.clone());
-    let old = header::encode(&old).expect("a state");
-    let head = header::encode(&(2u16, old)).expect("a header").into();
-    let fresh = Agreed::default();
-    fresh.install(&RawImage { head, parts: Vec::new() }).expect("format 2");
-    assert_eq!(fresh.get(), s);
+    let jobs = |founding: u64, state, name: &str| {
+        let shards = BTreeMap::from([(ShardId(0), founding), (ShardId(1), founding + 1)]);
+        (shards, facts(name), state, founding, vec![checkpoint("/c", founding)])
+    };
+    let jobs = vec![jobs(5, JobState::Finished, "before"), jobs(10, JobState::Running, "a")];
+    let old = (s.fleet, s.generation, s.shape, s.servers.clone(), s.shards.clone(), jobs);
+    for (format, old) in [
+        (2u16, header::encode(&old).expect("a state")),
+        (3, header::encode(&(old, BTreeSet::from([ServerId(8)]))).expect("a state")),
+    ] {
+        let head = header::encode(&(format, old)).expect("a header").into();
+        let fresh = Agreed::default();
+        fresh.install(&RawImage { head, parts: Vec::new() }).expect("an earlier format");
+        let now = fresh.get();
+        assert_eq!((now.fleet, now.generation, &now.servers), (s.fleet, s.generation, &s.servers));
+        assert_eq!(now.forgotten.len(), usize::from(format == 3));
+        let listed: Vec<_> = now.jobs.iter().map(|(id, j)| (id.0, j.name.as_str(), j.released)).collect();
+        assert_eq!(listed, [(0, "a", false), (1, "before", true)], "the last one has the shards");
+        assert_eq!((steps(&now, 10), now.shape_of(JobId(0))), (vec![10], s.shape));
+    }
 }

@@ -6,7 +6,7 @@ use super::{
     state::{Command, Outcome},
 };
 use crate::raft::ReplicaId;
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{JobShard, ServerId};
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -120,19 +120,19 @@ impl Agent {
                     "{shard} has {left} of {} replicas without it, which is no majority: bring servers back, or give up \
                      what the shard held first (`paraft data abandon {} --servers HOST:PORT --accept-loss`)",
                     place.voters.len(),
-                    shard.0
+                    shard.name()
                 )));
             }
         }
         match self.propose(Command::Forget { server }).await.map_err(Some)? {
             Outcome::Refused(why) => Err(Some(why)),
-            Outcome::Done | Outcome::Joined(_) => Ok(()),
+            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(()),
         }
     }
 
     /// Gives up what a shard held, by a person's word; gives what that was, to be said. `Err(None)`: this server does not
     /// lead.
-    pub async fn abandon(&self, shard: ShardId, accept_loss: bool) -> Result<String, Option<String>> {
+    pub async fn abandon(&self, shard: JobShard, accept_loss: bool) -> Result<String, Option<String>> {
         if !self.leads() {
             return Err(None);
         }
@@ -153,7 +153,7 @@ impl Agent {
         tracing::error!(%shard, founding = place.founding, "given up by a person's word: founded anew");
         match self.propose(founding_anew(shard, rand::random::<u64>() | (1 << 63))).await.map_err(Some)? {
             Outcome::Refused(why) => Err(Some(why)),
-            Outcome::Done | Outcome::Joined(_) => Ok(held),
+            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(held),
         }
     }
 

@@ -19,20 +19,20 @@ pub use jobs::JobReport;
 pub use own::ControlChange;
 pub use view::{AsideReport, LastReport, ReplicaReport, Report, Timeouts, View};
 
-use super::state::{Command, Place};
+use super::state::{Command, Place, Shape};
 use crate::raft::{Digest, ReplicaId};
 use balance::{Move, spread_leaders, uneven};
 use checks::compare;
-use jobs::note_job;
+use jobs::{end_job, note_job, remove};
 use own::control_change;
-use paraft_common::{ServerId, ShardId, auto, placement};
+use paraft_common::{Durability, JobShard, ServerId, ShardId, auto, placement};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a server should do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Directive {
     /// For which shard.
-    pub shard: ShardId,
+    pub shard: JobShard,
     /// What.
     pub what: Action,
 }
@@ -44,6 +44,10 @@ pub enum Action {
     Host {
         /// Of which founding.
         founding: u64,
+        /// How many shards the job has.
+        shards: u32,
+        /// Where its log is.
+        durability: Durability,
     },
     /// Found the group.
     Found {
@@ -68,6 +72,10 @@ pub enum Action {
     Transfer(ReplicaId),
     /// Switch the mode of the job, as the rule wants it.
     Switch(auto::Switch),
+    /// Its job was deleted, or its weights were kept for long enough: whatever is here of the shard goes.
+    Remove,
+    /// The job is to end where it is.
+    Stop,
     /// Stop this replica: its state is not that of the others.
     Diverged {
         /// Which.
@@ -89,9 +97,9 @@ pub struct Plan {
     /// Of the control group itself.
     pub control: Option<ControlChange>,
     /// How each shard is.
-    pub health: BTreeMap<ShardId, (Health, String)>,
+    pub health: BTreeMap<JobShard, (Health, String)>,
     /// Shards of which every replica is known to be lost.
-    pub all_lost: BTreeSet<ShardId>,
+    pub all_lost: BTreeSet<JobShard>,
 }
 
 /// How a shard is.
@@ -129,43 +137,61 @@ impl Health {
 /// Plans.
 pub fn plan(view: &View) -> Plan {
     let mut plan = Plan { control: control_change(view), ..Plan::default() };
-    let Some(shape) = view.state.shape else { return plan };
-    let mv = uneven(view, shape.replicas);
-    for shard in (0..shape.shards).map(ShardId) {
-        let mv = mv.filter(|m| m.shard == shard);
-        let health = match view.state.shards.get(&shard) {
-            Some(place) if place.founded => keep(view, shard, place, shape.replicas, mv, &mut plan),
-            Some(place) => found(view, shard, place, shape.replicas, &mut plan),
-            None => {
-                start(view, shard, view.founding ^ u64::from(shard.0), shape.replicas, &mut plan);
-                (Health::Placing, String::new())
-            }
-        };
-        plan.health.insert(shard, health);
+    if view.state.fleet == 0 {
+        return plan;
+    }
+    let mv = uneven(view);
+    for (id, job) in view.state.jobs.iter().filter(|(_, j)| !j.released) {
+        for shard in JobShard::all(id, job.shape.shards) {
+            let mv = mv.filter(|m| m.shard == shard);
+            let shape = &job.shape;
+            let health = match view.state.shards.get(&shard) {
+                Some(place) if place.founded => keep(view, shard, place, shape, mv, &mut plan),
+                Some(place) => found(view, shard, place, shape, &mut plan),
+                // Nobody has begun it, and nobody will.
+                None if job.state.has_ended() => continue,
+                None => {
+                    start(view, shard, view.founding ^ u64::from(shard.number()), shape.replicas, &mut plan);
+                    (Health::Placing, String::new())
+                }
+            };
+            plan.health.insert(shard, health);
+        }
+        plan.commands.extend(note_job(view, id, job));
+        end_job(view, id, job, &mut plan);
     }
     spread_leaders(view, &mut plan);
-    plan.commands.extend(note_job(view));
+    remove(view, &mut plan);
     plan
 }
 
 impl Plan {
-    fn tell(&mut self, server: ServerId, shard: ShardId, what: Action) {
+    fn tell(&mut self, server: ServerId, shard: JobShard, what: Action) {
         self.directives.entry(server).or_default().push(Directive { shard, what });
     }
 }
 
+/// Which server has the turn: jobs go round them as the shards of a job do.
+fn turn(shard: JobShard) -> ShardId {
+    ShardId(shard.job().0.wrapping_add(shard.shard().0))
+}
+
 /// The servers for a new shard: the rule that spreads them, over those that can take something. Where some are
 /// late, a majority begins; the others are added when they come.
-fn choose(view: &View, shard: ShardId, replicas: u32) -> Option<Vec<ServerId>> {
+fn choose(view: &View, shard: JobShard, replicas: u32) -> Option<Vec<ServerId>> {
     let usable: Vec<ServerId> = view.usable().map(|(s, _)| s).collect();
     let waited = view.now.saturating_duration_since(view.since) > view.timeouts.settle;
     let enough = usable.len() >= replicas as usize || waited && usable.len() * 2 > replicas as usize;
-    let places = placement::replicas_of(shard, usable.len() as u32, replicas);
+    let places = placement::replicas_of(turn(shard), usable.len() as u32, replicas);
     enough.then(|| places.into_iter().filter_map(|p| usable.get(p.0 as usize).copied()).collect())
 }
 
+fn host(place: &Place, shape: &Shape) -> Action {
+    Action::Host { founding: place.founding, shards: shape.shards, durability: shape.durability }
+}
+
 /// Nothing is agreed on yet: give the shard a name, so that servers can host it.
-fn start(view: &View, shard: ShardId, founding: u64, replicas: u32, plan: &mut Plan) {
+fn start(view: &View, shard: JobShard, founding: u64, replicas: u32, plan: &mut Plan) {
     if choose(view, shard, replicas).is_some() {
         let place = Place { founding, voters: BTreeSet::new(), founded: false };
         plan.commands.push(Command::Place { shard, place });
@@ -174,7 +200,8 @@ fn start(view: &View, shard: ShardId, founding: u64, replicas: u32, plan: &mut P
 
 /// Named, not founded: host, agree on the replicas, agree that they begin. Only then is one told to: a group that has
 /// begun, and may have acknowledged something, is never taken for one that has not.
-fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Plan) -> (Health, String) {
+fn found(view: &View, shard: JobShard, place: &Place, shape: &Shape, plan: &mut Plan) -> (Health, String) {
+    let replicas = shape.replicas;
     let hosts = |s: ServerId| {
         view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.founding == place.founding)
     };
@@ -187,7 +214,7 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
         for s in servers {
             match hosts(s) {
                 Some(r) => _ = nodes.insert(r.node),
-                None => plan.tell(s, shard, Action::Host { founding: place.founding }),
+                None => plan.tell(s, shard, host(place, shape)),
             }
         }
         if nodes.len() == chosen {
@@ -205,27 +232,27 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
         plan.commands.push(Command::Place { shard, place: Place { founded: true, ..place.clone() } });
     } else if place.voters.iter().any(gone) {
         // One was lost before the group was to begin.
-        start(view, shard, view.founding ^ u64::from(shard.0), replicas, plan);
+        start(view, shard, view.founding ^ u64::from(shard.number()), replicas, plan);
     }
     (Health::Placing, String::new())
 }
 
-/// It is agreed that the group begins, and nobody says that it has: one of its replicas is to begin it. It does no harm
-/// where the group has begun and whoever knows is silent: a majority of its first voters does, and elects nobody who
-/// does not.
+/// It is agreed that the group begins, and a majority of its voters says that it has not: one of them is to begin it. Where
+/// fewer say so, whoever knows that it has begun, perhaps with other voters at first, may be silent.
 fn begin(
-    shard: ShardId,
+    shard: JobShard,
     place: &Place,
     here: impl Fn(ReplicaId) -> Option<bool>,
     view: &View,
     plan: &mut Plan,
 ) -> bool {
-    if place.voters.iter().any(|n| here(*n) == Some(true)) {
+    let fresh = place.voters.iter().filter(|n| here(**n) == Some(false)).count();
+    if fresh * 2 <= place.voters.len() || place.voters.iter().any(|n| here(*n) == Some(true)) {
         return false;
     }
     // Preferred leaders go round the servers.
     let count = place.voters.len();
-    let from_preferred = place.voters.iter().cycle().skip(shard.0 as usize % count.max(1)).take(count);
+    let from_preferred = place.voters.iter().cycle().skip(turn(shard).0 as usize % count.max(1)).take(count);
     let Some(first) = from_preferred.copied().find(|n| here(*n).is_some()) else { return false };
     let address = |n: &ReplicaId| Some((*n, view.state.servers.get(&n.server())?.address.clone()));
     let members = place.voters.iter().filter_map(address).collect();
@@ -237,12 +264,13 @@ fn begin(
 /// servers.
 fn keep(
     view: &View,
-    shard: ShardId,
+    shard: JobShard,
     place: &Place,
-    replicas: u32,
+    shape: &Shape,
     mv: Option<Move>,
     plan: &mut Plan,
 ) -> (Health, String) {
+    let replicas = shape.replicas;
     let here = |n: ReplicaId| {
         view.live(n.server())
             .and_then(|r| r.replicas.get(&shard))
@@ -341,7 +369,7 @@ fn keep(
     if let Some((bad, target)) = replace.or_else(add).or_else(even_out) {
         let hosted = view.live(target).and_then(|r| r.replicas.get(&shard));
         match hosted.filter(|r| r.founding == place.founding && r.trouble.is_empty()) {
-            None => plan.tell(target, shard, Action::Host { founding: place.founding }),
+            None => plan.tell(target, shard, host(place, shape)),
             Some(new) if !now.members.contains_key(&new.node) => {
                 let address = view.live(target).map(|r| r.address.clone()).unwrap_or_default();
                 plan.tell(leads_at, shard, Action::Learner(new.node, address));
@@ -381,7 +409,7 @@ fn keep(
 }
 
 /// Why a replica does not take part.
-fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
+fn missing(view: &View, shard: JobShard, n: ReplicaId) -> String {
     match (view.stopped(shard, n), view.no_room(n.server(), shard)) {
         (Some(r), _) => format!("the replica on {} waits: {}", n.server(), r.trouble),
         (None, Some(why)) => format!("{} has no room for a replica: {why}", n.server()),
@@ -397,7 +425,7 @@ fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
 /// (`still`) holds, or what lies aside, might be the last copy.
 fn is_lost(
     view: &View,
-    shard: ShardId,
+    shard: JobShard,
     place: &Place,
     all: bool,
     still: &[String],
@@ -423,7 +451,7 @@ fn is_lost(
                     [] => String::new(),
                     all => format!("; {} still has it", all.join(", ")),
                 },
-                shard.0
+                shard.name()
             ),
         );
     }
@@ -437,15 +465,16 @@ fn is_lost(
 }
 
 /// Names a shard's next founding: what it held is given up.
-pub fn founding_anew(shard: ShardId, founding: u64) -> Command {
-    let place = Place { founding: founding ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
+pub fn founding_anew(shard: JobShard, founding: u64) -> Command {
+    let place =
+        Place { founding: founding ^ u64::from(shard.number()), voters: BTreeSet::new(), founded: false };
     Command::Place { shard, place }
 }
 
 /// Too few answer, and nothing is known to be lost.
 fn no_majority<'a>(
     view: &View,
-    shard: ShardId,
+    shard: JobShard,
     voters: &BTreeSet<ReplicaId>,
     here: &impl Fn(ReplicaId) -> Option<&'a ReplicaReport>,
 ) -> (Health, String) {
@@ -472,7 +501,7 @@ pub(super) fn keeps_majority(
 /// Changes who votes. A leader is not voted out while another can take over: its workers would wait for an election.
 fn vote(
     view: &View,
-    shard: ShardId,
+    shard: JobShard,
     (leads_at, lead): (ServerId, &ReplicaReport),
     voters: BTreeSet<ReplicaId>,
     plan: &mut Plan,
@@ -492,14 +521,14 @@ fn vote(
 }
 
 /// Whether this voter could lead, as far as is known.
-fn can_lead(view: &View, shard: ShardId, n: ReplicaId) -> bool {
+fn can_lead(view: &View, shard: JobShard, n: ReplicaId) -> bool {
     let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
     there.is_some_and(|r| r.node == n && r.trouble.is_empty() && !view.draining(n.server()))
 }
 
 /// Who takes over from a leader that is to leave: of those that can, one that has caught up, on the server that leads
 /// least. That is no condition: where nobody has, somebody must.
-fn heir(view: &View, shard: ShardId, lead: &ReplicaReport) -> Option<ReplicaId> {
+fn heir(view: &View, shard: JobShard, lead: &ReplicaReport) -> Option<ReplicaId> {
     let key = |n: &ReplicaId| {
         let led = view.live(n.server()).map(|r| r.replicas.values().filter(|r| r.leads).count());
         (!lead.caught_up.contains(n), led, n.server())

@@ -6,6 +6,7 @@
 //! leader's log holds everything that was committed. Servers are modelled by what `Agent` does with a directive.
 
 use super::{
+    jobs::Submission,
     plan::{
         Action, ControlChange, Directive, Health, LastReport, Plan, ReplicaReport, Report, Timeouts, View,
         plan,
@@ -13,7 +14,7 @@ use super::{
     state::{Command, Shape, State},
 };
 use crate::raft::{Membership, ReplicaId};
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, JobId, JobShard, ServerId};
 use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,6 +46,10 @@ enum Op {
     Join,
     /// Entries of a shard's log.
     Write(u32, u64),
+    /// A job with so many shards is submitted.
+    Submit(u32),
+    /// A job that was submitted is deleted.
+    Delete(u32),
     /// Another server leads the control group.
     ControlMoves,
     /// Nothing happens for so many seconds but ticks.
@@ -64,6 +69,8 @@ fn an_op() -> impl Strategy<Value = Op> {
         1 => (0u64..7, any::<bool>()).prop_map(|(s, lost)| Op::Reach(s, lost)),
         1 => Just(Op::Join),
         2 => (0u32..3, 1u64..300).prop_map(|(s, n)| Op::Write(s, n)),
+        1 => (1u32..3).prop_map(Op::Submit),
+        1 => (1u32..4).prop_map(Op::Delete),
         1 => Just(Op::ControlMoves),
         2 => (1u8..15).prop_map(Op::Wait),
     ]
@@ -73,7 +80,7 @@ struct Machine {
     up: bool,
     /// Its replica of the control group: always on disk.
     node: ReplicaId,
-    hosted: BTreeMap<ShardId, Hosted>,
+    hosted: BTreeMap<JobShard, Hosted>,
     /// The latest generation that it was told of.
     generation: u64,
     /// Its replicas wait for their storage, since then.
@@ -118,10 +125,10 @@ struct Fleet {
     now: Instant,
     since: Instant,
     machines: BTreeMap<ServerId, Machine>,
-    groups: BTreeMap<(ShardId, u64), Group>,
+    groups: BTreeMap<(JobShard, u64), Group>,
     /// Names given out: replicas' lives, foundings.
     names: u64,
-    lost_since: BTreeMap<ShardId, Instant>,
+    lost_since: BTreeMap<JobShard, Instant>,
     on_disk: bool,
     bytes: Vec<u64>,
 }
@@ -168,17 +175,31 @@ impl Fleet {
         self.state.shape.expect("founded")
     }
 
-    fn holds(&self, shard: ShardId, n: ReplicaId) -> bool {
+    /// Of its weights and optimizer state.
+    fn bytes(&self, shard: JobShard) -> u64 {
+        match shard.job() {
+            JobId(0) => self.bytes[shard.number() as usize],
+            _ => 100,
+        }
+    }
+
+    /// Of every job that has shards.
+    fn shards(&self) -> Vec<JobShard> {
+        let held = self.state.jobs.iter().filter(|(_, j)| !j.released);
+        held.flat_map(|(id, j)| JobShard::all(id, j.shape.shards)).collect()
+    }
+
+    fn holds(&self, shard: JobShard, n: ReplicaId) -> bool {
         let hosted = self.machines.get(&n.server()).and_then(|m| m.hosted.get(&shard));
         hosted.is_some_and(|h| h.node == n)
     }
 
-    fn runs(&self, shard: ShardId, n: ReplicaId) -> bool {
+    fn runs(&self, shard: JobShard, n: ReplicaId) -> bool {
         self.holds(shard, n) && self.machines[&n.server()].works()
     }
 
     /// A majority of `voters` has its log, and runs if `up`.
-    fn majority(&self, shard: ShardId, voters: &BTreeSet<ReplicaId>, up: bool) -> bool {
+    fn majority(&self, shard: JobShard, voters: &BTreeSet<ReplicaId>, up: bool) -> bool {
         let count =
             voters.iter().filter(|n| if up { self.runs(shard, **n) } else { self.holds(shard, **n) }).count();
         count * 2 > voters.len()
@@ -209,7 +230,7 @@ impl Fleet {
     }
 
     /// The members of a group that have nearly everything.
-    fn caught_up(&self, shard: ShardId, group: &Group) -> BTreeSet<ReplicaId> {
+    fn caught_up(&self, shard: JobShard, group: &Group) -> BTreeSet<ReplicaId> {
         let near = |n: &ReplicaId| {
             let hosted = self.machines.get(&n.server()).and_then(|m| m.hosted.get(&shard));
             let reached = self.machines[&n.server()].works();
@@ -230,7 +251,7 @@ impl Fleet {
                 leads,
                 term: group.map_or(0, |g| g.term),
                 applied: h.applied,
-                bytes: if h.founded { self.bytes[shard.0 as usize] } else { 0 },
+                bytes: if h.founded { self.bytes(*shard) } else { 0 },
                 membership: group.map(|g| g.membership.clone()).unwrap_or_default(),
                 trouble: if m.stopped.is_some() { "ENOSPC".into() } else { String::new() },
                 stopped: m.stopped.map(|since| self.now - since),
@@ -378,7 +399,7 @@ impl Fleet {
         let agreed = self.state.shards.get(&shard).map(|p| p.founding);
         let mine = self.machines[&server].hosted.get(&shard).cloned();
         match d.what {
-            Action::Host { founding } => {
+            Action::Host { founding, .. } => {
                 if let Some(old) = mine {
                     if old.founding == founding {
                         return;
@@ -446,7 +467,11 @@ impl Fleet {
                     group.membership.voters = new;
                 }
             }
-            Action::Switch(_) => unreachable!("nobody plans it here"),
+            Action::Remove => {
+                assert!(self.state.jobs.is_gone(shard.job()), "{shard} is of a job that has shards");
+                self.machines.get_mut(&server).expect("there").hosted.remove(&shard);
+            }
+            Action::Switch(_) | Action::Stop => unreachable!("nobody plans it here"),
             Action::Transfer(to) => {
                 let runs = self.runs(shard, to);
                 if let Some(group) =
@@ -460,7 +485,7 @@ impl Fleet {
     }
 
     /// The group, if this replica leads it and can commit.
-    fn led_by(&mut self, shard: ShardId, replica: Option<Hosted>) -> Option<&mut Group> {
+    fn led_by(&mut self, shard: JobShard, replica: Option<Hosted>) -> Option<&mut Group> {
         let replica = replica?;
         let group = self.groups.get(&(shard, replica.founding))?;
         let leads =
@@ -546,8 +571,20 @@ impl Fleet {
             }
             Op::Write(shard, n) => {
                 for ((s, _), g) in &mut self.groups {
-                    g.committed += if s.0 == shard { n } else { 0 };
+                    g.committed += if s.number() == shard { n } else { 0 };
                 }
+            }
+            Op::Submit(shards) => {
+                self.names += 1;
+                let shape = Shape { shards, ..self.shape() };
+                let (name, token) = (self.names.to_string(), self.names);
+                let run = String::new();
+                let submission = Submission { name, token, shape, keep_ms: None, seen_ms: 1, run };
+                self.state.apply(&Command::Submit(submission));
+            }
+            Op::Delete(job) => {
+                self.state.apply(&Command::Delete { job: JobId(job) });
+                self.groups.retain(|(shard, _), _| shard.job() != JobId(job));
             }
             Op::ControlMoves => {
                 self.heard.clear();
@@ -557,7 +594,7 @@ impl Fleet {
     }
 
     /// Whether more than a minority of a founded shard's replicas has lost its log: the one thing that no plan mends.
-    fn lost(&self, shard: ShardId) -> bool {
+    fn lost(&self, shard: JobShard) -> bool {
         let Some(place) = self.state.shards.get(&shard).filter(|p| p.founded) else { return false };
         let begun = self.groups.get(&(shard, place.founding));
         !self.majority(shard, begun.map_or(&place.voters, |g| &g.membership.voters), false)
@@ -568,7 +605,7 @@ impl Fleet {
         for m in self.machines.values_mut() {
             (m.up, m.stopped, m.unreachable) = (true, None, false);
         }
-        let Shape { shards, replicas, .. } = self.shape();
+        let replicas = self.shape().replicas;
         let draining: Vec<_> =
             self.state.servers.iter().filter(|(_, s)| s.draining).map(|(s, _)| *s).collect();
         let mut usable = self.state.servers.len() - draining.len();
@@ -587,9 +624,13 @@ impl Fleet {
         }
         let plan = self.view();
         assert!(quiet > 60, "no rest after 5 minutes: {plan:?}");
+        for (server, m) in &self.machines {
+            let of_nobody = m.hosted.keys().find(|s| self.state.shape_of(s.job()).is_none());
+            assert_eq!(of_nobody, None, "{server} holds a shard of a job that was deleted");
+        }
         let mut voters_on: BTreeMap<ServerId, u64> = BTreeMap::new();
         let mut any_lost = false;
-        for shard in (0..shards).map(ShardId) {
+        for shard in self.shards() {
             if self.lost(shard) {
                 any_lost = true;
                 // "No leader", where its members had changed since they were last agreed on.
@@ -611,7 +652,7 @@ impl Fleet {
             let on: BTreeSet<ServerId> = place.voters.iter().map(|n| n.server()).collect();
             assert_eq!(on.len(), replicas as usize, "{shard}: one replica on a server");
             for server in &on {
-                *voters_on.entry(*server).or_default() += self.bytes[shard.0 as usize];
+                *voters_on.entry(*server).or_default() += self.bytes(shard);
                 assert!(!self.state.servers[server].draining, "{server} is drained and holds {shard}");
             }
             for (server, m) in &self.machines {
@@ -623,9 +664,9 @@ impl Fleet {
         }
         // As even as single moves can make it.
         let load = |s: ServerId| voters_on.get(&s).copied().unwrap_or_default();
-        for shard in (0..shards).map(ShardId) {
+        for shard in self.shards() {
             let place = &self.state.shards[&shard];
-            let bytes = self.bytes[shard.0 as usize];
+            let bytes = self.bytes(shard);
             for from in place.voters.iter().map(|n| n.server()) {
                 for (to, s) in &self.state.servers {
                     let free = !s.draining && place.voters.iter().all(|n| n.server() != *to);

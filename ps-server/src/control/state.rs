@@ -3,23 +3,25 @@
 //!
 //! Small, always on disk, and changed only by `apply`, as a shard is.
 
-use super::jobs::{Difference, JobFacts, JobState, Jobs};
-use crate::{
-    header,
-    raft::{RawImage, ReplicaId, Replicated, Unable},
+use super::{
+    format,
+    jobs::{Difference, JobFacts, JobState, Jobs, Submission},
 };
-use paraft_common::{Durability, Payload, ServerId, ShardId};
+use crate::raft::{RawImage, ReplicaId, Replicated, Unable};
+use paraft_common::{Durability, JobId, JobShard, Payload, ServerId};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    sync::Arc,
 };
+use tokio::sync::watch;
 
-/// The same on every server of a fleet; fixed when it is founded.
+/// What the groups of a job are, fixed from its beginning; and of a fleet, fixed when it is founded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Raft groups that share the model.
+    /// Raft groups that share the model. Of a fleet: of the job that it is founded for, 0 where that is none.
     pub shards: u32,
     /// Replicas of each.
     pub replicas: u32,
@@ -85,34 +87,17 @@ pub struct State {
     pub fleet: u64,
     /// Counts every change of servers or placement: what is older is stale.
     pub generation: u64,
-    /// `None` before the founding.
+    /// `None` before the founding. Of job 0, where the fleet was founded for one; and what other jobs get that say
+    /// nothing else.
     pub shape: Option<Shape>,
     /// By id.
     pub servers: BTreeMap<ServerId, Member>,
-    /// By id.
-    pub shards: BTreeMap<ShardId, Place>,
-    /// What the shards train, or have trained. No part of the generation: nothing is routed by it.
+    /// By job and shard.
+    pub shards: BTreeMap<JobShard, Place>,
+    /// What is trained here, or was.
     pub jobs: Jobs,
     /// Servers that will not come back, as a person has said. Their ids are not given out again.
     pub forgotten: BTreeSet<ServerId>,
-}
-
-/// As it was in format 2.
-#[derive(Deserialize)]
-struct StateV2 {
-    fleet: u64,
-    generation: u64,
-    shape: Option<Shape>,
-    servers: BTreeMap<ServerId, Member>,
-    shards: BTreeMap<ShardId, Place>,
-    jobs: Jobs,
-}
-
-impl From<StateV2> for State {
-    fn from(old: StateV2) -> Self {
-        let StateV2 { fleet, generation, shape, servers, shards, jobs } = old;
-        State { fleet, generation, shape, servers, shards, jobs, forgotten: BTreeSet::new() }
-    }
 }
 
 /// A change of the agreed state.
@@ -149,24 +134,24 @@ pub enum Command {
     /// A shard's replicas.
     Place {
         /// Which.
-        shard: ShardId,
+        shard: JobShard,
         /// Where.
         place: Place,
     },
     /// A job, as its shards know it.
     Job {
-        /// The founding of each shard that it runs in; shard 0's names the job.
-        shards: BTreeMap<ShardId, u64>,
+        /// The founding of each shard that it runs in, all of one job of the fleet.
+        shards: BTreeMap<JobShard, u64>,
         /// What it is.
         facts: JobFacts,
         /// Whether it goes on.
         state: JobState,
-        /// When the proposer heard of it, in ms of unix time; counts for a job that is new.
+        /// When the proposer heard of it, in ms of unix time; counts for a job that begins or ends.
         seen_ms: u64,
     },
     /// What has changed of a job's checkpoints.
     Checkpoints {
-        /// The founding of shard 0 that the job runs in.
+        /// The founding of its first shard that the job runs in.
         job: u64,
         /// What.
         difference: Difference,
@@ -175,6 +160,25 @@ pub enum Command {
     Forget {
         /// Which.
         server: ServerId,
+    },
+    /// A job is to have shards of its own.
+    Submit(Submission),
+    /// A job is to end where it is, with what it has.
+    Stop {
+        /// Which.
+        job: JobId,
+        /// When, in ms of unix time.
+        now_ms: u64,
+    },
+    /// The weights of a job that has ended have been kept for as long as was asked: its shards go.
+    Release {
+        /// Which.
+        job: JobId,
+    },
+    /// A job goes with all that the servers have of it, whether it has ended or not.
+    Delete {
+        /// Which.
+        job: JobId,
     },
 }
 
@@ -185,122 +189,168 @@ pub enum Outcome {
     Done,
     Joined(ServerId),
     Refused(String),
+    Submitted(JobId),
 }
 
 /// The replicated state, shared by the task that applies and those that read.
 #[derive(Debug, Default)]
 pub struct Agreed {
-    state: RwLock<State>,
+    state: RwLock<Arc<State>>,
+    /// Says the generation when it has changed.
+    moved: watch::Sender<u64>,
 }
 
 impl Agreed {
-    /// A copy.
-    pub fn get(&self) -> State {
+    /// As it is now.
+    pub fn get(&self) -> Arc<State> {
         self.state.read().clone()
+    }
+
+    /// The generation, as it changes.
+    pub fn generations(&self) -> watch::Receiver<u64> {
+        self.moved.subscribe()
     }
 
     /// Forgets everything, before it is learned again from the log.
     pub(super) fn reset(&self) {
-        *self.state.write() = State::default();
+        *self.state.write() = Arc::default();
     }
 
     /// Reads; `f` must be quick.
     pub fn read<T>(&self, f: impl FnOnce(&State) -> T) -> T {
         f(&self.state.read())
     }
+
+    fn tell(&self, generation: u64) {
+        self.moved.send_if_modified(|now| std::mem::replace(now, generation) != generation);
+    }
 }
 
 impl State {
     /// Applies one command.
     pub fn apply(&mut self, command: &Command) -> Outcome {
-        let before = (self.servers.clone(), self.shards.clone(), self.shape);
-        let outcome = self.change(command);
-        if before != (self.servers.clone(), self.shards.clone(), self.shape) {
-            self.generation += 1;
-        }
+        let (outcome, moved) = self.change(command);
+        self.generation += u64::from(moved);
         outcome
     }
 
-    fn change(&mut self, command: &Command) -> Outcome {
+    /// What a job is, if there is such a job and it has shards.
+    pub fn shape_of(&self, job: JobId) -> Option<Shape> {
+        self.jobs.get(job).filter(|j| !j.released).map(|j| j.shape)
+    }
+
+    /// What came of it, and whether servers or placement have changed.
+    fn change(&mut self, command: &Command) -> (Outcome, bool) {
+        let refused = |why: String| (Outcome::Refused(why), false);
         if self.fleet == 0 && !matches!(command, Command::Found { .. }) {
-            return Outcome::Refused("the fleet is not founded yet".into());
+            return refused("the fleet is not founded yet".into());
         }
         match command {
             Command::Found { fleet, shape, servers } => {
-                if self.fleet == 0 {
+                let first = self.fleet == 0;
+                if first {
                     self.fleet = *fleet;
                     self.shape = Some(*shape);
                     let member = |a: &String| Member { address: a.clone(), draining: false };
                     self.servers = servers.iter().map(|(id, a)| (*id, member(a))).collect();
+                    if shape.shards > 0 {
+                        self.jobs.begin_with(*shape);
+                    }
                 }
-                Outcome::Done
+                (Outcome::Done, first)
             }
             Command::Admit { server, address } => {
                 if server.0 >= u64::from(u32::MAX) {
-                    return Outcome::Refused(format!("{server} is no server id"));
+                    return refused(format!("{server} is no server id"));
                 }
                 if self.forgotten.contains(server) {
-                    return Outcome::Refused(format!("{server} was forgotten"));
+                    return refused(format!("{server} was forgotten"));
                 }
                 let new = || Member { address: String::new(), draining: false };
-                self.servers.entry(*server).or_insert_with(new).address = address.clone();
-                Outcome::Done
+                let known = &mut self.servers.entry(*server).or_insert_with(new).address;
+                let moved = known != address;
+                known.clone_from(address);
+                (Outcome::Done, moved)
             }
             Command::Join { address } => {
                 if let Some((id, _)) = self.servers.iter().find(|(_, s)| s.address == *address) {
-                    return Outcome::Joined(*id);
+                    return (Outcome::Joined(*id), false);
                 }
                 let used = self.servers.keys().chain(&self.forgotten).max();
                 let id = ServerId(used.map_or(0, |s| s.0 + 1));
                 self.servers.insert(id, Member { address: address.clone(), draining: false });
-                Outcome::Joined(id)
+                (Outcome::Joined(id), true)
             }
             Command::Drain { server, draining } => match self.servers.get_mut(server) {
-                None => Outcome::Refused(format!("there is no {server}")),
-                Some(s) => {
-                    s.draining = *draining;
-                    Outcome::Done
-                }
+                None => refused(format!("there is no {server}")),
+                Some(s) => (Outcome::Done, std::mem::replace(&mut s.draining, *draining) != *draining),
             },
             Command::Place { shard, place } => {
+                // A job that was deleted meanwhile is not placed any more.
+                if self.shape_of(shard.job()).is_none() {
+                    return refused(format!("{shard} is of no job that has shards"));
+                }
                 self.jobs.begun_anew(*shard, place.founding);
-                self.shards.insert(*shard, place.clone());
-                Outcome::Done
+                let before = self.shards.insert(*shard, place.clone());
+                (Outcome::Done, before.as_ref() != Some(place))
             }
             Command::Job { shards, facts, state, seen_ms } => {
                 self.jobs.note(shards, facts, *state, *seen_ms);
-                Outcome::Done
+                (Outcome::Done, false)
             }
             Command::Checkpoints { job, difference } => match self.jobs.note_checkpoints(*job, difference) {
-                true => Outcome::Done,
-                false => Outcome::Refused(UNKNOWN_JOB.into()),
+                true => (Outcome::Done, false),
+                false => refused(UNKNOWN_JOB.into()),
             },
             Command::Forget { server } => match self.servers.remove(server) {
-                None => Outcome::Refused(format!("there is no {server}")),
+                None => refused(format!("there is no {server}")),
                 Some(_) => {
                     self.forgotten.insert(*server);
-                    Outcome::Done
+                    (Outcome::Done, true)
                 }
             },
+            Command::Submit(submission) => match self.jobs.submit(submission) {
+                Ok((job, new)) => (Outcome::Submitted(job), new),
+                Err(why) => refused(why),
+            },
+            Command::Stop { job, now_ms } => match self.jobs.stop(*job, *now_ms) {
+                Ok(()) => (Outcome::Done, false),
+                Err(why) => refused(why),
+            },
+            Command::Release { job } => match self.jobs.release(*job) {
+                Ok(()) => (Outcome::Done, self.unplace(*job)),
+                Err(why) => refused(why),
+            },
+            Command::Delete { job } => match self.jobs.delete(*job) {
+                Ok(()) => (Outcome::Done, self.unplace(*job)),
+                Err(why) => refused(why),
+            },
         }
+    }
+
+    /// Its shards are nowhere any more; gives whether they were.
+    fn unplace(&mut self, job: JobId) -> bool {
+        let before = self.shards.len();
+        self.shards.retain(|shard, _| shard.job() != job);
+        self.shards.len() != before
     }
 }
 
 /// Said of checkpoints of a job that is not agreed on, or not yet.
 pub const UNKNOWN_JOB: &str = "the control group does not know this job";
 
-/// The layout of [`State`] in a snapshot, which says it first: one of another build is refused by name, not misread.
-/// Whoever changes the layout raises this.
-const FORMAT: u16 = 3;
-/// Still read.
-const FORMAT_2: u16 = 2;
-
 impl Replicated for Agreed {
     type Change = Command;
     type Outcome = Outcome;
 
     fn apply(&self, command: &Command) -> Result<Outcome, Unable> {
-        Ok(self.state.write().apply(command))
+        let (outcome, generation) = {
+            let mut state = self.state.write();
+            let state = Arc::make_mut(&mut state);
+            (state.apply(command), state.generation)
+        };
+        self.tell(generation);
+        Ok(outcome)
     }
 
     fn touched(&self, _: &Command) -> u64 {
@@ -308,9 +358,7 @@ impl Replicated for Agreed {
     }
 
     fn image(&self) -> RawImage {
-        let state = header::encode(&*self.state.read());
-        let head = state.and_then(|state| header::encode(&(FORMAT, state)));
-        RawImage { head: head.unwrap_or_default().into(), parts: Vec::new() }
+        RawImage { head: format::write(&self.get()).unwrap_or_default().into(), parts: Vec::new() }
     }
 
     fn install_parts(
@@ -318,18 +366,10 @@ impl Replicated for Agreed {
         head: &[u8],
         _parts: &mut dyn Iterator<Item = Result<Payload, String>>,
     ) -> Result<(), Unable> {
-        let bad = |e: header::HeaderError| Unable::Damaged(format!("a snapshot of the control group: {e}"));
-        let (format, state): (u16, Vec<u8>) = header::decode(head).map_err(bad)?;
-        *self.state.write() = match format {
-            FORMAT => header::decode(&state).map_err(bad)?,
-            FORMAT_2 => header::decode::<StateV2>(&state).map_err(bad)?.into(),
-            _ => {
-                return Err(Unable::Newer(format!(
-                    "this snapshot of the control group has format {format}, this build reads up to {FORMAT}: use the \
-                     build that wrote it"
-                )));
-            }
-        };
+        let state = format::read(head)?;
+        let generation = state.generation;
+        *self.state.write() = Arc::new(state);
+        self.tell(generation);
         Ok(())
     }
 

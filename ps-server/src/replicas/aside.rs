@@ -11,7 +11,7 @@ use crate::{
     raft::{Folder, FolderError, Logs, ReplicaId},
     replicated::Change,
 };
-use paraft_common::ShardId;
+use paraft_common::JobShard;
 use paraft_store::{Disk, StoreError};
 use std::{
     path::{Path, PathBuf},
@@ -24,7 +24,7 @@ pub struct Aside {
     /// Its name in the server's data folder.
     pub name: String,
     /// Of which shard.
-    pub shard: ShardId,
+    pub shard: JobShard,
     /// Which replica it was, where its folder says so.
     pub node: Option<ReplicaId>,
     /// Names the founding of the state, where its folder says so.
@@ -34,7 +34,7 @@ pub struct Aside {
 }
 
 /// The shard that a folder of this name holds a replica of that was put aside.
-pub fn shard_of_aside(name: &str) -> Option<ShardId> {
+pub fn shard_of_aside(name: &str) -> Option<JobShard> {
     let (shard, rest) = name.split_once('.')?;
     (!rest.is_empty()).then(|| super::shard_of_folder(shard)).flatten()
 }
@@ -93,7 +93,7 @@ fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
 pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
     let shard =
         shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
-    let own = format!("shard-{}", shard.0);
+    let own = super::folder_name(shard);
     let logs = Logs::new(disk.clone(), data);
     let aside = Folder::within(&logs, data.join(name));
     if !aside.path().is_dir() {

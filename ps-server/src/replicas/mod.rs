@@ -25,8 +25,9 @@ use crate::{
     },
 };
 use aside::put_aside;
+use dashmap::DashMap;
 use needs::Needs;
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, JobShard, ServerId};
 use paraft_trace::Stages;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
@@ -97,10 +98,10 @@ pub struct ReplicasOptions {
 pub struct Replicas {
     options: ReplicasOptions,
     peers: Arc<Peers>,
-    hosted: RwLock<BTreeMap<ShardId, Replica>>,
-    waiting: RwLock<BTreeMap<ShardId, Stopped>>,
+    hosted: DashMap<JobShard, Replica>,
+    waiting: RwLock<BTreeMap<JobShard, Stopped>>,
     /// When replicas that had waited came back, and their last pause.
-    back: Mutex<BTreeMap<ShardId, (Instant, Duration)>>,
+    back: Mutex<BTreeMap<JobShard, (Instant, Duration)>>,
     needs: Needs,
     aside: Arc<RwLock<Vec<Aside>>>,
     /// What lies aside is being read: it is not known what can be read of it.
@@ -119,7 +120,7 @@ impl Replicas {
         Self {
             options,
             peers,
-            hosted: RwLock::default(),
+            hosted: DashMap::new(),
             waiting: RwLock::default(),
             back: Mutex::default(),
             needs: Needs::default(),
@@ -155,18 +156,20 @@ impl Replicas {
     }
 
     /// The replica of a shard, if it is here.
-    pub fn get(&self, shard: ShardId) -> Option<Replica> {
-        self.hosted.read().get(&shard).cloned()
+    pub fn get(&self, shard: JobShard) -> Option<Replica> {
+        self.hosted.get(&shard).map(|r| r.clone())
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.hosted.read().len()
+        self.hosted.len()
     }
 
     /// All of them, by shard.
-    pub fn all(&self) -> Vec<(ShardId, Replica)> {
-        self.hosted.read().iter().map(|(s, r)| (*s, r.clone())).collect()
+    pub fn all(&self) -> Vec<(JobShard, Replica)> {
+        let mut all: Vec<_> = self.hosted.iter().map(|r| (*r.key(), r.clone())).collect();
+        all.sort_by_key(|(shard, _)| *shard);
+        all
     }
 
     /// Starts what earlier incarnations of this server have left on disk, in the order of the shards: where there is room for some
@@ -208,7 +211,7 @@ impl Replicas {
     }
 
     /// `false`: there is nothing to start.
-    async fn reopen_one(&self, shard: ShardId, folder: &Folder) -> Result<bool, FolderError> {
+    async fn reopen_one(&self, shard: JobShard, folder: &Folder) -> Result<bool, FolderError> {
         let Some(metadata) = read_metadata(folder)? else {
             // Without metadata there is nothing else either, unless the metadata was lost.
             return match folder.names()?.iter().any(|n| !n.ends_with(".tmp")) {
@@ -264,7 +267,7 @@ impl Replicas {
     /// Starts a new replica, with a new name and an empty log, unless one of this founding is here and works.
     pub async fn host(
         &self,
-        shard: ShardId,
+        shard: JobShard,
         shards: u32,
         durability: Durability,
         founding: u64,
@@ -280,7 +283,7 @@ impl Replicas {
             if old.folder.is_some() && !old.group.was_failed() && old.founding == founding {
                 return Err("its storage has stopped: it is tried again".into());
             }
-            self.hosted.write().remove(&shard);
+            self.hosted.remove(&shard);
             old.group.shutdown().await;
         }
         if let Some(waits) =
@@ -323,7 +326,7 @@ impl Replicas {
 
     async fn start(
         &self,
-        id: ShardId,
+        id: JobShard,
         shards: u32,
         me: ReplicaId,
         founding: u64,
@@ -359,12 +362,12 @@ impl Replicas {
         );
         let queued = Arc::new(Queued::of_one_in(shards));
         let replica = Replica { shard, group, leader, counters, queued, founding, applied, folder };
-        self.hosted.write().insert(id, replica);
+        self.hosted.insert(id, replica);
         Ok(())
     }
 
     /// Stops a replica that must not go on; it stays in the status, with the reason, until it is replaced.
-    pub async fn fail(&self, shard: ShardId, node: ReplicaId, why: String) {
+    pub async fn fail(&self, shard: JobShard, node: ReplicaId, why: String) {
         let _one = self.changing.lock().await;
         if let Some(r) = self.get(shard).filter(|r| r.group.me() == node && r.group.trouble().is_none()) {
             self.failed.fetch_add(1, Relaxed);
@@ -379,7 +382,7 @@ impl Replicas {
 
     /// Stops a replica for good: the membership at log index `index` has it no more. Refused where it knows a later one
     /// that has it: whoever planned this, a leader of the past, has been overtaken.
-    pub async fn retire(&self, shard: ShardId, node: ReplicaId, index: u64) -> Result<(), String> {
+    pub async fn retire(&self, shard: JobShard, node: ReplicaId, index: u64) -> Result<(), String> {
         let _one = self.changing.lock().await;
         let empty = |w: &Stopped| w.empty && w.node.unwrap_or_default() == node;
         self.waiting.write().retain(|s, w| *s != shard || !empty(w));
@@ -393,9 +396,28 @@ impl Replicas {
         Ok(())
     }
 
+    /// Whatever is here of a shard whose job has none any more goes, with its files. What was put aside stays.
+    pub async fn remove(&self, shard: JobShard) -> Result<(), String> {
+        let _one = self.changing.lock().await;
+        if let Some((_, old)) = self.hosted.remove(&shard) {
+            old.group.shutdown().await;
+        }
+        let folder = self.folder(shard);
+        blocking(move || match folder.path().exists() {
+            true => folder.remove().map_err(FolderError::passing),
+            false => Ok(()),
+        })
+        .await?;
+        self.waiting.write().remove(&shard);
+        self.needs.forget(shard);
+        self.room.forget(shard);
+        tracing::info!(%shard, "removed with its job");
+        Ok(())
+    }
+
     /// Its group goes on without it, and has what it held.
-    async fn drop_replica(&self, shard: ShardId, old: &Replica) {
-        self.hosted.write().remove(&shard);
+    async fn drop_replica(&self, shard: JobShard, old: &Replica) {
+        self.hosted.remove(&shard);
         let failed = old.group.trouble().is_some();
         old.group.shutdown().await;
         let Some(folder) = &old.folder else { return };
@@ -421,8 +443,8 @@ impl Replicas {
         }
     }
 
-    fn folder(&self, shard: ShardId) -> Folder {
-        self.folder_at(&self.options.data.join(format!("shard-{}", shard.0)))
+    fn folder(&self, shard: JobShard) -> Folder {
+        self.folder_at(&self.options.data.join(folder_name(shard)))
     }
 
     fn folder_at(&self, path: &Path) -> Folder {
@@ -444,8 +466,14 @@ async fn put_aside_now(folder: &Folder) -> Result<(), FolderError> {
 }
 
 /// The shard that a folder of this name holds a replica of.
-pub(crate) fn shard_of_folder(name: &str) -> Option<ShardId> {
-    name.strip_prefix("shard-").and_then(|n| n.parse().ok()).map(ShardId)
+pub(crate) fn shard_of_folder(name: &str) -> Option<JobShard> {
+    let shard: JobShard = name.strip_prefix("shard-")?.replacen('-', ".", 1).parse().ok()?;
+    (folder_name(shard) == name).then_some(shard)
+}
+
+/// The folder of a shard's replica: `shard-2` of job 0, `shard-7-2` of job 7.
+pub(crate) fn folder_name(shard: JobShard) -> String {
+    format!("shard-{}", shard.name().to_string().replace('.', "-"))
 }
 
 /// Which replica the folder belongs to; `None`: it was never begun.

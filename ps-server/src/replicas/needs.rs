@@ -10,16 +10,16 @@ use crate::{
     raft::{Folder, ReplicaId},
     room::Reserved,
 };
-use paraft_common::{ShardId, need::Need};
+use paraft_common::{JobShard, need::Need};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
 /// By shard: of which founding, and what it needs.
 #[derive(Default)]
 pub(super) struct Needs {
-    known: Mutex<BTreeMap<ShardId, (u64, Need)>>,
+    known: Mutex<BTreeMap<JobShard, (u64, Need)>>,
     /// What was written beside the logs, or could not be.
-    kept: Mutex<BTreeMap<ShardId, (ReplicaId, Need)>>,
+    kept: Mutex<BTreeMap<JobShard, (ReplicaId, Need)>>,
 }
 
 /// The file. Another release may reckon otherwise: what it wrote does not count.
@@ -28,13 +28,19 @@ const BY: &str = env!("CARGO_PKG_VERSION");
 
 impl Needs {
     /// Of this founding; nothing where nothing is known.
-    pub fn learn(&self, shard: ShardId, founding: u64, need: Option<Need>) {
+    pub fn learn(&self, shard: JobShard, founding: u64, need: Option<Need>) {
         if let Some(need) = need {
             self.known.lock().insert(shard, (founding, need));
         }
     }
 
-    fn of(&self, shard: ShardId, founding: u64) -> Option<Need> {
+    /// Its job has no shards any more.
+    pub fn forget(&self, shard: JobShard) {
+        self.known.lock().remove(&shard);
+        self.kept.lock().remove(&shard);
+    }
+
+    fn of(&self, shard: JobShard, founding: u64) -> Option<Need> {
         self.known.lock().get(&shard).filter(|(of, _)| *of == founding).map(|(_, need)| *need)
     }
 }
@@ -43,7 +49,7 @@ impl Replicas {
     /// Room for what is known of this replica; `None` where nothing is. The error has the numbers.
     pub(super) fn room_for_known(
         &self,
-        shard: ShardId,
+        shard: JobShard,
         founding: u64,
         folder: Option<&Folder>,
     ) -> Result<Option<Reserved>, String> {
@@ -54,7 +60,7 @@ impl Replicas {
     }
 
     /// Nothing of a replica is left here, and there is no room for another.
-    pub(super) fn waits_for_room(&self, shard: ShardId, node: ReplicaId, founding: u64, why: String) {
+    pub(super) fn waits_for_room(&self, shard: JobShard, node: ReplicaId, founding: u64, why: String) {
         let waits = Stopped { empty: true, ..self.waits(shard, Some((node, founding)), why) };
         self.waiting.write().insert(shard, waits);
     }

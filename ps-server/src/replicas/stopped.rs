@@ -4,7 +4,7 @@
 
 use super::{Replica, Replicas, put_aside_now};
 use crate::{raft::ReplicaId, server::IDENTITY};
-use paraft_common::ShardId;
+use paraft_common::JobShard;
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -55,12 +55,12 @@ impl Stopped {
 
 impl Replicas {
     /// The replicas that wait for their storage, or for room.
-    pub fn stopped(&self) -> Vec<(ShardId, Stopped)> {
+    pub fn stopped(&self) -> Vec<(JobShard, Stopped)> {
         self.waiting.read().iter().map(|(s, w)| (*s, w.clone())).collect()
     }
 
     /// Why the replica of this shard waits, if it does.
-    pub fn why_stopped(&self, shard: ShardId) -> Option<String> {
+    pub fn why_stopped(&self, shard: JobShard) -> Option<String> {
         self.waiting.read().get(&shard).map(|w| w.why.clone())
     }
 
@@ -74,7 +74,7 @@ impl Replicas {
                 }
             }
             self.keep_needs().await;
-            let due: Vec<ShardId> = {
+            let due: Vec<JobShard> = {
                 let waiting = self.waiting.read();
                 waiting.iter().filter(|(_, w)| w.again <= Instant::now()).map(|(s, _)| *s).collect()
             };
@@ -85,7 +85,7 @@ impl Replicas {
         }
     }
 
-    async fn stop(&self, shard: ShardId, replica: &Replica) {
+    async fn stop(&self, shard: JobShard, replica: &Replica) {
         let _one = self.changing.lock().await;
         let node = replica.group.me();
         if self.get(shard).is_none_or(|r| r.group.me() != node) {
@@ -105,12 +105,12 @@ impl Replicas {
                 self.waiting.write().insert(shard, waits);
             }
         }
-        self.hosted.write().remove(&shard);
+        self.hosted.remove(&shard);
         replica.group.shutdown().await;
     }
 
     /// It begins to wait: with a first pause, or, where it had only just come back, the next.
-    pub(super) fn waits(&self, shard: ShardId, replica: Option<(ReplicaId, u64)>, why: String) -> Stopped {
+    pub(super) fn waits(&self, shard: JobShard, replica: Option<(ReplicaId, u64)>, why: String) -> Stopped {
         let mut waits = Stopped::new(replica, why);
         if let Some((_, pause)) = self.back.lock().get(&shard).filter(|(at, _)| at.elapsed() < STEADY) {
             waits.pause = (*pause * 2).min(LAST_PAUSE);
@@ -120,13 +120,13 @@ impl Replicas {
     }
 
     /// It waits no more.
-    fn is_back(&self, shard: ShardId) {
+    fn is_back(&self, shard: JobShard) {
         if let Some(waited) = self.waiting.write().remove(&shard) {
             self.back.lock().insert(shard, (Instant::now(), waited.pause));
         }
     }
 
-    async fn try_again(&self, shard: ShardId) {
+    async fn try_again(&self, shard: JobShard) {
         let _one = self.changing.lock().await;
         if self.ending.load(Relaxed) || self.get(shard).is_some() {
             return;
@@ -164,7 +164,7 @@ impl Replicas {
         self.is_back(shard);
     }
 
-    fn note(&self, shard: ShardId, why: String) {
+    fn note(&self, shard: JobShard, why: String) {
         if let Some(w) = self.waiting.write().get_mut(&shard) {
             w.tried(why);
         }

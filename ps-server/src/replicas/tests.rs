@@ -11,7 +11,7 @@ use paraft_host::memory::{Memory, Pool};
 use paraft_store::{Disk, RealDisk, faulty::FaultyDisk};
 use std::time::Instant;
 
-const S0: ShardId = ShardId(0);
+const S0: JobShard = JobShard::from_number(0);
 /// "Input/output error", "Too many open files", "No space left on device", "Permission denied", "Read-only file system".
 const PASSING: [i32; 5] = [5, 24, 28, 13, 30];
 
@@ -175,7 +175,7 @@ async fn a_folder_without_its_metadata_is_damage_and_not_a_folder_that_was_never
 async fn damage_of_one_replicas_records_is_that_replicas_alone() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let first = replicas(&disk, dir.path());
-    for shard in [0, 1].map(ShardId) {
+    for shard in [0, 1].map(JobShard::from_number) {
         with_job(&first, shard, Durability::QuorumDisk).await.expect("hosted");
     }
     first.shutdown().await;
@@ -197,7 +197,7 @@ async fn damage_of_one_replicas_records_is_that_replicas_alone() {
     let asides = until("it to be read", || again.asides().filter(|a| !a.is_empty())).await;
     let why = asides[0].last.as_ref().expect_err("it is damaged");
     assert!(why.contains("shard-0.aside-1/log/0000000000000000.log is damaged at byte"), "{why}");
-    until("its job", || again.get(ShardId(1)).filter(|r| r.shard.configured().is_some())).await;
+    until("its job", || again.get(JobShard::from_number(1)).filter(|r| r.shard.configured().is_some())).await;
     // Nothing of the other is left in the log, and a new one finds its place.
     with_job(&again, S0, Durability::QuorumDisk).await.expect("hosted anew");
     again.shutdown().await;
@@ -288,7 +288,7 @@ fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
 /// Shards of a job that needs some 32 MiB of each for its log.
 const SHARDS: u32 = 3;
 
-async fn with_job(replicas: &Replicas, shard: ShardId, durability: Durability) -> Result<(), String> {
+async fn with_job(replicas: &Replicas, shard: JobShard, durability: Durability) -> Result<(), String> {
     replicas.host(shard, SHARDS, durability, 7).await?;
     let replica = replicas.get(shard).ok_or("not here")?;
     replica.group.found(&BTreeMap::from([(replica.group.me(), "nowhere:1".to_string())])).await?;
@@ -301,7 +301,7 @@ async fn with_job(replicas: &Replicas, shard: ShardId, durability: Durability) -
 }
 
 fn here(replicas: &Replicas) -> Vec<u32> {
-    replicas.all().into_iter().map(|(s, _)| s.0).collect()
+    replicas.all().into_iter().map(|(s, _)| s.number()).collect()
 }
 
 /// Of three replicas on disk two fit after a restart: the first two, each time, and the third waits and comes when there is
@@ -310,7 +310,7 @@ fn here(replicas: &Replicas) -> Vec<u32> {
 async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_room() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let first = replicas(&disk, dir.path());
-    for shard in (0..SHARDS).rev().map(ShardId) {
+    for shard in (0..SHARDS).rev().map(JobShard::from_number) {
         with_job(&first, shard, Durability::QuorumDisk).await.expect("there is room");
     }
     tokio::spawn(first.clone().supervise());
@@ -326,7 +326,7 @@ async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_ro
         again.reopen().await.expect("listed");
         assert_eq!(here(&again), [0, 1]);
         let (shard, waits) = again.stopped().pop().expect("one waits");
-        assert_eq!((shard, waits.empty), (ShardId(2), false));
+        assert_eq!((shard, waits.empty), (JobShard::from_number(2), false));
         for word in ["shard 2 needs 32", "free of 3.1 GiB (the host)", "promised to its other replicas"] {
             assert!(waits.why.contains(word), "`{word}` is not in: {}", waits.why);
         }
@@ -336,7 +336,8 @@ async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_ro
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(here(&again), [0, 1], "and they stay");
         free.store(3000, Relaxed);
-        until("the third", || again.get(ShardId(2)).filter(|r| r.shard.configured().is_some())).await;
+        until("the third", || again.get(JobShard::from_number(2)).filter(|r| r.shard.configured().is_some()))
+            .await;
         assert!(again.stopped().is_empty());
         again.shutdown().await;
     }
@@ -388,10 +389,10 @@ async fn a_replica_in_memory_without_room_is_not_hosted_anew_before_there_is_som
     free.store(3000, Relaxed);
     until("its place to be free", || replicas.stopped().is_empty().then_some(())).await;
     replicas.host(S0, SHARDS, Durability::QuorumMemory, 7).await.expect("hosted");
-    assert_eq!(replicas.room().promised(None) >> 20, 32, "and what it will need is its own");
+    assert_eq!(replicas.room().promised_to(|_| true) >> 20, 32, "and what it will need is its own");
     // Of another founding nothing is known.
     free.store(100, Relaxed);
     replicas.host(S0, SHARDS, Durability::QuorumMemory, 8).await.expect("hosted");
-    until("the promise to end", || (replicas.room().promised(None) == 0).then_some(())).await;
+    until("the promise to end", || (replicas.room().promised_to(|_| true) == 0).then_some(())).await;
     replicas.shutdown().await;
 }

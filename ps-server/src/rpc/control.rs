@@ -1,29 +1,33 @@
 //! The service that forms the fleet, and its wire types.
 //!
 //! - `convert`: reports, directives and settings; `describe`: the fleet as it is.
+//! - `jobs`: those that come and go.
 //! - `calls`, `join`: the other side, as a server asks it.
 
 mod calls;
 mod convert;
 mod describe;
+mod jobs;
 mod join;
 
-use super::{groups, jobs, memory};
+use super::{groups, jobs as checkpoints, memory};
 use crate::{
     connections::{self, Rank},
     control::{Advice, Agent, Command, Outcome, Refused},
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
+pub(super) use convert::shape_to;
+use convert::to_directive;
 pub use convert::{from_directive, from_report, shape_of, to_report};
-use convert::{shape_to, to_directive};
 pub use join::ask_to_join;
-use paraft_common::{ServerId, ShardId, config::ServerJob};
+use paraft_common::{JobShard, ServerId, config::ServerJob};
 use paraft_proto::{
-    AbandonReply, AbandonRequest, DescribeReply, DescribeRequest, DrainReply, DrainRequest, ForgetReply,
-    ForgetRequest, GroupHeartbeatReply, GroupHeartbeatRequest, HelloReply, HelloRequest, JoinGroupReply,
-    JoinGroupRequest, JoinReply, JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ReportReply,
-    ReportRequest, RoomReply, RoomRequest, control_server::Control, limits::MAX_JOB_BYTES,
+    AbandonReply, AbandonRequest, DescribeReply, DescribeRequest, DrainReply, DrainRequest, EndJobReply,
+    EndJobRequest, ForgetReply, ForgetRequest, GroupHeartbeatReply, GroupHeartbeatRequest, HelloReply,
+    HelloRequest, JoinGroupReply, JoinGroupRequest, JoinReply, JoinRequest, NoteCheckpointsReply,
+    NoteCheckpointsRequest, ReportReply, ReportRequest, RoomReply, RoomRequest, SubmitReply, SubmitRequest,
+    control_server::Control, limits::MAX_JOB_BYTES,
 };
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -124,7 +128,7 @@ impl Control for ControlService {
             Ok(Outcome::Refused(why)) => refuse(why),
             // No refusal: it has lost its majority, and the next leader may take the server in.
             Err(why) => JoinReply { not_leader: true, ..refuse(why) },
-            Ok(Outcome::Done) => refuse("an answer of another kind".into()),
+            Ok(Outcome::Done | Outcome::Submitted(_)) => refuse("an answer of another kind".into()),
         };
         Ok(Response::new(reply))
     }
@@ -157,7 +161,7 @@ impl Control for ControlService {
         let AbandonRequest { shard, accept_loss } = request.into_inner();
         let leader = self.leader();
         let reply = |accepted, why: String| AbandonReply { accepted, leader: leader.clone(), why };
-        Ok(Response::new(match self.agent.abandon(ShardId(shard), accept_loss).await {
+        Ok(Response::new(match self.agent.abandon(JobShard::from_number(shard), accept_loss).await {
             Ok(given_up) => reply(true, given_up),
             Err(why) => reply(false, why.unwrap_or_else(|| NO_LEADER.into())),
         }))
@@ -174,7 +178,7 @@ impl Control for ControlService {
             return Ok(Response::new(reply(false, NO_LEADER.into())));
         }
         let (job, folder) = (request.job, request.folder.clone());
-        let held = match jobs::held_in(request) {
+        let held = match checkpoints::held_in(request) {
             Ok(held) => held,
             Err(why) => return Ok(Response::new(reply(false, why))),
         };
@@ -228,6 +232,35 @@ impl Control for ControlService {
         Ok(Response::new(match ServerJob::decode(&job) {
             Ok(job) => memory::to_reply(self.agent.room_for(&job)),
             Err(e) => refuse(e.to_string()),
+        }))
+    }
+
+    async fn submit(&self, request: Request<SubmitRequest>) -> Result<Response<SubmitReply>, Status> {
+        let leader = self.leader();
+        let reply = |accepted, why, job| SubmitReply { accepted, leader: leader.clone(), why, job };
+        if !self.agent.leads() {
+            return Ok(Response::new(reply(false, NO_LEADER.into(), 0)));
+        }
+        Ok(Response::new(match jobs::submit(&self.agent, request.into_inner()).await {
+            Ok(job) => reply(true, String::new(), job),
+            Err(why) => reply(false, why, 0),
+        }))
+    }
+
+    async fn end_job(&self, request: Request<EndJobRequest>) -> Result<Response<EndJobReply>, Status> {
+        let leader = self.leader();
+        let reply = |accepted, why, state: &str| EndJobReply {
+            accepted,
+            leader: leader.clone(),
+            why,
+            state: state.into(),
+        };
+        if !self.agent.leads() {
+            return Ok(Response::new(reply(false, NO_LEADER.into(), "")));
+        }
+        Ok(Response::new(match jobs::end(&self.agent, request.into_inner()).await {
+            Ok(state) => reply(true, String::new(), state),
+            Err(why) => reply(false, why, ""),
         }))
     }
 

@@ -6,14 +6,14 @@ use crate::{
     raft::{RawImage, ReplicaId},
     replicated::Group,
 };
-use paraft_common::ShardId;
+use paraft_common::JobShard;
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 /// The last digest of each replica that was asked for one.
 #[derive(Debug, Default)]
 pub struct Digests {
-    of: Mutex<BTreeMap<(ShardId, ReplicaId), Arc<Asked>>>,
+    of: Mutex<BTreeMap<(JobShard, ReplicaId), Arc<Asked>>>,
 }
 
 /// Whoever holds the lock makes a digest; the others wait.
@@ -30,7 +30,7 @@ struct CachedDigest {
 impl Digests {
     /// The log index and the digest of a replica's state at it, not older than the call. `None`: it has stopped, or the
     /// digest could not be made.
-    pub async fn of(&self, shard: ShardId, group: &Group) -> Option<(u64, u64)> {
+    pub async fn of(&self, shard: JobShard, group: &Group) -> Option<(u64, u64)> {
         let asked = {
             let mut of = self.of.lock();
             // Replicas that were replaced go.

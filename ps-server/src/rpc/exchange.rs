@@ -4,7 +4,7 @@ use super::{checkpoint, convert, status::StatusService, switch};
 use crate::{
     connections::{self, Rank, Visitor},
     control::Agent,
-    replicas::Replicas,
+    replicas::{Replica, Replicas},
     shard::{
         kept::FLEET,
         leader::{Event, Liveness, MAX_AHEAD, Message, Reply},
@@ -13,7 +13,7 @@ use crate::{
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{
-    SessionId, ShardId, WorkerId,
+    JobId, JobShard, SessionId, ShardId, WorkerId,
     config::{ServerJob, ServerJobError},
 };
 use paraft_lanes::shared::Shared;
@@ -83,8 +83,7 @@ impl Shards for ShardsService {
     ) -> Result<Response<SwitchModeReply>, Status> {
         connections::mark(request.extensions(), Rank::Reader);
         let request = request.into_inner();
-        let shard = ShardId(request.shard);
-        let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard));
+        let hosted = self.hosted(&request.job, request.shard);
         Ok(Response::new(switch::reply(hosted, &request).await))
     }
 }
@@ -233,23 +232,39 @@ impl ShardsService {
     }
 
     async fn checkpoint(&self, request: CheckpointRequest) -> checkpoint::Parts {
-        let shard = ShardId(request.shard);
-        let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard));
-        checkpoint::parts(hosted, request).await
+        checkpoint::parts(self.hosted(&request.job, request.shard), request).await
     }
 
-    /// The shard is not here: where it is, if that is agreed on, and why its replica here does not run, if there is one.
-    pub(super) fn elsewhere(&self, shard: ShardId) -> RefusalKind {
-        let (leader, stopped) = (self.agent.host_of(shard), self.replicas.why_stopped(shard));
+    /// The replica here of a job's shard; `job` is its name.
+    pub(super) fn hosted(&self, job: &str, shard: u32) -> Result<Replica, RefusalKind> {
+        let shard = ShardId(shard);
+        let Some(id) = self.agent.job_named(job) else { return Err(self.no_such_job(job, shard)) };
+        let name = JobShard::new(id, shard).ok_or(RefusalKind::WrongShard { shard })?;
+        if let Some(replica) = self.replicas.get(name) {
+            return Ok(replica);
+        }
+        // Where it is, if that is agreed on, and why its replica here does not run, if there is one.
+        let (leader, stopped) = (self.agent.host_of(name), self.replicas.why_stopped(name));
+        Err(match self.agent.shape_of(id) {
+            _ if leader.is_some() || stopped.is_some() => RefusalKind::NotLeader { shard, leader, stopped },
+            Some(shape) if shard.0 < shape.shards => {
+                RefusalKind::Unavailable(format!("{name} has no replicas yet"))
+            }
+            Some(_) => RefusalKind::WrongShard { shard },
+            None => self.no_such_job(job, shard),
+        })
+    }
+
+    /// Who leads the control group knows all jobs. Another server may not have heard of one that was submitted a moment ago.
+    fn no_such_job(&self, asked: &str, shard: ShardId) -> RefusalKind {
+        let (leads, known) = (self.agent.leads(), self.agent.fleet() != 0);
+        let leader = self.agent.group().leader_address().filter(|_| !leads);
         match leader {
-            leader if leader.is_some() || stopped.is_some() => {
-                RefusalKind::NotLeader { shard, leader, stopped }
+            Some(leader) => RefusalKind::NotLeader { shard, leader: Some(leader), stopped: None },
+            None if leads && known => {
+                RefusalKind::NoJob { asked: asked.into(), there: self.agent.job_names() }
             }
-            // Where the fleet's settings are not known yet, they will be.
-            _ if self.agent.shape().is_none_or(|s| shard.0 < s.shards) => {
-                RefusalKind::Unavailable(format!("{shard} has no replicas yet"))
-            }
-            _ => RefusalKind::WrongShard { shard },
+            None => RefusalKind::Unavailable("this server does not know its fleet's jobs at present".into()),
         }
     }
 
@@ -266,8 +281,13 @@ impl ShardsService {
         if open.protocol != PROTOCOL {
             return Err(RefusalKind::Protocol { client: open.protocol, server: PROTOCOL }.into());
         }
-        let shard = ShardId(open.shard);
-        let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard))?;
+        if open.job.len() > limits::MAX_JOB_BYTES {
+            return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())).into());
+        }
+        let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
+        let job = ServerJob::decode(&open.job).map_err(bad)?;
+        let hosted = self.hosted(&job.name, open.shard)?;
+        let (name, shard) = (hosted.shard.name(), hosted.shard.id());
         if open.founding != 0 && open.founding != hosted.founding {
             // What this client was told is in, is not: going on would hide that.
             return Err(RefusalKind::StateLost(shard).into());
@@ -275,13 +295,8 @@ impl ShardsService {
         if WorkerId(open.worker) == FLEET {
             return Err(RefusalKind::BadJob(format!("no worker has the number {}", open.worker)).into());
         }
-        if open.job.len() > limits::MAX_JOB_BYTES {
-            return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())).into());
-        }
         // A worker may have weights outstanding for each bucket, and an ack for each of the steps that it may be ahead
         // of what is replicated, the one that it is in, and one more that came again.
-        let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
-        let job = ServerJob::decode(&open.job).map_err(bad)?;
         let running = hosted.shard.view(|conf, m| conf.map(|c| (c.job == job, m.job.clone())));
         let text = match &running {
             // What has begun goes on, also where a later version of the servers would not let it begin.
@@ -292,15 +307,21 @@ impl ShardsService {
             }
         };
         // The level decides where the replicas' logs are, and those were there before the job.
-        let Some(fleet) = self.agent.shape().map(|s| s.durability) else {
+        let Some(shape) = self.agent.shape_of(name.job()) else {
             let why = "this server does not know its fleet's settings yet".into();
             return Err(RefusalKind::Unavailable(why).into());
         };
-        if job.durability.on_disk() != fleet.on_disk() {
-            let (wants, why) = (job.durability, "start the servers with the job's --durability, or change");
-            let why = format!(
-                "the job wants durability {wants}, the fleet was founded with {fleet}; {why} cluster.durability"
-            );
+        if job.durability.on_disk() != shape.durability.on_disk() {
+            let (wants, has) = (job.durability, shape.durability);
+            let why = match name.job() {
+                JobId(0) => format!(
+                    "the job wants durability {wants}, the fleet was founded with {has}; start the servers with the job's \
+                     --durability, or change cluster.durability"
+                ),
+                _ => format!(
+                    "the job wants durability {wants}, and was submitted with {has}: use the job file that was submitted"
+                ),
+            };
             return Err(RefusalKind::BadJob(why).into());
         }
         if running.is_none() && hosted.group.leadership().borrow().leads {
@@ -345,7 +366,7 @@ impl ShardsService {
                 Ok(Some(m)) => m,
                 Ok(None) => continue,
                 Err(refusal) => {
-                    self.status.count_refusal(shard);
+                    self.status.count_refusal(name);
                     let Some(tx) = weak.upgrade() else { break };
                     let _ = tx.send(Reply::Refused(refusal)).await;
                     continue;

@@ -1,7 +1,11 @@
 //! Jobs and checkpoints of the control group, and their wire types.
 
+use super::control::shape_to;
 use crate::control::{Job, JobFacts, JobReport, Jobs, MAX_PATH_BYTES, Retired, is_in};
-use paraft_common::checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS};
+use paraft_common::{
+    JobId,
+    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
+};
 use paraft_proto::{CheckpointInfo, JobInfo, NoteCheckpointsRequest};
 
 /// For the wire.
@@ -33,16 +37,24 @@ pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
     })
 }
 
-/// All jobs, for whoever asks.
-pub fn to_info(jobs: &Jobs) -> Vec<JobInfo> {
-    let job = |j: &Job| JobInfo {
+/// All jobs, for whoever asks; `bytes` says what all servers hold of one.
+pub fn to_info(jobs: &Jobs, bytes: impl Fn(JobId) -> u64) -> Vec<JobInfo> {
+    let job = |(id, j): (JobId, &Job)| JobInfo {
+        job: id.0,
         founding: j.founding(),
-        name: j.facts.name.clone(),
-        mode: j.facts.mode.to_string(),
-        workers: j.facts.workers,
-        durability: j.facts.durability.name().into(),
+        name: j.name.clone(),
+        mode: j.facts.as_ref().map(|f| f.mode.to_string()).unwrap_or_default(),
+        workers: j.facts.as_ref().map_or(0, |f| f.workers),
+        durability: j.facts.as_ref().map_or(j.shape.durability, |f| f.durability).name().into(),
         state: j.state.name().into(),
+        stopping: j.stopping,
+        released: j.released,
         first_seen_ms: j.first_seen_ms,
+        ended_ms: j.ended_ms,
+        keep_ms: j.keep_ms,
+        shape: Some(shape_to(j.shape)),
+        bytes: bytes(id),
+        run: j.run.clone(),
         checkpoints: j.checkpoints.iter().map(Into::into).collect(),
     };
     jobs.iter().map(job).collect()

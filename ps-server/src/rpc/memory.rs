@@ -7,7 +7,7 @@ use paraft_proto::{MemoryNeed, MemoryPool, RoomReply};
 
 /// To the wire.
 pub fn to_reply(answer: Answer) -> RoomReply {
-    let Answer { server, need, wanted, memory } = answer;
+    let Answer { server, need, wanted, promised, memory } = answer;
     let Need { weights, slots, kept, staged, log, copies, queued, tables } = need;
     let pool = |p: Pool| MemoryPool { id: p.id, what: p.what, free: p.free, limit: p.limit };
     RoomReply {
@@ -15,6 +15,7 @@ pub fn to_reply(answer: Answer) -> RoomReply {
         why: String::new(),
         need: Some(MemoryNeed { weights, slots, kept, staged, log, copies, queued, tables }),
         wanted,
+        promised,
         pools: memory.pools.into_iter().map(pool).collect(),
     }
 }
@@ -28,6 +29,7 @@ pub fn from_reply(server: ServerId, reply: RoomReply) -> Answer {
         server,
         need: Need { weights, slots, kept, staged, log, copies, queued, tables },
         wanted: reply.wanted,
+        promised: reply.promised,
         memory: Memory { pools: reply.pools.into_iter().map(pool).collect() },
     }
 }

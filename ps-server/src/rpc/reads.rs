@@ -8,7 +8,6 @@ use crate::{
     connections::{Rank, Visitor},
     shard::leader::Reply,
 };
-use paraft_common::ShardId;
 use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
@@ -37,8 +36,8 @@ impl ShardsService {
         if request.protocol != PROTOCOL {
             return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
         }
-        let shard = ShardId(request.shard);
-        let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard))?;
+        let hosted = self.hosted(&request.job, request.shard)?;
+        let shard = hosted.shard.id();
         if request.founding != 0 && request.founding != hosted.founding {
             // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
             return Err(RefusalKind::OtherFounding(shard).into());

@@ -7,7 +7,7 @@ use crate::{
     replicas::{Replica, Replicas, Stopped},
     shard::staleness::OfWorker,
 };
-use paraft_common::{ShardId, WorkerId, histogram::LogHistogram, need::Need};
+use paraft_common::{JobShard, WorkerId, histogram::LogHistogram, need::Need};
 use paraft_proto::{
     self as proto, Bin, Chunks, Member, PROTOCOL, ServerMemory, ShardStatus, StatusReply, StoppedReplica,
     WorkerStaleness,
@@ -33,7 +33,7 @@ pub struct StatusService {
 
 impl StatusService {
     /// Counts a message refused before it reached the leader.
-    pub fn count_refusal(&self, shard: ShardId) {
+    pub fn count_refusal(&self, shard: JobShard) {
         if let Some(w) = self.replicas.get(shard) {
             w.counters.refused.fetch_add(1, Relaxed);
         }
@@ -53,7 +53,7 @@ impl StatusService {
             shards.push(s);
         }
         let room = self.replicas.room();
-        let (memory, promised) = (room.memory(), room.promised(None));
+        let (memory, promised) = (room.memory(), room.promised_to(|_| true));
         let memory = memory.tightest().map(|p| ServerMemory {
             free: p.free,
             limit: p.limit,
@@ -98,9 +98,10 @@ impl From<Counts> for proto::Connections {
     }
 }
 
-fn waits((shard, w): (ShardId, Stopped)) -> StoppedReplica {
+fn waits((shard, w): (JobShard, Stopped)) -> StoppedReplica {
     let stopped_ms = w.since.elapsed().as_millis() as u64;
-    StoppedReplica { shard: shard.0, node: w.node.unwrap_or_default().0, why: w.why, stopped_ms }
+    let (job, shard) = (shard.job().0, shard.shard().0);
+    StoppedReplica { job, shard, node: w.node.unwrap_or_default().0, why: w.why, stopped_ms }
 }
 
 fn staleness((worker, of): (WorkerId, OfWorker)) -> WorkerStaleness {
@@ -123,6 +124,8 @@ fn shard_status(w: &Replica) -> ShardStatus {
     let membership = w.group.membership();
     w.shard.view(|conf, m| ShardStatus {
         shard: w.shard.id().0,
+        job: w.shard.name().job().0,
+        job_name: conf.map(|c| c.job.name.clone()).unwrap_or_default(),
         role: lead.role.name().into(),
         term: lead.term,
         leader: lead.leader.map(|l| l.0),

@@ -62,7 +62,7 @@ impl Shard {
     fn reserve(&self, job: &ServerJob) -> Result<Reserved, Unable> {
         let need = Need::of(job, self.id(), self.shards());
         self.claim.lock().need = Some(need);
-        self.room().reserve(self.id(), &need)
+        self.room().reserve(self.name(), &need)
     }
 
     /// What is set aside now is what was expected.

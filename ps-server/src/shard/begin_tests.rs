@@ -12,7 +12,8 @@ use crate::{
     room::Room,
 };
 use paraft_common::{
-    BucketId, Durability, Encoding, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, Durability, Encoding, JobShard, Mode, Payload, Seq, SessionId, ShardId, Step, Version,
+    WorkerId,
     config::ServerJob,
     round::{Backup, RoundConfig},
 };
@@ -44,7 +45,7 @@ fn admit(job: &ServerJob) -> Proposal {
 
 #[test]
 fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothing() {
-    let shard = Shard::within(room(4 * GIB), ShardId(0), 3);
+    let shard = Shard::within(room(4 * GIB), JobShard::default(), 3);
     let before = shard.image();
     let first_release = Command::Configure { job: largest().to_toml().expect("valid") };
     for proposal in [admit(&largest()), first_release.into()] {
@@ -57,7 +58,7 @@ fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothin
         assert_eq!(applied.map_err(|e| e.kind()), Err(io::ErrorKind::OutOfMemory));
     }
     assert!(shard.configured().is_none() && shard.image() == before);
-    assert_eq!(shard.room().promised(None), 0, "nothing is set aside for it");
+    assert_eq!(shard.room().promised_to(|_| true), 0, "nothing is set aside for it");
 }
 
 /// On the tree before, this takes 192 GiB.
@@ -84,7 +85,7 @@ fn what_others_took_meanwhile_stops_a_replica_before_it_is_too_late() {
         let (id, what) = (String::new(), "the host".into());
         Memory { pools: vec![Pool { id, what, free: now.load(Relaxed), limit: 24 * GIB }] }
     });
-    let shard = Shard::within(room, ShardId(0), 1);
+    let shard = Shard::within(room, JobShard::default(), 1);
     let job = ServerJob::new("taken", Mode::Asp, 8, 4);
     assert_eq!(shard.carry_out(&admit(&job)), Ok(Outcome::Done));
     let init = |bucket| Proposal {
@@ -103,13 +104,13 @@ fn a_snapshot_that_does_not_fit_is_refused_before_its_bulk_is_read() {
     let whole = Shard::new(ShardId(0), 1);
     whole.apply(&admit(&largest()));
     let header = header::encode(&whole.image().header()).expect("a header");
-    let small = Shard::within(room(4 * GIB), ShardId(0), 1);
+    let small = Shard::within(room(4 * GIB), JobShard::default(), 1);
     let mut never = std::iter::from_fn(|| panic!("the bulk was read"));
     for unable in [small.room_for(&header), small.install_parts(&header, &mut never)] {
         assert!(matches!(unable, Err(Unable::NoRoom(_))), "{unable:?}");
     }
     assert!(small.configured().is_none());
-    assert_eq!(small.room().promised(None), 0);
+    assert_eq!(small.room().promised_to(|_| true), 0);
 }
 
 #[test]
@@ -197,6 +198,7 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
             rate: 0.5,
         },
         Command::Skip { bucket, contributions: Vec::new(), closes: false },
+        Command::Stop,
     ];
     for (number, command) in (0u8..).zip(&all) {
         let bytes = header::encode(command).expect("encodes");

@@ -201,6 +201,8 @@ pub enum Command {
         /// As in [`Command::Update`].
         closes: bool,
     },
+    /// A person has ended the job: its workers finish where they hear of it.
+    Stop,
 }
 
 /// An entry of pushes that are applied, whatever its kind.

@@ -12,9 +12,10 @@ use super::{
 };
 use crate::{raft::Unable, room::Room};
 use paraft_common::{
-    BucketId, Encoding, InForce, Mode, Payload, SessionId, ShardId, Step, TensorKind, WorkerId,
+    BucketId, Encoding, InForce, JobId, JobShard, Mode, Payload, SessionId, ShardId, Step, TensorKind,
+    WorkerId,
     codec::F32_BYTES,
-    config::{LastEvaluation, Start, Stopping},
+    config::{EarlyStop, LastEvaluation, Start, Stopping},
     histogram::DelayHistogram,
 };
 use parking_lot::{MappedRwLockWriteGuard, Mutex, RwLock, RwLockWriteGuard};
@@ -32,7 +33,7 @@ pub use super::configured::Configured;
 /// A shard. One task applies; any number read.
 #[derive(Debug)]
 pub struct Shard {
-    id: ShardId,
+    name: JobShard,
     shards: u32,
     /// One lock for both: who reads clocks and then buckets must not get those of two snapshots.
     pub(super) state: RwLock<State>,
@@ -90,7 +91,7 @@ pub struct Meta {
     evaluated: Option<Evaluated>,
     /// The best mean loss so far and the evaluations since.
     best: Option<(f64, u32)>,
-    /// Early stopping has fired.
+    /// The job ends early: its rule says so, or a person.
     pub stop: bool,
     /// Of each member's steps, those that were skipped here: of its first bucket. (Behind the rest in a snapshot.)
     #[serde(skip)]
@@ -128,9 +129,9 @@ impl Meta {
         }
     }
 
-    /// What a checkpoint keeps of early stopping. Evaluations that are open are left out: who goes on from the
-    /// checkpoint reports again.
-    pub fn stopping(&self) -> Stopping {
+    /// What a checkpoint keeps of early stopping, by the job's `rule`. Evaluations that are open are left out: who goes on from
+    /// the checkpoint reports again. That a person has ended the job is left out too: who goes on from it wants to.
+    pub fn stopping(&self, rule: Option<EarlyStop>) -> Stopping {
         let (best_loss, bad) = self.best.unwrap_or((f64::INFINITY, 0));
         let evaluated = self.evaluated.map(|e| LastEvaluation {
             epoch: e.epoch,
@@ -138,7 +139,8 @@ impl Meta {
             correct: e.sums.correct,
             count: e.sums.count,
         });
-        Stopping { best_loss, bad, stop: self.stop, evaluated }
+        let stop = self.stop && rule.is_some_and(|rule| bad >= rule.patience);
+        Stopping { best_loss, bad, stop, evaluated }
     }
 }
 
@@ -155,19 +157,25 @@ struct OpenEvaluation {
 impl Shard {
     /// An empty shard, number `id` of `shards`.
     pub fn new(id: ShardId, shards: u32) -> Self {
-        Self::within(Room::unlimited(), id, shards)
+        let name = JobShard::new(JobId(0), id).unwrap_or_default();
+        Self::within(Room::unlimited(), name, shards)
     }
 
     /// As [`Self::new`], on a server with so much room.
-    pub fn within(room: Arc<Room>, id: ShardId, shards: u32) -> Self {
+    pub fn within(room: Arc<Room>, name: JobShard, shards: u32) -> Self {
         let (state, staged) = (RwLock::default(), RwLock::default());
         let (claim, term) = (Mutex::default(), AtomicU64::new(0));
-        Self { id, shards, state, staged, room, claim, term }
+        Self { name, shards, state, staged, room, claim, term }
     }
 
-    /// Its number.
+    /// Its number in its job.
     pub fn id(&self) -> ShardId {
-        self.id
+        self.name.shard()
+    }
+
+    /// Its name in the fleet.
+    pub fn name(&self) -> JobShard {
+        self.name
     }
 
     /// Of how many.
@@ -313,6 +321,12 @@ impl Shard {
             Command::Resume { worker, session, level } => {
                 let clock = self.meta_mut().members.resume(*worker, *session, *level);
                 clock.map_or(Outcome::Done, |clock| Outcome::Resumed { clock })
+            }
+            Command::Stop => {
+                let meta = &mut *self.meta_mut();
+                meta.stop = true;
+                meta.settle_chunks();
+                Outcome::Done
             }
         })
     }

@@ -7,8 +7,8 @@
 
 use flate2::{Compression, write::GzEncoder};
 use paraft_common::{
-    BucketId, Durability, Encoding, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step, Version,
-    WorkerId,
+    BucketId, Durability, Encoding, JobId, JobShard, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step,
+    Version, WorkerId,
     checkpoint::KnownCheckpoint,
     encoding::{Encoder, Stretch},
 };
@@ -21,7 +21,10 @@ use paraft_decoders::{
 use paraft_proto::{self as proto, checkpoint_part, from_shard, to_shard};
 use paraft_record::{Eval, Event, Leave, Run, Server, Shard as ShardLine, Train, Worker};
 use paraft_server::{
-    control::{Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Place, Retired, Shape},
+    control::{
+        Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Place, Retired, Shape,
+        Submission,
+    },
     header,
     raft::{ReplicaId, Replicated, fuzzing},
     replicated::Change,
@@ -245,7 +248,9 @@ fn control_wire() {
     write("control_wire", "checkpoints", &Seed::default().byte(1).rest(&note.encode_to_vec()).0);
     use proto::directive::Kind;
     let kinds = [
-        Kind::Host(proto::Host { founding: 1 }),
+        Kind::Host(proto::Host { founding: 1, shards: 2, durability: "leader".into() }),
+        Kind::Remove(proto::Remove {}),
+        Kind::Stop(proto::Stop {}),
         Kind::Found(proto::Found { founding: 1, members: Vec::new() }),
         Kind::Retire(proto::Retire { node: 1, index: 2 }),
         Kind::Voters(proto::Voters { nodes: vec![1, 2] }),
@@ -410,14 +415,25 @@ fn control_commands() -> Vec<Control> {
         Control::Admit { server: ServerId(1), address: "b:1".into() },
         Control::Join { address: "c:1".into() },
         Control::Drain { server: ServerId(0), draining: true },
-        Control::Place { shard: ShardId(0), place },
+        Control::Place { shard: JobShard::default(), place },
         Control::Job {
-            shards: BTreeMap::from([(ShardId(0), 7)]),
+            shards: BTreeMap::from([(JobShard::default(), 7)]),
             facts,
             state: JobState::Running,
             seen_ms: 5,
         },
         Control::Checkpoints { job: 7, difference },
+        Control::Submit(Submission {
+            name: "b".into(),
+            token: 1,
+            shape,
+            keep_ms: Some(1),
+            seen_ms: 6,
+            run: "h:/r".into(),
+        }),
+        Control::Stop { job: JobId(1), now_ms: 7 },
+        Control::Release { job: JobId(1) },
+        Control::Delete { job: JobId(0) },
     ]
 }
 

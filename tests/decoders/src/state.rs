@@ -4,7 +4,7 @@ use crate::{
     input::{Input, Seed},
     log_files::{Layout, segment},
 };
-use paraft_common::{Payload, ShardId, config::ServerJob};
+use paraft_common::{JobShard, Payload, ShardId, config::ServerJob};
 use paraft_server::{
     control::{Agreed, Command, Identity},
     header,
@@ -150,8 +150,8 @@ pub fn replica(data: &[u8]) {
     }
     let shared: Arc<dyn Disk> = Arc::new(disk);
     let _ = replay::fleet_of(shared.clone(), Path::new("/data"));
-    let Ok(whole) = replay::replay(shared.clone(), ShardId(0), folder, u64::MAX) else { return };
-    let again = replay::replay(shared, ShardId(0), folder, u64::MAX).expect("as before");
+    let Ok(whole) = replay::replay(shared.clone(), JobShard::default(), folder, u64::MAX) else { return };
+    let again = replay::replay(shared, JobShard::default(), folder, u64::MAX).expect("as before");
     assert_eq!(again.replayed, whole.replayed, "the same log, the same digests");
     there_and_back(&*whole.shard, &Shard::new(ShardId(0), whole.shards));
 }

@@ -38,6 +38,8 @@ pub struct CheckpointParts {
     step: Step,
     /// Of the moment in which they are asked for.
     now: bool,
+    /// The name of the job.
+    job: String,
     layout: Layout,
     shards: u32,
     slots: usize,
@@ -119,6 +121,7 @@ impl CheckpointParts {
         let mut sections = Self {
             step,
             now,
+            job: job.name.clone(),
             shards,
             slots,
             streams: BTreeMap::new(),
@@ -231,8 +234,13 @@ impl CheckpointParts {
                 None => connect::channel(address, transport).await?,
             };
             channels.insert(address.to_string(), channel.clone());
-            let request =
-                CheckpointRequest { protocol: PROTOCOL, shard: shard.0, step: self.step.0, now: self.now };
+            let request = CheckpointRequest {
+                protocol: PROTOCOL,
+                shard: shard.0,
+                step: self.step.0,
+                now: self.now,
+                job: self.job.clone(),
+            };
             let reply = services::checkpoint(&channel, request).await;
             let mut stream = reply.map_err(|s| s.message().to_string())?;
             match stream.message().await.map_err(|s| s.message().to_string())?.and_then(|m| m.message.kind) {

@@ -1,15 +1,14 @@
 //! Channels to servers, over TCP or, on the same host, over the server's Unix socket.
 
 use hyper_util::rt::TokioIo;
-use paraft_common::{ServerId, ShardId};
 use paraft_host::socket_path;
 use paraft_lanes::{
     LaneError, Purpose,
     shared::{self as lanes, ReadHalf, Trust, WriteHalf},
 };
 use paraft_proto::{
-    AbandonRequest, DescribeReply, DescribeRequest, DrainRequest, ForgetRequest, Refused, StatusReply,
-    StatusRequest, SwitchModeRequest, control_client::ControlClient, limits, shards_client::ShardsClient,
+    DescribeReply, DescribeRequest, Refused, StatusReply, StatusRequest, SwitchModeRequest,
+    control_client::ControlClient, limits, shards_client::ShardsClient,
 };
 use std::{
     collections::BTreeMap,
@@ -221,56 +220,5 @@ pub async fn switch_mode(
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,
         Err(_) => Err(failed(format!("no answer within {within:?}"))),
-    }
-}
-
-/// Tells the leader of the control group that a server will not come back. `Err` as [`drain`].
-pub async fn forget(address: &str, server: ServerId, within: Duration) -> Result<(), (String, String)> {
-    let ask = async {
-        let channel = channel(address, Transport::Tcp).await.map_err(|e| (e, String::new()))?;
-        let reply = ControlClient::new(channel).forget(ForgetRequest { server: server.0 }).await;
-        let reply = reply.map_err(|s| (s.message().to_string(), String::new()))?.into_inner();
-        if reply.accepted { Ok(()) } else { Err((reply.why, reply.leader)) }
-    };
-    let late = |_| Err((format!("no answer within {within:?}"), String::new()));
-    tokio::time::timeout(within, ask).await.unwrap_or_else(late)
-}
-
-/// Has the leader of the control group give up what a shard held; gives what that was. Without `accept_loss` nothing is
-/// done, and the error says it. `Err` as [`drain`].
-pub async fn abandon(
-    address: &str,
-    shard: ShardId,
-    accept_loss: bool,
-    within: Duration,
-) -> Result<String, (String, String)> {
-    let ask = async {
-        let channel = channel(address, Transport::Tcp).await.map_err(|e| (e, String::new()))?;
-        let request = AbandonRequest { shard: shard.0, accept_loss };
-        let reply = ControlClient::new(channel).abandon(request).await;
-        let reply = reply.map_err(|s| (s.message().to_string(), String::new()))?.into_inner();
-        if reply.accepted { Ok(reply.why) } else { Err((reply.why, reply.leader)) }
-    };
-    let late = |_| Err((format!("no answer within {within:?}"), String::new()));
-    tokio::time::timeout(within, ask).await.unwrap_or_else(late)
-}
-
-/// Asks the leader of the control group to empty a server, or to fill it again. `Err` says why not, and, where
-/// another server leads, its address.
-pub async fn drain(
-    address: &str,
-    server: ServerId,
-    undo: bool,
-    within: Duration,
-) -> Result<(), (String, String)> {
-    let ask = async {
-        let channel = channel(address, Transport::Tcp).await.map_err(|e| (e, String::new()))?;
-        let reply = ControlClient::new(channel).drain(DrainRequest { server: server.0, undo }).await;
-        let reply = reply.map_err(|s| (s.message().to_string(), String::new()))?.into_inner();
-        if reply.accepted { Ok(()) } else { Err((reply.why, reply.leader)) }
-    };
-    match tokio::time::timeout(within, ask).await {
-        Ok(r) => r,
-        Err(_) => Err((format!("no answer within {within:?}"), String::new())),
     }
 }

@@ -15,6 +15,7 @@
 //! - [`groups`]: which ranks are in a group that acts as one worker.
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `control`: calls to the leader of the control group.
+//! - `orders`: what a person asks of a fleet.
 //! - `pool`: buffers for payloads.
 //! - `initial`: what the servers get when they have no weights yet.
 //! - [`error`]: few kinds, which say what to do.
@@ -30,14 +31,16 @@ pub mod groups;
 mod initial;
 mod interrupt;
 mod io;
+mod orders;
 mod out;
 mod pool;
 
 pub use acks::Acked;
 pub use client::{Client, ClientOptions, Counters};
-pub use connect::{Transport, abandon, describe, drain, forget, status, switch_mode};
+pub use connect::{Transport, describe, status, switch_mode};
 pub use error::ClientError;
 pub use initial::Initial;
 pub use interrupt::Interrupt;
+pub use orders::{abandon, drain, end_job, forget, submit};
 pub use paraft_proto::WireKind;
 pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported, SessionError};

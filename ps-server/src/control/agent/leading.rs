@@ -12,7 +12,7 @@ use crate::{
     raft::Membership,
     replicated::Group,
 };
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{JobShard, ServerId};
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -28,8 +28,8 @@ pub(super) const PLAN_PAUSE: Duration = Duration::from_millis(5);
 pub(in crate::control) struct Leading {
     pub since: Option<Instant>,
     pub heard: BTreeMap<ServerId, LastReport>,
-    pub health: BTreeMap<ShardId, (Health, String)>,
-    pub(super) lost_since: BTreeMap<ShardId, Instant>,
+    pub health: BTreeMap<JobShard, (Health, String)>,
+    pub(super) lost_since: BTreeMap<JobShard, Instant>,
     /// Servers that too few of the others reach.
     pub unreached: BTreeMap<ServerId, String>,
     /// The rule that chooses a job's staleness bound.
@@ -97,7 +97,7 @@ impl Agent {
             unix_ms: paraft_host::clock::unix_ms(),
         };
         let mut plan = plan(&view);
-        if let Some((server, switch)) = auto.steer(&view) {
+        for (server, switch) in auto.steer(&view) {
             plan.directives.entry(server).or_default().push(switch);
         }
         let unreached = view.unreached();
@@ -217,8 +217,12 @@ impl Agent {
     #[allow(clippy::type_complexity)]
     pub fn overview(
         &self,
-    ) -> Option<(State, Membership, BTreeMap<ServerId, (Report, bool)>, BTreeMap<ShardId, (Health, String)>)>
-    {
+    ) -> Option<(
+        Arc<State>,
+        Membership,
+        BTreeMap<ServerId, (Report, bool)>,
+        BTreeMap<JobShard, (Health, String)>,
+    )> {
         let leading = self.leading.lock();
         leading.since?;
         let silent = |h: &LastReport| h.at.elapsed() > self.options.timeouts.silent;

@@ -9,7 +9,7 @@ use crate::{
     replicas::{Aside, Replica},
     shard::leader::{Event, Wanted},
 };
-use paraft_common::{ShardId, auto::Switch};
+use paraft_common::{JobShard, auto::Switch};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -46,7 +46,7 @@ impl Agent {
             };
             (id, report)
         });
-        let mut replicas: BTreeMap<ShardId, ReplicaReport> = replicas.collect();
+        let mut replicas: BTreeMap<JobShard, ReplicaReport> = replicas.collect();
         for (shard, waits) in self.replicas.stopped() {
             replicas.entry(shard).or_insert_with(|| ReplicaReport {
                 node: waits.node.unwrap_or_default(),
@@ -146,21 +146,29 @@ impl Agent {
             }
             let this = self.clone();
             tokio::spawn(async move {
-                if let Err(e) = this.carry_out(&d).await {
-                    tracing::warn!(shard = d.shard.0, what = ?d.what, error = %e, "a directive failed; it will be planned again");
-                }
+                let done = this.carry_out(&d).await;
                 this.busy.lock().remove(&d.shard);
+                match done {
+                    // What comes next is planned by what is here now.
+                    Ok(())
+                        if matches!(d.what, Action::Host { .. } | Action::Found { .. } | Action::Remove) =>
+                    {
+                        this.done.notify_one();
+                    }
+                    Ok(()) => {}
+                    Err(e) => {
+                        tracing::warn!(shard = %d.shard, what = ?d.what, error = %e, "a directive failed; it will be planned again");
+                    }
+                }
             });
         }
     }
 
     async fn carry_out(&self, d: &Directive) -> Result<(), String> {
-        // A replica that is hosted with other settings than the fleet's would keep its log where it does not belong.
-        let shape = self.shape().ok_or("this server does not know its fleet's settings yet")?;
         let group = || self.replicas.get(d.shard).map(|r| r.group).ok_or("it is not here");
         match &d.what {
-            Action::Host { founding } => {
-                self.replicas.host(d.shard, shape.shards, shape.durability, *founding).await
+            Action::Host { founding, shards, durability } => {
+                self.replicas.host(d.shard, *shards, *durability, *founding).await
             }
             Action::Found { founding, members } => {
                 let replica =
@@ -173,7 +181,7 @@ impl Agent {
             Action::Retire { node, index } => self.replicas.retire(d.shard, *node, *index).await,
             Action::Learner(node, address) => group()?.add_learner(*node, address).await,
             Action::Voters(voters) => {
-                tracing::info!(shard = d.shard.0, ?voters, "changing who votes");
+                tracing::info!(shard = %d.shard, ?voters, "changing who votes");
                 group()?.set_members(voters).await
             }
             Action::Diverged { node, at, majority } => {
@@ -186,6 +194,11 @@ impl Agent {
                 Ok(())
             }
             Action::Transfer(to) => group()?.transfer(*to).await,
+            Action::Remove => self.replicas.remove(d.shard).await,
+            Action::Stop => {
+                let leader = self.replicas.get(d.shard).ok_or("it is not here")?.leader;
+                leader.send(Event::Stop).await.map_err(|e| e.to_string())
+            }
             Action::Switch(Switch { number, mode, loosest }) => {
                 let leader = self.replicas.get(d.shard).ok_or("it is not here")?.leader;
                 // What comes of it is reported.
@@ -212,7 +225,8 @@ fn job_of(replica: &Replica) -> Option<JobReport> {
         },
         shards: u32::try_from(buckets).unwrap_or(u32::MAX),
         finished: shard.read(|m| {
-            m.started && m.members.iter().next().is_some() && m.members.unfinished().next().is_none()
+            let ended = m.stop || m.started && m.members.iter().next().is_some();
+            ended && m.members.unfinished().next().is_none()
         }),
         auto: replica.counters.take_auto(shard),
     })

@@ -2,13 +2,13 @@
 
 use super::{Action, Health, Plan, View, can_lead};
 use crate::raft::ReplicaId;
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeMap;
 
 /// A replica that would be better elsewhere.
 #[derive(Clone, Copy)]
 pub(super) struct Move {
-    pub shard: ShardId,
+    pub shard: JobShard,
     pub from: ReplicaId,
     pub to: ServerId,
 }
@@ -17,7 +17,7 @@ pub(super) struct Move {
 /// is smaller than the difference. So every move makes the sum of the squares smaller, and they end. Only what votes
 /// counts, so that the choice stays the same while a move is under way; and only a fleet that is whole and has
 /// settled is evened out.
-pub(super) fn uneven(view: &View, replicas: u32) -> Option<Move> {
+pub(super) fn uneven(view: &View) -> Option<Move> {
     if view.now.saturating_duration_since(view.since) <= view.timeouts.settle {
         return None;
     }
@@ -26,8 +26,10 @@ pub(super) fn uneven(view: &View, replicas: u32) -> Option<Move> {
         return None; // one is silent: it may come back, or it will be replaced
     }
     let mut all = Vec::new();
-    for (shard, place) in &view.state.shards {
-        let (_, lead) = view.leader(*shard, place.founding).filter(|_| place.founded)?;
+    // One that has yet to begin holds nothing.
+    for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
+        let replicas = view.state.shape_of(shard.job())?.replicas;
+        let (_, lead) = view.leader(*shard, place.founding)?;
         let now = &lead.membership;
         let bytes = lead.bytes.max(1); // an empty model's shards count too
         let well = |n: &ReplicaId| {

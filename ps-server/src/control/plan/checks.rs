@@ -2,14 +2,14 @@
 
 use super::{Action, Plan, View};
 use crate::raft::{Digest, Membership, ReplicaId};
-use paraft_common::ShardId;
+use paraft_common::JobShard;
 use std::collections::BTreeMap;
 
 /// Compares the replicas' digests where they have hashed the same index. Who differs from a majority of the voters is
 /// stopped, the leader too. Where there is no majority nobody knows who is right: that is said, and nobody stopped.
 pub(super) fn compare(
     view: &View,
-    shard: ShardId,
+    shard: JobShard,
     founding: u64,
     now: &Membership,
     plan: &mut Plan,

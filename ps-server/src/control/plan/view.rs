@@ -5,7 +5,7 @@ use crate::{
     control::state::State,
     raft::{Digest, Membership, ReplicaId},
 };
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{JobShard, ServerId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -19,7 +19,7 @@ pub struct Report {
     /// Its replica of the control group.
     pub node: ReplicaId,
     /// Its replicas of shards.
-    pub replicas: BTreeMap<ShardId, ReplicaReport>,
+    pub replicas: BTreeMap<JobShard, ReplicaReport>,
     /// The servers that it has reached lately, at the addresses that are agreed on.
     pub reached: BTreeSet<ServerId>,
     /// Folders of replicas that were put aside; `None`: they are still being read.
@@ -32,7 +32,7 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AsideReport {
     /// Of which shard.
-    pub shard: ShardId,
+    pub shard: JobShard,
     /// Of which founding; 0: it does not say.
     pub founding: u64,
     /// In the server's data folder.
@@ -123,7 +123,7 @@ pub struct View<'a> {
     /// Of the control group's members, those that lack a few entries at most.
     pub control_caught_up: &'a BTreeSet<ReplicaId>,
     /// Since when every replica of a shard has been seen to be lost.
-    pub lost_since: &'a BTreeMap<ShardId, Instant>,
+    pub lost_since: &'a BTreeMap<JobShard, Instant>,
     /// Settings.
     pub timeouts: Timeouts,
     /// A random number for a new founding.
@@ -179,14 +179,14 @@ impl View<'_> {
     }
 
     /// The report of a replica whose storage does not serve it at present.
-    pub(super) fn stopped(&self, shard: ShardId, n: ReplicaId) -> Option<&ReplicaReport> {
+    pub(super) fn stopped(&self, shard: JobShard, n: ReplicaId) -> Option<&ReplicaReport> {
         let report = self.live(n.server())?.replicas.get(&shard)?;
         (report.stopped.is_some() && (report.node == n || report.node == ReplicaId(0))).then_some(report)
     }
 
     /// The folders of a shard's replicas of this founding that lie aside and can be read, and where. `None`: some server
     /// that is there has not said yet.
-    pub(super) fn readable_asides(&self, shard: ShardId, founding: u64) -> Option<Vec<(ServerId, &str)>> {
+    pub(super) fn readable_asides(&self, shard: JobShard, founding: u64) -> Option<Vec<(ServerId, &str)>> {
         let mut found = Vec::new();
         for (server, report) in self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?))) {
             let here = report.asides.as_ref()?.iter();
@@ -197,7 +197,7 @@ impl View<'_> {
     }
 
     /// Why a server cannot host a replica of the shard, where that is for want of room. It says so until there is some.
-    pub(super) fn no_room(&self, server: ServerId, shard: ShardId) -> Option<&str> {
+    pub(super) fn no_room(&self, server: ServerId, shard: JobShard) -> Option<&str> {
         let report = self.live(server)?.replicas.get(&shard)?;
         report.no_room.then_some(report.trouble.as_str())
     }
@@ -209,7 +209,7 @@ impl View<'_> {
     /// The report of a shard's leader: of those that say they lead, the one of the latest term.
     pub(in crate::control) fn leader(
         &self,
-        shard: ShardId,
+        shard: JobShard,
         founding: u64,
     ) -> Option<(ServerId, &ReplicaReport)> {
         let leads = |s: &ServerId| {

@@ -5,9 +5,10 @@ use crate::{
     control::{Action, AsideReport, Directive, ReplicaReport, Report, Shape},
     raft::{Digest, Membership, ReplicaId},
 };
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, JobShard, ServerId};
 use paraft_proto::{
-    CheckDigest, Diverged, FleetShape, Found, Host, Replica, ReportRequest, Retire, Voters, directive,
+    CheckDigest, Diverged, FleetShape, Found, Host, Remove, Replica, ReportRequest, Retire, Stop, Voters,
+    directive,
 };
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ pub fn shape_to(s: Shape) -> FleetShape {
 /// A report for the wire.
 pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest {
     let replicas = report.replicas.iter().map(|(shard, r)| paraft_proto::ReplicaReport {
-        shard: shard.0,
+        shard: shard.number(),
         node: r.node.0,
         founding: r.founding,
         founded: r.founded,
@@ -67,14 +68,14 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
 
 fn aside(a: &AsideReport) -> paraft_proto::AsideReport {
     let AsideReport { shard, founding, name, readable } = a.clone();
-    paraft_proto::AsideReport { shard: shard.0, founding, name, readable }
+    paraft_proto::AsideReport { shard: shard.number(), founding, name, readable }
 }
 
 /// A report from the wire. A job that this version does not know is left out.
 pub fn from_report(r: ReportRequest) -> Report {
     let aside = |a: paraft_proto::AsideReport| {
         let paraft_proto::AsideReport { shard, founding, name, readable } = a;
-        AsideReport { shard: ShardId(shard), founding, name, readable }
+        AsideReport { shard: JobShard::from_number(shard), founding, name, readable }
     };
     let replica = |r: paraft_proto::ReplicaReport| {
         let voters = r.members.iter().filter(|m| m.voter).map(|m| ReplicaId(m.node)).collect();
@@ -96,7 +97,7 @@ pub fn from_report(r: ReportRequest) -> Report {
             caught_up,
             job: r.job.and_then(jobs::from_report),
         };
-        (ShardId(r.shard), report)
+        (JobShard::from_number(r.shard), report)
     };
     Report {
         address: r.address,
@@ -113,7 +114,11 @@ pub fn to_directive(d: Directive) -> paraft_proto::Directive {
     let replica =
         |(n, address): (ReplicaId, String), voter| Replica { node: n.0, address, voter, caught_up: false };
     let kind = match d.what {
-        Action::Host { founding } => Kind::Host(Host { founding }),
+        Action::Host { founding, shards, durability } => {
+            Kind::Host(Host { founding, shards, durability: durability.name().into() })
+        }
+        Action::Remove => Kind::Remove(Remove {}),
+        Action::Stop => Kind::Stop(Stop {}),
         Action::Found { founding, members } => {
             Kind::Found(Found { founding, members: members.into_iter().map(|m| replica(m, true)).collect() })
         }
@@ -126,14 +131,18 @@ pub fn to_directive(d: Directive) -> paraft_proto::Directive {
             Kind::Diverged(Diverged { node: node.0, index: at.index, digest: at.digest, majority })
         }
     };
-    paraft_proto::Directive { shard: d.shard.0, kind: Some(kind) }
+    paraft_proto::Directive { shard: d.shard.number(), kind: Some(kind) }
 }
 
 /// A directive from the wire; `None`: of a kind that this version does not know.
 pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
     use directive::Kind;
     let what = match d.kind.as_ref()? {
-        Kind::Host(h) => Action::Host { founding: h.founding },
+        Kind::Host(h) => {
+            Action::Host { founding: h.founding, shards: h.shards, durability: h.durability.parse().ok()? }
+        }
+        Kind::Remove(Remove {}) => Action::Remove,
+        Kind::Stop(Stop {}) => Action::Stop,
         Kind::Found(f) => Action::Found {
             founding: f.founding,
             members: f.members.iter().map(|m| (ReplicaId(m.node), m.address.clone())).collect(),
@@ -149,5 +158,5 @@ pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
             majority: d.majority,
         },
     };
-    Some(Directive { shard: ShardId(d.shard), what })
+    Some(Directive { shard: JobShard::from_number(d.shard), what })
 }

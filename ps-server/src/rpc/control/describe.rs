@@ -13,7 +13,7 @@ use paraft_proto::{DescribeReply, ServerInfo, ShardInfo};
 /// The answer of this server; where it does not lead the control group, only who does, and the jobs.
 pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
     let Some((state, control, heard, health)) = agent.overview() else {
-        let jobs = agent.agreed.read(|s| jobs::to_info(&s.jobs));
+        let jobs = agent.agreed.read(|s| jobs::to_info(&s.jobs, |_| 0));
         return DescribeReply { leader: leader.clone(), jobs, ..DescribeReply::default() };
     };
     let servers = state.servers.iter().map(|(id, m)| {
@@ -69,7 +69,8 @@ pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
             ids(l.membership.voters.iter().filter(|n| !answers(n, &|r| holds(n, r))).collect())
         };
         ShardInfo {
-            shard: shard.0,
+            shard: shard.shard().0,
+            job: shard.job().0,
             state: health.name().into(),
             voters: servers(true),
             learners: servers(false),
@@ -78,6 +79,10 @@ pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
             silent: lead.map(silent).unwrap_or_default(),
         }
     });
+    let bytes_of = |job| {
+        let live = heard.values().filter(|(_, silent)| !silent).flat_map(|(r, _)| &r.replicas);
+        live.filter(|(shard, _)| shard.job() == job).map(|(_, r)| r.bytes).sum()
+    };
     DescribeReply {
         fleet: state.fleet,
         generation: state.generation,
@@ -85,7 +90,7 @@ pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
         shape: state.shape.map(shape_to),
         servers: servers.collect(),
         shards: shards.collect(),
-        jobs: jobs::to_info(&state.jobs),
+        jobs: jobs::to_info(&state.jobs, bytes_of),
         control_voters: ids(control.voters.iter().collect()),
         control_silent: ids(control_silent.collect()),
         groups: groups::to_info(agent),

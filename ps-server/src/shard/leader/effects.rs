@@ -113,6 +113,8 @@ pub enum Input {
     Closed(ConnId),
     /// Somebody asks for a switch of the mode: its number (`None`: the next), and what to.
     SwitchMode(Option<u64>, Wanted, Option<Asker<Switched>>),
+    /// A person ends the job.
+    Stop,
     /// Who writes the checkpoint of a step asks for the shard's part; or for one of this moment.
     Fetch(Step, bool, Asker<Fetched>),
     /// What has become of the proposal or the confirmation with this number.

@@ -62,6 +62,8 @@ pub enum Event {
         /// Hears what is in force, once the switch has taken effect here.
         tx: Option<oneshot::Sender<Result<InForce, RefusalKind>>>,
     },
+    /// The job is to end where it is.
+    Stop,
     /// Who writes a checkpoint asks for the shard's part of it.
     Fetch {
         /// Of which step.
@@ -256,7 +258,7 @@ impl CheckpointImage {
     pub(super) fn of(step: Step, conf: &Arc<Configured>, state: &Meta) -> Self {
         let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
         let members = state.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
-        let (stopping, job) = (state.stopping(), state.job.clone());
+        let (stopping, job) = (state.stopping(conf.job.early_stop), state.job.clone());
         Self { step, job, conf: conf.clone(), buckets, members, stopping }
     }
 

@@ -276,6 +276,7 @@ impl Leader {
             Input::SwitchMode(number, wanted, asker) => {
                 self.switch_asked(group, number, wanted, asker);
             }
+            Input::Stop => self.stop_asked(),
             Input::Fetch(step, now, asker) => {
                 let fetched = self.fetch_part(group, step, now);
                 self.out.push_back(Effect::Fetched(asker, fetched));

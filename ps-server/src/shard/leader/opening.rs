@@ -315,6 +315,14 @@ impl Leader {
     }
 
     /// Takes the next step of a switch under way.
+    /// The job is to end where it is. Asked again and again until it has.
+    pub(super) fn stop_asked(&mut self) {
+        let leads = self.epoch.as_ref().is_some_and(|e| e.phase == Phase::Leads);
+        if leads && self.shard.configured().is_some() && !self.shard.read(|m| m.stop) {
+            self.propose_behind_cut(Purpose::Stop, Command::Stop.into());
+        }
+    }
+
     pub(super) fn propose_switch(&mut self) {
         if self.epoch.as_ref().is_none_or(|e| !e.switching.is_under_way()) {
             return;

@@ -43,6 +43,8 @@ pub enum Purpose {
     Pull(Ready),
     /// The mode is switched.
     SwitchMode,
+    /// A person ends the job.
+    Stop,
     /// A worker goes on.
     Resume(ConnId),
     /// A part of a state delta.

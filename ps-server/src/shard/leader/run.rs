@@ -62,6 +62,7 @@ impl Lines {
                 Input::Closed(conn)
             }
             Event::SwitchMode { number, wanted, tx } => Input::SwitchMode(number, wanted, tx.map(Into::into)),
+            Event::Stop => Input::Stop,
             Event::Fetch { step, now, tx } => Input::Fetch(step, now, tx.into()),
         }
     }

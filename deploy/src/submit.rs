@@ -1,0 +1,82 @@
+//! `paraft submit`: a job for a fleet that stands already, without a terminal that waits for it.
+//!
+//! What it leaves behind is `paraft train --to`, which launches the workers on this machine and has the run's folder.
+
+use clap::Args;
+use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir, standing::Keep};
+use paraft_worker::{Job, exit};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+#[derive(Args)]
+pub struct SubmitArgs {
+    /// The job file.
+    pub job: PathBuf,
+    /// The fleet that is to train it: its folder, a job file with cluster.addresses, or servers as host:port,
+    /// comma-separated.
+    #[arg(long, value_name = "FLEET")]
+    pub to: PathBuf,
+    /// Overrides a key of the job file, for example train.mode=asp; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// So long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    pub keep: Keep,
+    /// Go on from a checkpoint, as in `paraft train`.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
+    pub resume: Option<PathBuf>,
+    /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
+}
+
+/// What the launcher says, in the run's folder.
+pub const LAUNCHER_LOG: &str = "launcher.log";
+
+pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
+    let job = Job::load(&args.job, &args.set)?;
+    let dir = RunDir::of(args.run_dir.as_deref(), &job.name, args.resume.is_some())?.to_path_buf();
+    let log = dir.join(LAUNCHER_LOG);
+    let written = |e| Failure::write(&log, e);
+    let said = File::create(&log).map_err(written)?;
+    // What is in it is of an earlier run, where this one goes on.
+    let file = dir.join(JOB_FILE);
+    match fs::remove_file(&file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&file, e)),
+        _ => {}
+    }
+    let own = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
+    let mut command = Command::new(own);
+    command.arg("train").arg(&args.job).arg("--detached").arg("--to").arg(&args.to);
+    command.arg("--keep").arg(args.keep.to_string()).arg("--run-dir").arg(&dir);
+    args.set.iter().for_each(|set| _ = command.args(["--set", set]));
+    if let Some(path) = &args.resume {
+        command.arg("--resume").arg(path);
+    }
+    command.stdin(Stdio::null()).stdout(said.try_clone().map_err(written)?).stderr(said);
+    let mut launcher =
+        command.spawn().map_err(|e| Failure::new(exit::IO, format!("no process for the launcher: {e}")))?;
+    loop {
+        // Written when the fleet has taken the job in.
+        if let Some(name) = name_in(&file) {
+            out!("job {name} is submitted; its record and its logs are in {}", dir.display());
+            return Ok(exit::OK);
+        }
+        if let Some(status) = launcher.try_wait().map_err(|e| Failure::new(exit::IO, e))? {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            let said = said.trim().trim_start_matches("error: ").to_string();
+            let code = status.code().unwrap_or(exit::FAILED);
+            return Err(Failure::new(code, said));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The job's name, once its file is there as a whole.
+fn name_in(file: &Path) -> Option<String> {
+    Job::load(file, &[]).ok().map(|job| job.name)
+}
