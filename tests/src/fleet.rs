@@ -6,7 +6,8 @@ use paraft_client::{Transport, status};
 use paraft_common::{Durability, JobId, JobShard, ServerId, ShardId};
 use paraft_fleet::faults::{Faults, link::Links, proxy::Proxies};
 use paraft_proto::{
-    DescribeReply, HelloReply, HelloRequest, ShardStatus, StatusReply, control_client::ControlClient,
+    DescribeReply, FleetShape, HelloReply, HelloRequest, ShardStatus, StatusReply, SubmitRequest,
+    control_client::ControlClient,
 };
 use paraft_server::{
     Server, ServerError, ServerOptions, Shape, Timeouts,
@@ -272,6 +273,33 @@ impl Fleet {
         (0u32..).zip(&self.slots).filter(|(_, s)| matches!(s, Slot::Running(..))).map(|(i, _)| i).collect()
     }
 
+    /// Gives the fleet a job with so many shards, three replicas of each.
+    pub fn submit(&self, name: &str, shards: u32) -> Result<JobId> {
+        let shape = FleetShape { shards, replicas: 3, durability: self.durability.name().into() };
+        let (name, run, token) = (name.to_string(), String::new(), rand::random_range(1..u64::MAX));
+        let request = SubmitRequest { name, token, shape: Some(shape), keep_ms: None, run };
+        self.order("the job to be taken in", |address| {
+            self.asking.block_on(paraft_client::submit(address, request.clone(), ASK))
+        })
+    }
+
+    /// Stops a job, or deletes it.
+    pub fn end_job(&self, name: &str, delete: bool) -> Result<String> {
+        self.order("the job to be ended", |address| {
+            self.asking.block_on(paraft_client::end_job(address, name, delete, ASK))
+        })
+    }
+
+    /// Until a server takes it.
+    fn order<T: std::fmt::Debug>(
+        &self,
+        what: &str,
+        order: impl Fn(&str) -> Result<T, (String, String)>,
+    ) -> Result<T> {
+        let ask = || self.alive().into_iter().find_map(|id| order(&self.at.addresses[id as usize]).ok());
+        wait::until(what, ask, Option::is_some).context("not taken")
+    }
+
     /// Asks the leader of the control group what it knows.
     pub fn describe(&self) -> Result<DescribeReply> {
         let ask = || {
@@ -333,10 +361,15 @@ impl Fleet {
 
     /// The leader's view of a shard, once there is a leader.
     pub fn leader(&self, shard: ShardId) -> (u32, ShardStatus) {
+        self.leader_of(of_job_0(shard))
+    }
+
+    /// Likewise, of a shard of any job.
+    pub fn leader_of(&self, shard: JobShard) -> (u32, ShardStatus) {
         let ask = || {
             self.alive().into_iter().find_map(|id| {
                 let mut shards = self.status(id, false).ok()?.shards.into_iter();
-                shards.find(|s| s.shard == shard.0 && s.role == "leader").map(|s| (id, s))
+                shards.find(|s| s.name() == shard && s.role == "leader").map(|s| (id, s))
             })
         };
         let found = wait::until(&format!("a leader of {shard}"), ask, Option::is_some);

@@ -38,6 +38,8 @@ const SHORT: usize = 4096;
 /// A ledger with one page for each worker and one entry for each step.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger {
+    /// The job's name.
+    pub name: &'static str,
     /// Workers that start the job.
     pub workers: u32,
     /// Pages: workers that ever take part.
@@ -71,6 +73,7 @@ impl Ledger {
     /// `workers` workers of `steps` steps, in buckets of 16.
     pub fn new(mode: Mode, workers: u32, steps: u64) -> Self {
         Self {
+            name: "ledger",
             workers,
             pages: workers,
             steps,
@@ -188,7 +191,7 @@ impl Ledger {
                 scale: if self.whole { LrScale::Linear } else { LrScale::default() },
                 ..ScheduleConfig::default()
             },
-            ..ServerJob::new("ledger", self.mode, self.len(), self.bucket_len)
+            ..ServerJob::new(self.name, self.mode, self.len(), self.bucket_len)
         }
     }
 

@@ -346,10 +346,12 @@ impl Jobs {
     pub(super) fn stop(&mut self, id: JobId, now_ms: u64) -> Result<(), String> {
         let job = self.get_mut(id)?;
         match job.state {
-            JobState::Running => job.stopping = true,
+            JobState::Running => {}
+            // As far as is known: where its first worker has just begun, it is told to stop when its leaders say so.
             JobState::Waiting => job.ends(JobState::Stopped, now_ms),
             ended => return Err(format!("{id} is {} already", ended.name())),
         }
+        job.stopping = true;
         Ok(())
     }
 

@@ -182,7 +182,9 @@ fn a_job_is_stopped_or_deleted_by_a_persons_word() {
     let stop = |job| Command::Stop { job, now_ms: 50 };
     let word = |state: &State, job| state.jobs.get(job).map(|j| (j.state, j.stopping, j.ended_ms));
     assert_eq!(state.apply(&stop(a)), Outcome::Done);
-    assert_eq!(word(&state, a), Some((JobState::Stopped, false, 50)), "nobody had begun it");
+    assert_eq!(word(&state, a), Some((JobState::Stopped, true, 50)), "nobody had begun it");
+    state.apply(&runs(a, "a", 10, JobState::Running, 55));
+    assert_eq!(word(&state, a), Some((JobState::Running, true, 0)), "somebody had: it is told to stop");
     state.apply(&runs(b, "b", 20, JobState::Running, 5));
     assert_eq!(state.apply(&stop(b)), Outcome::Done);
     assert_eq!(word(&state, b), Some((JobState::Running, true, 0)), "its workers finish");

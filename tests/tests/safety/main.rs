@@ -14,6 +14,7 @@ mod groups;
 mod history;
 mod hostile;
 mod idle;
+mod jobs;
 mod lanes;
 mod layout;
 mod leases;

@@ -1,0 +1,180 @@
+//! Several jobs on one fleet: what happens to one of them is none of the others' affair.
+
+use anyhow::{Context, Result};
+use paraft_client::ClientError;
+use paraft_common::{JobId, JobShard, Mode, ShardId};
+use paraft_proto::to_shard;
+use paraft_tests::{
+    fleet::{At, Fleet, FleetOptions},
+    ledger::Ledger,
+    stream::{Stream, open, push},
+    train::{job, train},
+    wait,
+};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    thread::{self, JoinHandle},
+};
+
+/// Servers that were founded for no job.
+fn standing(servers: u32) -> Result<Fleet> {
+    Fleet::start(FleetOptions { servers, shards: 0, replicas: 3, ..FleetOptions::default() })
+}
+
+/// A ledger's workers, each in a thread, and how far they are.
+struct Workers {
+    furthest: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<Result<Vec<f32>, ClientError>>>,
+}
+
+fn begin(fleet: &Fleet, ledger: Ledger, shards: u32) -> Workers {
+    let furthest = Arc::new(AtomicU64::new(0));
+    let at = At { shards, ..fleet.at.clone() };
+    let worker = |w| {
+        let (at, furthest) = (at.clone(), furthest.clone());
+        thread::spawn(move || {
+            let mut page = ledger.join(&at, w)?;
+            page.begin()?;
+            while page.done.0 < ledger.steps {
+                page.step()?;
+                furthest.fetch_max(page.done.0, SeqCst);
+            }
+            page.finish()
+        })
+    };
+    let threads = (0..ledger.workers).map(worker).collect();
+    Workers { furthest, threads }
+}
+
+impl Workers {
+    fn come_to(&self, step: u64) {
+        wait::until("the job to get going", || self.furthest.load(SeqCst), |at| *at >= step);
+    }
+
+    /// Every push was applied once.
+    fn end_exactly(self, ledger: &Ledger) -> Result<()> {
+        let expected = if ledger.mode.averages() { -0.5 } else { -1.0 };
+        for worker in self.threads {
+            let weights = worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+            let wrong: Vec<_> = weights.iter().enumerate().filter(|(_, w)| **w != expected).collect();
+            assert!(wrong.is_empty(), "{}: {wrong:?} are not {expected}", ledger.name);
+        }
+        Ok(())
+    }
+}
+
+/// The jobs of which a server holds anything.
+fn held(fleet: &Fleet, server: u32) -> Result<BTreeSet<u32>> {
+    Ok(fleet.status(server, false)?.shards.iter().map(|s| s.job).collect())
+}
+
+#[test]
+fn jobs_are_exact_each_for_itself_while_servers_die_and_one_of_them_is_deleted() -> Result<()> {
+    let mut fleet = standing(5)?;
+    let names = ["bsp", "asp", "gone"];
+    let ids: Vec<JobId> = [(names[0], 2), (names[1], 3), (names[2], 2)]
+        .into_iter()
+        .map(|(name, shards)| fleet.submit(name, shards))
+        .collect::<Result<_>>()?;
+    let ledger = |name, mode, steps| Ledger { name, ..Ledger::new(mode, 2, steps) };
+    let all = [
+        ledger(names[0], Mode::Bsp, 120),
+        ledger(names[1], Mode::Asp, 120),
+        ledger(names[2], Mode::Asp, 9_000),
+    ];
+    let [bsp, asp, gone] = [(0, 2), (1, 3), (2, 2)].map(|(i, shards)| begin(&fleet, all[i], shards));
+    [&bsp, &asp, &gone].iter().for_each(|w| w.come_to(5));
+    fleet.kill(fleet.leader_of(JobShard::first(ids[0])).0);
+    bsp.come_to(30);
+    fleet.end_job("gone", true)?;
+    // Before the next one dies, others have what the first one had: a shard survives one of its three.
+    wait::until(
+        "the dead server's replicas to be replaced",
+        || fleet.describe(),
+        |d| d.as_ref().is_ok_and(|d| d.shards.len() == 5 && d.shards.iter().all(|s| s.state == "serving")),
+    )?;
+    let shard = JobShard::new(ids[1], ShardId(1)).context("a shard")?;
+    fleet.kill(fleet.leader_of(shard).0);
+    bsp.end_exactly(&all[0])?;
+    asp.end_exactly(&all[1])?;
+    for worker in gone.threads {
+        let ended = worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
+        let why = ended.expect_err("its job is gone").to_string();
+        assert!(why.contains("no job `gone`"), "{why}");
+    }
+    // Nothing of it is left, in memory or as files.
+    for id in fleet.alive() {
+        wait::until(
+            "what is left of it to go",
+            || held(&fleet, id),
+            |jobs| jobs.as_ref().is_ok_and(|jobs| !jobs.contains(&ids[2].0)),
+        )?;
+    }
+    let listed: Vec<_> = fleet.describe()?.jobs.into_iter().map(|j| (j.name, j.state)).collect();
+    assert_eq!(listed, [("bsp".into(), "finished".into()), ("asp".into(), "finished".into())]);
+    Ok(())
+}
+
+#[test]
+fn a_job_that_is_stopped_ends_where_it_is_and_its_neighbour_goes_on() -> Result<()> {
+    let fleet = standing(3)?;
+    let neighbour = Ledger { name: "b", ..Ledger::new(Mode::Bsp, 2, 100) };
+    for name in ["bsp", "asp", "b"] {
+        fleet.submit(name, 2)?;
+    }
+    let at = At { shards: 2, ..fleet.at.clone() };
+    let text = "[model]\nkind = \"mlp\"\nhidden = [24]";
+    let trains = |mode: &str| -> Result<_> {
+        let (mode, name) = (format!("train.mode={mode}"), format!("name={mode}"));
+        let job = job(&at, text, &[&mode, &name, "train.workers=2", "train.epochs=100000"])?;
+        Ok(thread::spawn(move || train(&job)))
+    };
+    let (bsp, asp) = (trains("bsp")?, trains("asp")?);
+    let short = begin(&fleet, neighbour, 2);
+    for (id, name) in [(0, "bsp"), (1, "asp")] {
+        let first = JobShard::first(JobId(id));
+        wait::until("it to train", || fleet.leader_of(first).1.pushes, |pushes| *pushes > 50);
+        let was = fleet.end_job(name, false)?;
+        assert!(["running", "waiting"].contains(&&*was), "{was}: what its leader has told");
+    }
+    for stopped in [bsp, asp] {
+        let weights = stopped.join().map_err(|_| anyhow::anyhow!("training panicked"))??;
+        assert!(weights.iter().any(|w| *w != 0.0));
+    }
+    short.end_exactly(&neighbour)?;
+    let states = || -> Result<Vec<_>> {
+        Ok(fleet.describe()?.jobs.into_iter().map(|j| (j.name, j.state, j.bytes > 0)).collect())
+    };
+    let expected = [("bsp", "stopped", true), ("asp", "stopped", true), ("b", "finished", true)];
+    let there = |s: &Result<Vec<(String, String, bool)>>| {
+        let same = |(a, b): (&(String, String, bool), &(&str, &str, bool))| (&*a.0, &*a.1, a.2) == *b;
+        s.as_ref().is_ok_and(|s| s.len() == 3 && s.iter().zip(&expected).all(same))
+    };
+    wait::until("all to have ended, with their weights kept", states, there)?;
+    Ok(())
+}
+
+#[test]
+fn a_worker_of_one_job_is_none_of_another() -> Result<()> {
+    let fleet = standing(3)?;
+    fleet.submit("a", 1)?;
+    fleet.submit("b", 1)?;
+    let address = || fleet.at.addresses[fleet.leader_of(JobShard::first(JobId(0))).0 as usize].clone();
+    let ledger = |name| Ledger { name, ..Ledger::new(Mode::Asp, 1, 4) };
+    // Who leads the control group knows all names.
+    let leader = fleet.describe()?.leader;
+    let mut stranger = Stream::connect(&leader)?;
+    stranger.send(to_shard::Kind::Open(open(&ledger("c").job(), 0)?));
+    let why = stranger.refused()?.message;
+    assert!(why.contains("no job `c`") && why.contains("`a`, `b`"), "{why}");
+    let (mut of_a, _) = Stream::open(&address(), &ledger("a").job(), 0, &[(0, 4)])?;
+    of_a.send(to_shard::Kind::Push(push(1, 1, 0, 1.0, 4)));
+    of_a.ack()?;
+    let version = |job| fleet.leader_of(JobShard::first(JobId(job))).1.version;
+    assert_eq!((version(0), version(1)), (1, 0), "the other has heard nothing");
+    Ok(())
+}
