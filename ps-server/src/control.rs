@@ -39,8 +39,8 @@ mod reach;
 mod replica;
 mod state;
 
-pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, report_interval};
-pub use calls::{Calls, Hello, Reported};
+pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, NotTaken, report_interval};
+pub use calls::{Calls, Hello, Reported, Told};
 pub use groups::{Advice, Answer, Groups, Heartbeat, JoinRequest, Key, Overview, Refused};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, Submission, is_in};
 pub use plan::{

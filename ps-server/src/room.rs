@@ -48,6 +48,8 @@ struct Aside {
     need: Need,
     /// What has been allocated of it; none yet.
     holds: Weak<Configured>,
+    /// Its job has ended: nothing more is taken of it.
+    over: bool,
 }
 
 /// Set aside until it is dropped.
@@ -103,6 +105,11 @@ impl Room {
         self.inner.lock().logs.insert(shard, Box::new(bytes));
     }
 
+    /// Whether the job of a replica has ended: what it has it keeps, and needs no more.
+    pub fn over(&self, shard: JobShard, over: bool) {
+        self.inner.lock().aside.values_mut().filter(|a| a.shard == shard).for_each(|a| a.over = over);
+    }
+
     /// Of a replica that is gone.
     pub fn forget(&self, shard: JobShard) {
         self.inner.lock().logs.remove(&shard);
@@ -140,7 +147,7 @@ impl Room {
     fn set_aside(self: &Arc<Self>, inner: &mut Inner, shard: JobShard, need: &Need) -> Reserved {
         inner.next += 1;
         let number = inner.next;
-        inner.aside.insert(number, Aside { shard, need: *need, holds: Weak::new() });
+        inner.aside.insert(number, Aside { shard, need: *need, holds: Weak::new(), over: false });
         Reserved { room: self.clone(), number }
     }
 
@@ -184,7 +191,7 @@ impl Inner {
             state.saturating_add(self.log_in_memory(a.shard, &a.need))
         };
         let open = |a: &Aside| a.need.total().saturating_sub(held(a));
-        self.aside.values().filter(|a| which(a.shard)).map(open).fold(0, u64::saturating_add)
+        self.aside.values().filter(|a| which(a.shard) && !a.over).map(open).fold(0, u64::saturating_add)
     }
 
     /// What of the log's part of this need is taken.

@@ -19,6 +19,7 @@ use crate::{
     replicated::{Applied, Change, Group},
 };
 pub(super) use leading::Leading;
+pub use leading::NotTaken;
 use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
 use parking_lot::Mutex;
 use std::{
@@ -76,8 +77,8 @@ pub struct Agent {
     news: Notify,
     /// A replica was started, founded or removed: report now.
     done: Notify,
-    /// What was last told.
-    reported: Mutex<Option<Report>>,
+    /// What was last told, with its number, and to whom, where that has it.
+    reported: Mutex<Option<(Arc<Report>, u64, String)>>,
     /// The latest generation that this server was told of.
     generation: AtomicU64,
     busy: Mutex<BTreeSet<JobShard>>,
@@ -100,6 +101,9 @@ pub(super) const MAX_NEWCOMERS: usize = 16;
 pub fn report_interval(election: Duration) -> Duration {
     (election / 4).clamp(Duration::from_millis(20), Duration::from_millis(250))
 }
+
+/// Looking whether there is anything to do takes at most one part in so many of the time, where there is nothing.
+const AT_REST: u32 = 500;
 
 /// How long a server that is asked to end tries to hand over what it leads.
 pub const HAND_OVER: Duration = Duration::from_secs(2);
@@ -220,9 +224,10 @@ impl Agent {
             tokio::select! {
                 () = due => {
                     self.look_around();
+                    let began = Instant::now();
                     pause = match self.report().await {
                         Ok(true) => self.interval(),
-                        Ok(false) => self.idle_interval(),
+                        Ok(false) => self.idle_interval(began.elapsed()),
                         Err(differs) => {
                             leader.abort();
                             return Err(differs);
@@ -236,9 +241,11 @@ impl Agent {
         Ok(())
     }
 
-    /// Where the last report was as the one before, and there was nothing to do.
-    fn idle_interval(&self) -> Duration {
-        (self.options.timeouts.silent / 4).max(self.interval())
+    /// Where the last report was as the one before, and there was nothing to do: what took so long is done again later, so that
+    /// a server with many groups at rest costs little more than one with few.
+    pub(super) fn idle_interval(&self, took: Duration) -> Duration {
+        let silent = self.options.timeouts.silent;
+        (silent / 4).max(took * AT_REST).min(silent / 2).max(self.interval())
     }
 
     fn interval(&self) -> Duration {

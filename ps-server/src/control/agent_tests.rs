@@ -1,6 +1,7 @@
 //! What the leader of the control group does with many reports.
 
 use super::{leading::PLAN_PAUSE, *};
+use crate::control::Told;
 use crate::{
     control::{
         joining,
@@ -50,8 +51,8 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     let (mut plans, mut last) = (0u128, None);
     for i in 0..20_000 {
         // Each has something new.
-        let report = Report { control_trouble: i.to_string(), ..agent.own_report() };
-        let taken = agent.take_report(server, report);
+        let report = Report { control_trouble: i.to_string(), ..agent.own_report(None) };
+        let taken = agent.take_report(Told { server, number: 1, report, ..Told::default() });
         assert!(taken.is_ok(), "it leads");
         let at = agent.leading.lock().planned.as_ref().map(|(at, _)| *at);
         plans += u128::from(at != last);
@@ -66,11 +67,11 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
 fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
     let replica = ReplicaReport { applied: 7, bytes: 100, leads: true, ..ReplicaReport::default() };
     let before = Report {
-        replicas: BTreeMap::from([(JobShard::from_number(0), replica.clone())]),
+        replicas: BTreeMap::from([(JobShard::from_number(0), replica.clone().into())]),
         ..Report::default()
     };
-    let now = |replica| Report {
-        replicas: BTreeMap::from([(JobShard::from_number(0), replica)]),
+    let now = |replica: ReplicaReport| Report {
+        replicas: BTreeMap::from([(JobShard::from_number(0), replica.into())]),
         ..Report::default()
     };
     let digests = vec![Digest { index: 8, digest: 1 }];
@@ -81,7 +82,10 @@ fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
         now(ReplicaReport { leads: false, ..replica.clone() }),
         now(ReplicaReport { trouble: trouble(), ..replica.clone() }),
         now(ReplicaReport { caught_up: BTreeSet::from([ReplicaId(1)]), ..replica.clone() }),
-        Report { replicas: BTreeMap::from([(JobShard::from_number(1), replica)]), ..Report::default() },
+        Report {
+            replicas: BTreeMap::from([(JobShard::from_number(1), replica.into())]),
+            ..Report::default()
+        },
         Report { control_trouble: trouble(), ..before.clone() },
         Report { reached: BTreeSet::from([ServerId(1)]), ..before.clone() },
         Report::default(),
@@ -99,7 +103,7 @@ fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is
     let moved = report(ours, "b:1");
     let members = BTreeMap::from([(ours, "a:1".to_string())]);
     let (now, before) = (Instant::now(), Instant::now() - silent * 2);
-    let heard = |report: &Report, at| LastReport { report: report.clone(), at };
+    let heard = |report: &Report, at| LastReport { number: 0, report: report.clone(), at };
     let out = |who: &Report, heard: Option<&LastReport>, members: &BTreeMap<_, _>, since| {
         joining::holder(server, who, heard, members, since, silent)
     };
@@ -117,4 +121,26 @@ fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is
     assert_eq!(out(&stray, Some(&heard(&stray, now)), &members, before), None, "it was let in");
     assert_eq!(out(&right, Some(&heard(&stray, now)), &members, now), None, "the member goes first");
     assert_eq!(out(&stray, Some(&heard(&right, now)), &none, before), kept_out("a:1"));
+}
+
+#[test]
+fn what_has_changed_since_a_report_makes_the_next_one_of_it() {
+    let of = |all: &[(u32, u64)]| Report {
+        replicas: all
+            .iter()
+            .map(|(s, applied)| {
+                let report = ReplicaReport { applied: *applied, ..ReplicaReport::default() };
+                (JobShard::from_number(*s), report.into())
+            })
+            .collect(),
+        control_trouble: all.len().to_string(),
+        ..Report::default()
+    };
+    let before = of(&[(0, 1), (1, 1), (64, 1)]);
+    let now = of(&[(0, 1), (1, 2), (2, 1), (65, 1)]);
+    let (changed, gone) = now.since(&before);
+    let shards: Vec<u32> = changed.replicas.keys().map(|s| s.number()).collect();
+    assert_eq!((shards, gone.as_slice()), (vec![1, 2, 65], &[JobShard::from_number(64)][..]));
+    assert_eq!(changed.clone().upon(&before, &gone), now);
+    assert_eq!(now.since(&now).0.replicas.len(), 0, "what is as it was is not told");
 }

@@ -92,8 +92,9 @@ impl Fleet {
                     job: leads.then_some(JobReport { facts, shards: 1, finished: false, auto }),
                     ..ReplicaReport::default()
                 };
-                let report = Report { replicas: BTreeMap::from([(SHARD, replica)]), ..Report::default() };
-                (ServerId(s), LastReport { report, at: now })
+                let report =
+                    Report { replicas: BTreeMap::from([(SHARD, replica.into())]), ..Report::default() };
+                (ServerId(s), LastReport { number: 0, report, at: now })
             })
             .collect();
         let (none, control) = (BTreeSet::new(), Membership::default());

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{admission::Answer, raft::ReplicaId};
 use futures::future::BoxFuture;
-use paraft_common::ServerId;
+use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeSet;
 
 /// Who a server is, in its own words.
@@ -24,6 +24,21 @@ pub struct Hello {
     pub members: BTreeSet<ReplicaId>,
 }
 
+/// A report as it is told: what has changed since the one that the leader has, or all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    /// Whose.
+    pub server: ServerId,
+    /// Drawn at random.
+    pub number: u64,
+    /// The number of the report that this is told upon; 0: it is whole.
+    pub since: u64,
+    /// All of it, or what has changed of the replicas.
+    pub report: Report,
+    /// Of these shards nothing is there any more.
+    pub gone: Vec<JobShard>,
+}
+
 /// What becomes of a report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reported {
@@ -31,6 +46,8 @@ pub struct Reported {
     pub accepted: bool,
     /// Where the leader is, if that is known there.
     pub leader: Option<String>,
+    /// It was told upon another than the leader has: tell all of it.
+    pub whole: bool,
     /// What keeps the reporter out; empty: nothing, or who was asked does not lead.
     pub why: String,
     /// Of what is agreed on.
@@ -44,13 +61,12 @@ pub trait Calls: Send + Sync {
     /// Who are you?
     fn hello<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Hello, String>>;
 
-    /// This is how `server` of `fleet` is.
+    /// This is how a server of `fleet` is.
     fn report<'a>(
         &'a self,
         address: &'a str,
         fleet: u64,
-        server: ServerId,
-        report: &'a Report,
+        told: &'a Told,
     ) -> BoxFuture<'a, Result<Reported, String>>;
 
     /// Has `server`, which is there, room for this job (as it goes to the log)?

@@ -273,7 +273,7 @@ fn keep(
     let replicas = shape.replicas;
     let here = |n: ReplicaId| {
         view.live(n.server())
-            .and_then(|r| r.replicas.get(&shard))
+            .and_then(|r| Some(&**r.replicas.get(&shard)?))
             .filter(|r| r.node == n && r.trouble.is_empty())
     };
     // Its server is there, but the replica is not: it has lost its log. One that waits for its storage has it.

@@ -265,7 +265,7 @@ impl Fleet {
         Report {
             address: address(server),
             node: m.node,
-            replicas: replicas.collect(),
+            replicas: replicas.map(|(shard, r)| (shard, r.into())).collect(),
             reached: self.machines.iter().filter(|(_, m)| m.up && !m.unreachable).map(|(s, _)| *s).collect(),
             asides: Some(Vec::new()),
             ..Report::default()
@@ -283,7 +283,7 @@ impl Fleet {
                     continue;
                 }
                 let report = self.report(server);
-                self.heard.insert(server, LastReport { report, at: self.now });
+                self.heard.insert(server, LastReport { number: 0, report, at: self.now });
                 let mut plan = self.view();
                 self.one_change_at_a_time(&plan);
                 let told = plan.directives.remove(&server).unwrap_or_default();

@@ -12,6 +12,7 @@ use crate::raft::{Digest, Membership, ReplicaId};
 use paraft_common::{Durability, JobId, JobShard, Mode, ServerId};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -97,7 +98,7 @@ impl Sight {
         for s in on {
             let report =
                 ReplicaReport { bytes, leads: *s == leader, membership: membership.clone(), ..replica(*s) };
-            self.report(*s).replicas.insert(shard, report);
+            self.report(*s).replicas.insert(shard, report.into());
         }
     }
 
@@ -105,7 +106,7 @@ impl Sight {
     fn hear(&mut self, server: u64) {
         let asides = Some(Vec::new());
         let report = Report { address: address(server), node: node(server), asides, ..Report::default() };
-        self.heard.insert(ServerId(server), LastReport { report, at: self.now });
+        self.heard.insert(ServerId(server), LastReport { number: 0, report, at: self.now });
     }
 
     fn report(&mut self, server: u64) -> &mut Report {
@@ -113,7 +114,7 @@ impl Sight {
     }
 
     fn replica(&mut self, server: u64, shard: JobShard) -> &mut ReplicaReport {
-        self.report(server).replicas.get_mut(&shard).expect("hosted")
+        Arc::make_mut(self.report(server).replicas.get_mut(&shard).expect("hosted"))
     }
 
     /// What the leader says of the membership.
@@ -142,7 +143,7 @@ impl Sight {
         {
             let members = lead.membership.members.keys().copied();
             let near = |n: &ReplicaId| applied.get(&(*shard, *n)).is_some_and(|a| a + 64 >= lead.applied);
-            lead.caught_up = members.filter(near).collect();
+            Arc::make_mut(lead).caught_up = members.filter(near).collect();
         }
         let reached: BTreeSet<ServerId> =
             self.state.servers.keys().filter(|s| !self.unreachable.contains(s)).copied().collect();
@@ -224,14 +225,14 @@ fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
     let hosts = |s| (s, host(founding));
     assert_eq!(sight.told(), [hosts(0), hosts(1), hosts(2)]);
     for s in 0..2 {
-        sight.report(s).replicas.insert(S0, fresh(s, founding));
+        sight.report(s).replicas.insert(S0, fresh(s, founding).into());
     }
     assert_eq!(
         (sight.told(), sight.plan().commands),
         (vec![hosts(2)], vec![]),
         "not before the last one is there"
     );
-    sight.report(2).replicas.insert(S0, fresh(2, founding));
+    sight.report(2).replicas.insert(S0, fresh(2, founding).into());
     let plan = sight.plan();
     let named = Place { founding, voters: nodes(&[0, 1, 2]), founded: false };
     assert_eq!(plan.commands, [Command::Place { shard: S0, place: named.clone() }]);
@@ -259,7 +260,7 @@ fn a_shard_that_was_told_to_begin_is_not_begun_anew_whoever_is_silent() {
     let mut sight = Sight::new(5, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: true });
     for s in 0..3 {
-        sight.report(s).replicas.insert(S0, fresh(s, 5));
+        sight.report(s).replicas.insert(S0, fresh(s, 5).into());
     }
     let Some((0, Action::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
     // It may have begun with the second, and acknowledged pushes: nobody on this side knows.
@@ -278,7 +279,7 @@ fn a_replica_of_another_founding_is_none_of_this_one() {
     let mut sight = Sight::new(3, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: BTreeSet::new(), founded: false });
     for s in 0..3 {
-        sight.report(s).replicas.insert(S0, fresh(s, if s == 1 { 4 } else { 5 }));
+        sight.report(s).replicas.insert(S0, fresh(s, if s == 1 { 4 } else { 5 }).into());
     }
     assert_eq!(sight.told(), [(1, host(5))]);
 }
@@ -300,7 +301,7 @@ fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
     let mut sight = Sight::new(3, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: false });
     for s in 0..2 {
-        sight.report(s).replicas.insert(S0, fresh(s, 5));
+        sight.report(s).replicas.insert(S0, fresh(s, 5).into());
     }
     let plan = sight.plan();
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
@@ -338,7 +339,7 @@ fn a_silent_server_is_replaced_when_its_time_is_over_and_not_before() {
 fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
     let mut sight = Sight::serving(4, &[0], 3);
     sight.silent(2, secs(31));
-    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING));
+    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
     assert_eq!(sight.told(), [(0, Action::Learner(node(3), address(3)))]);
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     sight.replica(3, S0).applied = 900;
@@ -352,7 +353,7 @@ fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
 #[test]
 fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
     let mut sight = Sight::serving(4, &[0], 3);
-    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING));
+    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1, 2])))], "first out of the group");
     sight.membership(0, S0, |m| _ = m.members.remove(&node(3)));
@@ -365,7 +366,7 @@ fn a_replica_that_lost_its_log_is_replaced_at_once_on_its_own_server() {
     sight.report(2).replicas.clear();
     assert_eq!(sight.told(), [(2, host(FOUNDING))]);
     let again = ReplicaId(2 << 32 | 9);
-    sight.report(2).replicas.insert(S0, ReplicaReport { node: again, ..fresh(2, FOUNDING) });
+    sight.report(2).replicas.insert(S0, (ReplicaReport { node: again, ..fresh(2, FOUNDING) }).into());
     assert_eq!(sight.told(), [(0, Action::Learner(again, address(2)))]);
     sight.membership(0, S0, |m| _ = m.members.insert(again, address(2)));
     sight.replica(2, S0).applied = 1000;
@@ -437,7 +438,7 @@ fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() 
     let mut sight = Sight::serving(5, &[0], 3);
     lacks(&mut sight, 2);
     let left_over = sight.replica(2, S0).clone();
-    sight.report(3).replicas.insert(S0, ReplicaReport { node: node(3), ..left_over });
+    sight.report(3).replicas.insert(S0, (ReplicaReport { node: node(3), ..left_over }).into());
     assert_eq!(
         sight.told().into_iter().filter(|(_, what)| matches!(what, Action::Host { .. })).collect::<Vec<_>>(),
         [(4, host(FOUNDING))]
@@ -537,7 +538,7 @@ fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters
     let told = sight.told();
     assert!(told.contains(&(3, host(FOUNDING))), "{told:?}");
     assert!(told.contains(&(0, Action::Transfer(node(1)))), "the leadership goes first: {told:?}");
-    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(3, FOUNDING) });
+    sight.report(3).replicas.insert(S0, (ReplicaReport { applied: 1000, ..fresh(3, FOUNDING) }).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     let told = sight.told();
     assert_eq!(told, [(0, Action::Transfer(node(1)))], "a leader is not voted out, it hands over");
@@ -551,7 +552,7 @@ fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters
 fn a_leader_hands_over_before_it_is_voted_out_also_where_nobody_has_caught_up() {
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(0, true);
-    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 990, ..fresh(3, FOUNDING) });
+    sight.report(3).replicas.insert(S0, (ReplicaReport { applied: 990, ..fresh(3, FOUNDING) }).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     sight.replica(1, S0).applied = 700;
     sight.replica(2, S0).applied = 800;
@@ -573,7 +574,7 @@ fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
     // Undone while the replacement learns: the replacement goes.
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(2, true);
-    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING));
+    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     sight.drain(2, false);
     assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1, 2])))]);
@@ -637,7 +638,7 @@ fn a_shard_does_not_begin_anew_while_a_server_that_nobody_agreed_on_yet_holds_it
     for s in 0..3 {
         sight.report(s).replicas.clear();
     }
-    sight.report(3).replicas.insert(S0, replica(3));
+    sight.report(3).replicas.insert(S0, replica(3).into());
     let plan = sight.plan();
     assert_eq!((plan.commands, plan.health[&S0].0), (vec![], Health::Lost));
 }
@@ -761,7 +762,7 @@ fn a_voter_of_the_control_group_is_replaced_when_it_drains_or_is_silent_for_too_
 fn a_group_of_one_moves_by_way_of_two() {
     let mut sight = Sight::serving(2, &[0], 1);
     sight.drain(0, true);
-    sight.report(1).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(1, FOUNDING) });
+    sight.report(1).replicas.insert(S0, (ReplicaReport { applied: 1000, ..fresh(1, FOUNDING) }).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(1), address(1)));
     assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1])))]);
     sight.membership(0, S0, |m| m.voters = nodes(&[0, 1]));
@@ -925,7 +926,7 @@ fn a_job_that_is_submitted_gets_shards_of_its_own_kind_on_servers_that_have_othe
 fn what_servers_hold_of_a_job_that_was_deleted_is_removed_and_of_one_that_is_not_known_yet_stays() {
     let mut sight = Sight::serving(3, &[0, 1, 2], 3);
     let first = JobShard::first(JobId(1));
-    sight.report(2).replicas.insert(first, fresh(2, 9));
+    sight.report(2).replicas.insert(first, fresh(2, 9).into());
     assert_eq!(sight.told(), [], "a leader of the past has not heard of it");
     let job = submitted(&mut sight, 1);
     sight.state.apply(&Command::Delete { job });

@@ -1,6 +1,10 @@
 //! Whether a replica sleeps.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64},
+};
+use tokio::sync::Notify;
 
 /// Whether a replica sleeps.
 #[derive(Debug, Default)]
@@ -10,4 +14,6 @@ pub(super) struct Sleep {
     pub slept: AtomicBool,
     /// Counts what the replica was asked for: it does not fall asleep over what came meanwhile.
     pub activity: AtomicU64,
+    /// Has the log compacted.
+    pub compact: Arc<Notify>,
 }

@@ -1,16 +1,21 @@
 //! When a log is compacted: often enough for its length to be bounded, and not while a follower needs it.
 
 use super::{
+    asleep::Sleep,
     leadership::{Leadership, Role, behind},
     log::{LogSize, ReplicaLog},
     machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
     replicated::Logged,
+    types::Types,
 };
 use openraft::async_runtime::WatchReceiver;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
@@ -20,6 +25,7 @@ use tokio::sync::{Notify, watch};
 pub(super) struct Held<C: Logged> {
     pub log: ReplicaLog<C>,
     pub state_bytes: Arc<AtomicU64>,
+    pub sleep: Arc<Sleep>,
 }
 
 /// A log that somebody still needs is kept while it is shorter than so many times what is enough to compact it. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
@@ -47,6 +53,24 @@ impl<C: Logged> Held<C> {
     }
 }
 
+/// A snapshot takes so long at most.
+const SNAPSHOT: Duration = Duration::from_secs(30);
+
+/// Of a replica that sleeps: a snapshot of what is applied, and of the log nothing.
+async fn compact_whole<C: Logged>(raft: &Raft<C>) {
+    let applied = raft.metrics().borrow_watched().last_applied.as_ref().map(|l| l.index);
+    if let Err(e) = raft.trigger().snapshot().await {
+        return tracing::warn!(error = %e, "no snapshot");
+    }
+    let taken = |m: &openraft::RaftMetrics<Types<C>>| m.snapshot.as_ref().map(|l| l.index) >= applied;
+    let is_taken = raft.wait(Some(SNAPSHOT)).metrics(taken, "a snapshot of all that is applied").await;
+    if is_taken.is_ok()
+        && let Err(e) = raft.trigger().purge_log(u64::MAX).await
+    {
+        tracing::warn!(error = %e, "the log is not cut");
+    }
+}
+
 /// Takes a snapshot whenever the state machine asks for one, and lets the log before it go.
 pub(super) async fn compact<C: Logged>(
     raft: Raft<C>,
@@ -57,6 +81,10 @@ pub(super) async fn compact<C: Logged>(
     loop {
         tokio::select! {
             () = wants.notified() => {
+                if held.sleep.asleep.load(SeqCst) {
+                    compact_whole(&raft).await;
+                    continue;
+                }
                 while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }

@@ -129,7 +129,8 @@ impl<C: Logged> Group<C> {
         let machine =
             Machine::open(state.clone(), log.clone(), file, wants_snapshot.clone(), checks.clone()).await?;
         let installed = machine.installed();
-        let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
+        let sleep = Arc::new(Sleep { compact: wants_snapshot.clone(), ..Sleep::default() });
+        let held = Held { log: log.clone(), state_bytes: machine.state_bytes(), sleep: sleep.clone() };
         let addresses = Addresses::default();
         let network =
             Network { peers, group: options.group.number, me: options.me, addresses: addresses.clone() };
@@ -149,7 +150,7 @@ impl<C: Logged> Group<C> {
             installed,
             incoming: Arc::default(),
             checks,
-            sleep: Arc::default(),
+            sleep,
             evidence: Arc::default(),
             network,
             failed: Arc::default(),

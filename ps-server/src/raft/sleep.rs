@@ -24,6 +24,9 @@ use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 /// A member that does not answer so soon does not go to sleep, or is not there.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
+/// What a log may hold that nobody needs.
+const KEPT_ASLEEP: u64 = 64 << 10;
+
 /// The state in which all members of a group go to sleep: whose leadership, and the last entry of the log.
 type Level = (Vote, Option<LogId>);
 
@@ -97,7 +100,13 @@ impl<C: Logged> Group<C> {
         self.raft.runtime_config().tick(false);
         // Whoever woke it between the two has turned the timers on before they were turned off.
         match self.is_asleep() {
-            true => tracing::debug!(group = %self.name, replica = %self.me, "nothing to do: asleep"),
+            true => {
+                tracing::debug!(group = %self.name, replica = %self.me, "nothing to do: asleep");
+                // Nobody has asked for its entries, and nobody will: all have them.
+                if self.log_size().bytes > KEPT_ASLEEP {
+                    self.sleep.compact.notify_one();
+                }
+            }
             false => self.raft.runtime_config().tick(true),
         }
     }

@@ -70,6 +70,7 @@ impl Replicas {
         for (shard, replica) in self.all() {
             let (node, need) = (replica.group.me(), replica.shard.need());
             self.needs.learn(shard, replica.founding, need);
+            self.room.over(shard, replica.shard.is_over());
             let (Some(need), Some(folder)) = (need, replica.folder) else { continue };
             if self.needs.kept.lock().insert(shard, (node, need)) == Some((node, need)) {
                 continue;

@@ -33,6 +33,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// One that stops again so soon after it came back waits on with the pause that it had.
 const STEADY: Duration = Duration::from_secs(30);
+/// How often what replicas need is written beside their logs, where that is new.
+const KEEP_NEEDS: Duration = Duration::from_secs(1);
 /// How often it is looked at whether one has stopped, or is to be tried again.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -66,14 +68,16 @@ impl Replicas {
 
     /// Sees to replicas whose storage fails, until [`Self::shutdown`].
     pub async fn supervise(self: Arc<Self>) {
+        let mut needs = Instant::now();
         while !self.ending.load(Relaxed) {
-            for (shard, replica) in self.all().into_iter().filter(|(_, r)| !r.group.was_failed()) {
-                let ended = || replica.group.trouble().is_some();
-                if replica.shard.lacks_room().is_some() || replica.folder.is_some() && ended() {
-                    self.stop(shard, &replica).await;
-                }
+            let began = Instant::now();
+            for (shard, replica) in self.ended() {
+                self.stop(shard, &replica).await;
             }
-            self.keep_needs().await;
+            if needs.elapsed() > KEEP_NEEDS {
+                self.keep_needs().await;
+                needs = Instant::now();
+            }
             let due: Vec<JobShard> = {
                 let waiting = self.waiting.read();
                 waiting.iter().filter(|(_, w)| w.again <= Instant::now()).map(|(s, _)| *s).collect()
@@ -81,8 +85,17 @@ impl Replicas {
             for shard in due {
                 self.try_again(shard).await;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(LOOK.max(began.elapsed() * 500).min(LOOK * 4)).await;
         }
+    }
+
+    /// Those that found no room, or whose storage does not serve them.
+    fn ended(&self) -> Vec<(JobShard, Replica)> {
+        let ended = |r: &Replica| {
+            let stopped = || r.folder.is_some() && r.group.trouble().is_some();
+            (r.shard.lacks_room().is_some() || stopped()) && !r.group.was_failed()
+        };
+        self.hosted.iter().filter(|r| ended(r)).map(|r| (*r.key(), r.clone())).collect()
     }
 
     async fn stop(&self, shard: JobShard, replica: &Replica) {

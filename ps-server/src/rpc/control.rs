@@ -13,7 +13,7 @@ mod join;
 use super::{groups, jobs as checkpoints, memory};
 use crate::{
     connections::{self, Rank},
-    control::{Advice, Agent, Command, Outcome, Refused},
+    control::{Advice, Agent, Command, NotTaken, Outcome, Refused},
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
@@ -88,12 +88,15 @@ impl Control for ControlService {
                 "{server} was forgotten (`paraft forget`): it can join anew (--join), with another --data folder"
             ))));
         }
-        let reply = match self.agent.take_report(server, from_report(report)) {
-            Err(why) => refuse(why.unwrap_or_default()),
+        let reply = match self.agent.take_report(from_report(report)) {
+            Err(NotTaken::Whole) => ReportReply { whole: true, ..refuse(String::new()) },
+            Err(NotTaken::NotLeader) => refuse(String::new()),
+            Err(NotTaken::Another(why)) => refuse(why),
             Ok(directives) => {
                 visitor.inspect(|v| v.is(Rank::Server));
                 ReportReply {
                     accepted: true,
+                    whole: false,
                     leader: leader.clone(),
                     why: self.agent.unreached(server).unwrap_or_default(),
                     generation: own.1,

@@ -46,6 +46,14 @@ impl Shard {
         self.claim.lock().need
     }
 
+    /// Whether all its workers have been here and none has anything left to do, or the job was ended.
+    pub fn is_over(&self) -> bool {
+        self.read(|m| {
+            let ended = m.stop || m.started && m.members.iter().next().is_some();
+            ended && m.members.unfinished().next().is_none()
+        })
+    }
+
     /// Why it cannot go on, where that is for want of memory.
     pub fn lacks_room(&self) -> Option<String> {
         self.claim.lock().lacks.clone()

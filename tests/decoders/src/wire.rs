@@ -2,7 +2,7 @@
 
 use crate::input::{Input, payload, pieces};
 use paraft_common::{
-    BucketId, Encoding, Mode, Payload, Seq, ServerId, Step, Version, WorkerId,
+    BucketId, Encoding, Mode, Payload, Seq, Step, Version, WorkerId,
     config::{ChunkPlan, MAX_STEP, ServerJob},
     encoding::{Values, all_finite, sum_of_squares},
     optim::OptimizerConfig,
@@ -251,7 +251,7 @@ pub fn control_wire(data: &[u8]) {
             let Ok(request) = ReportRequest::decode(rest) else { return };
             let report = from_report(request);
             // What this version knows of it goes out again as it is.
-            let again = from_report(to_report(1, ServerId(2), &report));
+            let again = from_report(to_report(1, &report));
             assert_eq!(format!("{again:?}"), format!("{report:?}"));
         }
         1 => {

@@ -4,6 +4,7 @@ use super::Agent;
 use crate::{
     control::{
         auto::Follows,
+        calls::Told,
         groups::Groups,
         joining,
         plan::{ControlChange, Directive, Health, LastReport, Plan, Report, View, plan},
@@ -23,6 +24,17 @@ use std::{
 /// server reports a few times in an election's time; who sends thousands a second must not have the leader plan for each.
 pub(super) const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
+/// Why a report was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// This server does not lead the control group.
+    NotLeader,
+    /// It was told upon a report that this server has not: all of it is to be told.
+    Whole,
+    /// Another process is this server, and where.
+    Another(String),
+}
+
 /// What only the leader of the control group knows; lost with the leadership.
 #[derive(Default)]
 pub(in crate::control) struct Leading {
@@ -40,26 +52,29 @@ pub(in crate::control) struct Leading {
 
 impl Agent {
     /// Takes a report, if this server leads the control group; gives what the reporter should do.
-    ///
-    /// # Errors
-    /// Why it was not taken: another process is this server. `None`: this server does not lead.
-    pub fn take_report(&self, server: ServerId, report: Report) -> Result<Vec<Directive>, Option<String>> {
+    pub fn take_report(&self, told: Told) -> Result<Vec<Directive>, NotTaken> {
         if !self.group().leadership().borrow().leads {
-            return Err(None);
+            return Err(NotTaken::NotLeader);
         }
+        let Told { server, number, since: upon, report, gone } = told;
         let members = self.group().membership().members;
         let mut leading = self.leading.lock();
-        let since = leading.since.ok_or(None)?;
+        let since = leading.since.ok_or(NotTaken::NotLeader)?;
         let silent = self.options.timeouts.silent;
         let heard = leading.heard.get(&server);
+        let report = match heard {
+            _ if upon == 0 => report,
+            Some(last) if last.number == upon => report.upon(&last.report, &gone),
+            _ => return Err(NotTaken::Whole),
+        };
         if let Some(held_at) = joining::holder(server, &report, heard, &members, since, silent) {
-            return Err(Some(format!(
+            return Err(NotTaken::Another(format!(
                 "{server} is there already, at {held_at}: two processes have the same --id or --advertise, or that one has \
                  died a moment ago"
             )));
         }
         let like = heard.is_some_and(|h| report.is_like(&h.report));
-        leading.heard.insert(server, LastReport { report, at: Instant::now() });
+        leading.heard.insert(server, LastReport { number, report, at: Instant::now() });
         // Time, too, asks for plans: this server makes one at its own pace.
         if let Some((at, planned)) = &leading.planned
             && (at.elapsed() < PLAN_PAUSE || like && planned.values().all(Vec::is_empty))
@@ -72,7 +87,7 @@ impl Agent {
         }
         self.news.notify_one();
         drop(leading);
-        let mut plan = self.plan().ok_or(None)?;
+        let mut plan = self.plan().ok_or(NotTaken::NotLeader)?;
         Ok(plan.directives.remove(&server).unwrap_or_default())
     }
 
@@ -135,12 +150,14 @@ impl Agent {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             }
-            let jobs = self.agreed.read(|s| s.jobs.iter().next().is_some());
+            let jobs = self.agreed.read(|s| s.jobs.iter().any(|(_, job)| job.facts.is_some()));
             *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
             *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
             while leadership.borrow_and_update().leads {
-                let pause = if self.step().await { self.interval() } else { self.idle_interval() };
+                let began = Instant::now();
+                let busy = self.step().await;
+                let pause = if busy { self.interval() } else { self.idle_interval(began.elapsed()) };
                 let pause = tokio::time::sleep(pause);
                 tokio::select! {
                     () = pause => {}

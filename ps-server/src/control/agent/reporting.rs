@@ -3,6 +3,7 @@
 use super::Agent;
 use crate::{
     control::{
+        calls::Told,
         jobs::{JobFacts, Retired},
         plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
@@ -20,43 +21,25 @@ use std::{
 const KEPT_OUT: Duration = Duration::from_secs(5);
 
 impl Agent {
-    pub(super) fn own_report(&self) -> Report {
+    /// What this server holds; what sleeps is as it was in the report `before`.
+    pub(super) fn own_report(&self, before: Option<&Report>) -> Report {
         let replicas = self.replicas.all().into_iter().map(|(id, r)| {
-            let lead = *r.group.leadership().borrow();
-            let membership = r.group.membership();
-            let bytes = r.shard.configured().map_or(0, |c| c.bytes());
-            // One that has ended, not been stopped, is about to wait.
-            let trouble = r.group.trouble().or_else(|| r.shard.lacks_room()).unwrap_or_default();
-            let waits = !trouble.is_empty() && !r.group.was_failed();
-            let report = ReplicaReport {
-                node: r.group.me(),
-                founding: r.founding,
-                founded: !membership.members.is_empty(),
-                leads: lead.leads,
-                term: lead.term,
-                applied: r.group.applied_index(),
-                bytes,
-                membership,
-                stopped: (waits && r.folder.is_some()).then_some(Duration::ZERO),
-                no_room: waits && r.folder.is_none() && r.shard.lacks_room().is_some(),
-                trouble,
-                digests: r.group.digests(),
-                caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
-                job: lead.leads.then(|| job_of(&r)).flatten(),
-            };
-            (id, report)
+            let asleep = before.and_then(|b| b.replicas.get(&id)).filter(|then| sleeps_on(&r, then));
+            (id, asleep.cloned().unwrap_or_else(|| Arc::new(report_of(&r))))
         });
-        let mut replicas: BTreeMap<JobShard, ReplicaReport> = replicas.collect();
+        let mut replicas: BTreeMap<JobShard, Arc<ReplicaReport>> = replicas.collect();
         for (shard, waits) in self.replicas.stopped() {
-            replicas.entry(shard).or_insert_with(|| ReplicaReport {
-                node: waits.node.unwrap_or_default(),
-                founding: waits.founding.unwrap_or_default(),
-                founded: true,
-                trouble: waits.why,
-                no_room: waits.empty,
-                // Of one that is empty there is no storage that could serve again.
-                stopped: (!waits.empty).then(|| waits.since.elapsed()),
-                ..ReplicaReport::default()
+            replicas.entry(shard).or_insert_with(|| {
+                Arc::new(ReplicaReport {
+                    node: waits.node.unwrap_or_default(),
+                    founding: waits.founding.unwrap_or_default(),
+                    founded: true,
+                    trouble: waits.why,
+                    no_room: waits.empty,
+                    // Of one that is empty there is no storage that could serve again.
+                    stopped: (!waits.empty).then(|| waits.since.elapsed()),
+                    ..ReplicaReport::default()
+                })
             });
         }
         let aside = |a: Aside| AsideReport {
@@ -83,15 +66,27 @@ impl Agent {
         if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
             self.belong(fleet, fleets)?;
         }
-        let report = self.own_report();
-        let before = self.reported.lock().replace(report.clone());
-        let same = before.is_some_and(|before| report.is_like(&before));
+        let before = self.reported.lock().clone();
+        let last = before.as_ref().map(|(report, ..)| &**report);
+        let report = Arc::new(self.own_report(last));
+        let same = last.is_some_and(|last| report.is_like(last));
+        let number = rand::random_range(1..u64::MAX);
+        let server = self.options.server;
+        let whole = || Told { server, number, report: (*report).clone(), ..Told::default() };
         if self.group().leadership().borrow().leads {
-            let Ok(directives) = self.take_report(self.options.server, report) else { return Ok(true) };
+            *self.reported.lock() = Some((report.clone(), 0, String::new()));
+            let Ok(directives) = self.take_report(whole()) else { return Ok(true) };
             let quiet = same && directives.is_empty();
             self.follow(self.agreed.read(|s| s.generation), directives);
             return Ok(!quiet);
         }
+        // Until somebody has it, nobody has what it would be told upon.
+        *self.reported.lock() = Some((report.clone(), 0, String::new()));
+        let upon = |address: &str| {
+            let (last, since, _) = before.as_ref().filter(|(.., to)| to == address)?;
+            let (report, gone) = report.since(last);
+            Some(Told { server, number, since: *since, report, gone })
+        };
         // The leader, where it is known, else everyone that is known; at its own address too, where another process may be.
         let mut asked = BTreeSet::new();
         let mut next: Vec<String> =
@@ -102,8 +97,14 @@ impl Agent {
             if !asked.insert(address.clone()) {
                 continue;
             }
-            match self.calls.report(&address, self.fleet(), self.options.server, &report).await {
+            let told = upon(&address).unwrap_or_else(whole);
+            let mut reply = self.calls.report(&address, self.fleet(), &told).await;
+            if reply.as_ref().is_ok_and(|r| r.whole) {
+                reply = self.calls.report(&address, self.fleet(), &whole()).await;
+            }
+            match reply {
                 Ok(reply) if reply.accepted => {
+                    *self.reported.lock() = Some((report.clone(), number, address.clone()));
                     self.told(&address, &reply.why);
                     let quiet = same && reply.directives.is_empty() && reply.why.is_empty();
                     self.follow(reply.generation, reply.directives);
@@ -209,6 +210,38 @@ impl Agent {
     }
 }
 
+fn report_of(r: &Replica) -> ReplicaReport {
+    let lead = *r.group.leadership().borrow();
+    let membership = r.group.membership();
+    // One that has ended, not been stopped, is about to wait.
+    let trouble = r.group.trouble().or_else(|| r.shard.lacks_room()).unwrap_or_default();
+    let waits = !trouble.is_empty() && !r.group.was_failed();
+    ReplicaReport {
+        node: r.group.me(),
+        founding: r.founding,
+        founded: !membership.members.is_empty(),
+        leads: lead.leads,
+        term: lead.term,
+        applied: r.group.applied_index(),
+        bytes: r.shard.configured().map_or(0, |c| c.bytes()),
+        membership,
+        stopped: (waits && r.folder.is_some()).then_some(Duration::ZERO),
+        no_room: waits && r.folder.is_none() && r.shard.lacks_room().is_some(),
+        trouble,
+        digests: r.group.digests(),
+        caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
+        job: lead.leads.then(|| job_of(r)).flatten(),
+    }
+}
+
+/// A replica that sleeps, and did when `then` was told, is as it was then.
+fn sleeps_on(r: &Replica, then: &ReplicaReport) -> bool {
+    let lead = *r.group.leadership().borrow();
+    let as_then = (r.group.me(), r.founding, r.group.applied_index(), lead.leads, lead.term)
+        == (then.node, then.founding, then.applied, then.leads, then.term);
+    as_then && r.group.is_asleep() && then.trouble.is_empty() && r.group.trouble().is_none()
+}
+
 /// What a shard that is led here says of its job.
 fn job_of(replica: &Replica) -> Option<JobReport> {
     let shard = &replica.shard;
@@ -224,10 +257,7 @@ fn job_of(replica: &Replica) -> Option<JobReport> {
             log: Retired,
         },
         shards: u32::try_from(buckets).unwrap_or(u32::MAX),
-        finished: shard.read(|m| {
-            let ended = m.stop || m.started && m.members.iter().next().is_some();
-            ended && m.members.unfinished().next().is_none()
-        }),
+        finished: shard.is_over(),
         auto: replica.counters.take_auto(shard),
     })
 }

@@ -8,6 +8,7 @@ use crate::{
 use paraft_common::{JobShard, ServerId};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,7 +20,7 @@ pub struct Report {
     /// Its replica of the control group.
     pub node: ReplicaId,
     /// Its replicas of shards.
-    pub replicas: BTreeMap<JobShard, ReplicaReport>,
+    pub replicas: BTreeMap<JobShard, Arc<ReplicaReport>>,
     /// The servers that it has reached lately, at the addresses that are agreed on.
     pub reached: BTreeSet<ServerId>,
     /// Folders of replicas that were put aside; `None`: they are still being read.
@@ -70,20 +71,56 @@ impl Report {
     /// Whether nothing could be planned by this that could not by the one before: only what replicas have applied, and what
     /// that hashes to, has moved on, as it does with every push.
     pub fn is_like(&self, before: &Self) -> bool {
-        let like = |(a, b): (&ReplicaReport, &ReplicaReport)| {
+        let like = |(a, b): (&Arc<ReplicaReport>, &Arc<ReplicaReport>)| {
+            if Arc::ptr_eq(a, b) {
+                return true;
+            }
+            let (a, b) = (&**a, &**b);
             let (applied, bytes, digests) = (b.applied, b.bytes, b.digests.clone());
             ReplicaReport { applied, bytes, digests, ..a.clone() } == *b
         };
         let replicas = self.replicas.keys().eq(before.replicas.keys())
             && self.replicas.values().zip(before.replicas.values()).all(like);
-        let of_server = |r: &Self| Self { replicas: BTreeMap::new(), ..r.clone() };
-        replicas && of_server(self) == of_server(before)
+        replicas && self.of_server() == before.of_server()
+    }
+
+    /// Without its replicas.
+    fn of_server(&self) -> Self {
+        let Self { address, node, replicas: _, reached, asides, control_trouble } = self;
+        Self {
+            address: address.clone(),
+            node: *node,
+            replicas: BTreeMap::new(),
+            reached: reached.clone(),
+            asides: asides.clone(),
+            control_trouble: control_trouble.clone(),
+        }
+    }
+
+    /// What of it is not as in `before`, and the shards of which nothing is there any more.
+    pub fn since(&self, before: &Self) -> (Self, Vec<JobShard>) {
+        let same = |(shard, now): &(&JobShard, &Arc<ReplicaReport>)| {
+            before.replicas.get(shard).is_some_and(|then| Arc::ptr_eq(then, now) || then == *now)
+        };
+        let changed = self.replicas.iter().filter(|r| !same(r)).map(|(s, r)| (*s, r.clone())).collect();
+        let gone = before.replicas.keys().filter(|s| !self.replicas.contains_key(s)).copied().collect();
+        (Self { replicas: changed, ..self.of_server() }, gone)
+    }
+
+    /// The other way round: the report of which this is what has changed since `before`.
+    pub fn upon(mut self, before: &Self, gone: &[JobShard]) -> Self {
+        let mut replicas = before.replicas.clone();
+        replicas.retain(|shard, _| !gone.contains(shard));
+        replicas.append(&mut self.replicas);
+        Self { replicas, ..self }
     }
 }
 
 /// A report and when it came.
 #[derive(Clone, Debug)]
 pub struct LastReport {
+    /// Drawn at random by who has sent it; 0: it was not sent.
+    pub number: u64,
     /// What.
     pub report: Report,
     /// When.
@@ -181,7 +218,7 @@ impl View<'_> {
     /// The report of a replica whose storage does not serve it at present.
     pub(super) fn stopped(&self, shard: JobShard, n: ReplicaId) -> Option<&ReplicaReport> {
         let report = self.live(n.server())?.replicas.get(&shard)?;
-        (report.stopped.is_some() && (report.node == n || report.node == ReplicaId(0))).then_some(report)
+        (report.stopped.is_some() && (report.node == n || report.node == ReplicaId(0))).then_some(&**report)
     }
 
     /// The folders of a shard's replicas of this founding that lie aside and can be read, and where. `None`: some server
@@ -214,7 +251,7 @@ impl View<'_> {
     ) -> Option<(ServerId, &ReplicaReport)> {
         let leads = |s: &ServerId| {
             let r = self.live(*s)?.replicas.get(&shard)?;
-            (r.leads && r.founding == founding).then_some((*s, r))
+            (r.leads && r.founding == founding).then_some((*s, &**r))
         };
         self.state.servers.keys().filter_map(leads).max_by_key(|(_, r)| r.term)
     }

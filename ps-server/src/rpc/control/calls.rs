@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     admission::Answer,
-    control::{Calls, Hello, Report, Reported},
+    control::{Calls, Hello, Reported, Told},
     raft::{ReplicaId, endpoint},
 };
 use futures::{FutureExt, future::BoxFuture};
@@ -69,14 +69,14 @@ impl Calls for GrpcCalls {
         &'a self,
         address: &'a str,
         fleet: u64,
-        server: ServerId,
-        report: &'a Report,
+        told: &'a Told,
     ) -> BoxFuture<'a, Result<Reported, String>> {
         async move {
-            let r = answer(self.client(address)?.report(to_report(fleet, server, report))).await?;
+            let r = answer(self.client(address)?.report(to_report(fleet, told))).await?;
             Ok(Reported {
                 accepted: r.accepted,
                 leader: Some(r.leader).filter(|l| !l.is_empty()),
+                whole: r.whole,
                 why: r.why,
                 generation: r.generation,
                 directives: r.directives.iter().filter_map(from_directive).collect(),

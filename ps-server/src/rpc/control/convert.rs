@@ -2,7 +2,7 @@
 
 use super::super::{auto, jobs};
 use crate::{
-    control::{Action, AsideReport, Directive, ReplicaReport, Report, Shape},
+    control::{Action, AsideReport, Directive, ReplicaReport, Report, Shape, Told},
     raft::{Digest, Membership, ReplicaId},
 };
 use paraft_common::{Durability, JobShard, ServerId};
@@ -10,7 +10,7 @@ use paraft_proto::{
     CheckDigest, Diverged, FleetShape, Found, Host, Remove, Replica, ReportRequest, Retire, Stop, Voters,
     directive,
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 /// A shape from the wire; `None` where it is none.
 pub fn shape_of(shape: Option<&FleetShape>) -> Option<Shape> {
@@ -24,7 +24,8 @@ pub fn shape_to(s: Shape) -> FleetShape {
 }
 
 /// A report for the wire.
-pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest {
+pub fn to_report(fleet: u64, told: &Told) -> ReportRequest {
+    let Told { server, number, since, report, gone } = told;
     let replicas = report.replicas.iter().map(|(shard, r)| paraft_proto::ReplicaReport {
         shard: shard.number(),
         node: r.node.0,
@@ -63,6 +64,9 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
         asides: report.asides.iter().flatten().map(aside).collect(),
         asides_known: report.asides.is_some(),
         control_trouble: report.control_trouble.clone(),
+        number: *number,
+        since: *since,
+        gone: gone.iter().map(|s| s.number()).collect(),
     }
 }
 
@@ -72,7 +76,7 @@ fn aside(a: &AsideReport) -> paraft_proto::AsideReport {
 }
 
 /// A report from the wire. A job that this version does not know is left out.
-pub fn from_report(r: ReportRequest) -> Report {
+pub fn from_report(r: ReportRequest) -> Told {
     let aside = |a: paraft_proto::AsideReport| {
         let paraft_proto::AsideReport { shard, founding, name, readable } = a;
         AsideReport { shard: JobShard::from_number(shard), founding, name, readable }
@@ -97,16 +101,19 @@ pub fn from_report(r: ReportRequest) -> Report {
             caught_up,
             job: r.job.and_then(jobs::from_report),
         };
-        (JobShard::from_number(r.shard), report)
+        (JobShard::from_number(r.shard), Arc::new(report))
     };
-    Report {
+    let (server, number, since) = (ServerId(r.server), r.number, r.since);
+    let gone = r.gone.into_iter().map(JobShard::from_number).collect();
+    let report = Report {
         address: r.address,
         node: ReplicaId(r.node),
         replicas: r.replicas.into_iter().map(replica).collect(),
         reached: r.reached.into_iter().map(ServerId).collect(),
         asides: r.asides_known.then(|| r.asides.into_iter().map(aside).collect()),
         control_trouble: r.control_trouble,
-    }
+    };
+    Told { server, number, since, report, gone }
 }
 
 pub fn to_directive(d: Directive) -> paraft_proto::Directive {

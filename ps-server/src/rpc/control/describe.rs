@@ -9,6 +9,7 @@ use crate::{
     raft::{Membership, ReplicaId},
 };
 use paraft_proto::{DescribeReply, ServerInfo, ShardInfo};
+use std::sync::Arc;
 
 /// The answer of this server; where it does not lead the control group, only who does, and the jobs.
 pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
@@ -65,7 +66,7 @@ pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
         let holds = |n: &ReplicaId, r: &Report| {
             r.replicas.get(shard).is_some_and(|p| p.node == *n && p.trouble.is_empty())
         };
-        let silent = |l: &ReplicaReport| {
+        let silent = |l: &Arc<ReplicaReport>| {
             ids(l.membership.voters.iter().filter(|n| !answers(n, &|r| holds(n, r))).collect())
         };
         ShardInfo {
