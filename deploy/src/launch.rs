@@ -6,13 +6,8 @@
 use crate::train::{RunArgs, find_checkpoint, tell, train};
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_fleet::{
-    failure::Failure,
-    launch, out,
-    place::{self, Place},
-    run_dir::RunDir,
-    script, task,
-};
+use paraft_engines::{Asked, Place, Surroundings, place, variables};
+use paraft_fleet::{failure::Failure, launch, out, run_dir::RunDir, script, task};
 use paraft_worker::{Job, exit};
 use serde::Serialize;
 use std::path::{self, Path, PathBuf};
@@ -62,8 +57,8 @@ pub struct LaunchArgs {
 }
 
 pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
-    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-    if let Some(place) = place::find(|name| std::env::var(name).ok(), args.workers, &hosts)? {
+    let asked = Asked { workers: args.workers, ..Asked::default() };
+    if let Some(place) = place(&variables(), &asked, &Surroundings::here())? {
         return as_task(args, &place);
     }
     let mut job = job(args, None)?;

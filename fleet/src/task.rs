@@ -9,10 +9,10 @@ use crate::{
     fleet::{Fleet, JOB_FILE, server_data},
     gather::{self, First, Meeting, Over, Plan, go_on},
     launch::{Record, absolute_paths},
-    place::Place,
     script::{self, Rendezvous},
 };
 use nix::sys::signal::Signal;
+use paraft_engines::Place;
 use paraft_record::RunRecord;
 use paraft_worker::{Job, checkpoints, exit};
 use std::{
