@@ -2,6 +2,7 @@
 //!
 //! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
+//! - [`submit`]: a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
 //!
@@ -26,8 +27,10 @@ mod launch;
 mod memory;
 mod mode;
 mod replay;
+mod role;
 mod serve;
 mod status;
+mod submit;
 mod trace;
 mod train;
 mod whole;
@@ -52,6 +55,10 @@ enum Command {
     Train(train::TrainArgs),
     /// Launch a fleet on this machine whose workers are a script of yours: paraft launch train.py
     Launch(launch::LaunchArgs),
+    /// Submit a job, with a fleet of its own, to an engine: paraft submit job.toml --on slurm
+    Submit(submit::SubmitArgs),
+    /// Start, end, ask and resize a fleet that an engine runs.
+    Fleet(submit::FleetArgs),
     /// Train one job in several modes and show the difference.
     Compare(compare::CompareArgs),
     /// Train a job on a fleet that does not exist, in simulated time: what would 256 workers do?
@@ -104,6 +111,8 @@ fn main() {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),
         Command::Launch(a) => failure::report(launch::run(&a)),
+        Command::Submit(a) => failure::report(submit::run(&a)),
+        Command::Fleet(a) => failure::report(submit::fleet(&a)),
         Command::Compare(a) => failure::report(compare::run(&a)),
         Command::Simulate(a) => failure::report(simulate::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),

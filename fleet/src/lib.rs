@@ -6,6 +6,8 @@
 //! - [`launch`]: a job on a fleet of its own, from its start to its record; `watch`: what happens when a process of it ends.
 //!   [`run_dir`]: the folder of a run.
 //! - [`task`]: the part of an engine's task of the fleet that the tasks are together; `gather`: how they meet.
+//! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
+//!   [`notice`]: that this host will be taken away.
 //! - [`ask`]: what servers say of themselves, and the control group of all.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
 //! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
@@ -28,10 +30,12 @@ pub mod faults;
 pub mod fleet;
 mod gather;
 pub mod launch;
+pub mod notice;
 pub mod process;
 pub mod progress;
 pub mod run_dir;
 pub mod script;
+pub mod shared;
 pub mod table;
 pub mod task;
 mod watch;

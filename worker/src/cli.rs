@@ -35,7 +35,7 @@ pub struct WorkerArgs {
     /// Ranks of each worker: processes that average their gradients among themselves. Default: train.group_size.
     #[arg(long, value_name = "N", env = "PARAFT_GROUP_SIZE", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub group_size: Option<u32>,
-    /// Servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
+    /// Servers as host:port, comma-separated: one that answers is enough. Default: cluster.addresses.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
     pub servers: Vec<String>,
     /// Overrides a key of the job file; may be given often.
@@ -171,14 +171,6 @@ fn prepare(args: &WorkerArgs, interrupt: Arc<AtomicBool>) -> Result<(Job, Worker
     if servers.is_empty() {
         let why = "no servers are named; give --servers host:port,... or cluster.addresses in the job file";
         return Err((why.into(), exit::USAGE));
-    }
-    if servers.len() as u32 != job.servers() {
-        let why = format!(
-            "--servers lists {} servers, the job has {}; the list must be the servers' own",
-            servers.len(),
-            job.servers()
-        );
-        return Err((why, exit::CONFIG));
     }
     // A run's folder that is missing is told by its own name, below.
     if args.run_dir.as_deref().is_none_or(std::path::Path::is_dir) {

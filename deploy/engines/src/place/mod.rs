@@ -294,8 +294,9 @@ pub fn place(
     }
     if let Some(asked) = asked.workers.filter(|n| *n != place.tasks) {
         let why = format!("--workers {asked}, and {} has started {} tasks", place.engine, place.tasks);
-        return Err(Wrong::usage(why)
-            .help("each task is one worker: leave --workers out, or start as many tasks"));
+        return Err(
+            Wrong::usage(why).help("each task is one worker: leave --workers out, or start as many tasks")
+        );
     }
     Ok(Some(place))
 }

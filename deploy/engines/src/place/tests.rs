@@ -133,8 +133,12 @@ fn with_a_role_the_number_is_that_of_the_role() {
 
 #[test]
 fn a_flag_goes_before_a_variable_and_that_before_an_engine() {
-    let own: &[(&str, &str)] =
-        &[("PARAFT_ROLE", "server"), ("PARAFT_INDEX", "1"), ("PARAFT_SERVERS", "a:1, b:1"), ("PARAFT_ATTEMPT", "4")];
+    let own: &[(&str, &str)] = &[
+        ("PARAFT_ROLE", "server"),
+        ("PARAFT_INDEX", "1"),
+        ("PARAFT_SERVERS", "a:1, b:1"),
+        ("PARAFT_ATTEMPT", "4"),
+    ];
     let p = find(&[ARRAY, own], &Asked::default()).expect("right").expect("a task");
     assert_eq!((p.role, p.rank, p.attempt, p.servers.len()), (Some(Role::Server), 1, 4, 2));
     let asked = Asked { role: Some(Role::Worker), index: Some(0), workers: None };
@@ -185,9 +189,13 @@ fn what_cannot_be_is_refused_with_the_numbers() {
 
 #[test]
 fn lists_of_slurm_are_read() {
-    for (list, first) in
-        [("n1", "n1"), ("n[1-3]", "n1"), ("a,b", "a"), ("gpu-[007,9]x,b", "gpu-007x"), ("r[1-2]n[05-06]", "r1n05")]
-    {
+    for (list, first) in [
+        ("n1", "n1"),
+        ("n[1-3]", "n1"),
+        ("a,b", "a"),
+        ("gpu-[007,9]x,b", "gpu-007x"),
+        ("r[1-2]n[05-06]", "r1n05"),
+    ] {
         assert_eq!(first_of(list), first, "{list}");
     }
     assert_eq!([0, 2, 3, 4].map(|n| nth("2(x3),1", n)), [Some(2), Some(2), Some(1), None]);
