@@ -144,14 +144,10 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
 /// A server that ends waits so long for others to come back that it would be missed with.
 const NEEDED: Duration = Duration::from_secs(3);
 
-/// Takes the draining of a server back that has come again.
-pub fn take_back(servers: &[String], server: ServerId) {
-    let Ok(fleet) = agreeing(servers) else { return };
-    if fleet.draining().any(|s| s.server == server.0)
-        && let Err(error) = order(&whom(&fleet, servers), server, true, TIMEOUT)
-    {
-        tracing::warn!(%server, %error, "it is still drained: `paraft drain --undo` takes that back");
-    }
+/// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done.
+pub fn take_back(servers: &[String], server: ServerId) -> bool {
+    let Ok(fleet) = agreeing(servers) else { return false };
+    order(&whom(&fleet, servers), server, true, TIMEOUT).is_ok()
 }
 
 /// How far a server is emptied, in words.

@@ -5,7 +5,7 @@
 
 use crate::{
     drain,
-    serve::{Conduct, Met, ServerArgs, Serving, serve},
+    serve::{Conduct, Met, ServerArgs, Serving, Watch, serve},
 };
 use paraft_common::ServerId;
 use paraft_engines::{Place, Role};
@@ -224,11 +224,7 @@ const LAST_FILES: Duration = Duration::from_secs(10);
 const ALONE: u32 = 15;
 
 /// What it does while it serves: notes which fleet it is in, starts afresh where the others have moved, ends with the job.
-fn watches(
-    args: &RoleArgs<'_>,
-    folder: Option<Folder>,
-    begun_with: BegunWith,
-) -> Arc<dyn Fn(&Serving) -> Option<i32> + Send + Sync> {
+fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -> Watch {
     let (until_done, workers) = (args.until_done, args.job.train.workers as usize);
     let (looks, alone, back) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
     let finished = parking_lot::Mutex::new(None::<Instant>);
@@ -261,11 +257,12 @@ fn watches(
                 .lock()
                 .as_ref()
                 .is_some_and(|list| others.take(list.len()).any(|address| !list.contains(&address)));
-            if now.fleet != 0 && back.load(Relaxed) == 0 {
-                if let Err(e) = folder.belongs(now.fleet) {
-                    eprintln!("error: {}", e.message());
-                    return Some(e.code());
-                }
+            if now.fleet != 0
+                && back.load(Relaxed) == 0
+                && let Err(e) = folder.belongs(now.fleet)
+            {
+                eprintln!("error: {}", e.message());
+                return Some(e.code());
             }
             // In a fleet that has a leader everybody hears of moves by itself.
             let leads =
@@ -276,8 +273,11 @@ fn watches(
                 true => {}
             }
         }
-        if now.fleet != 0 && back.swap(1, Relaxed) == 0 {
-            drain::take_back(std::slice::from_ref(&now.address), now.id);
+        if now.fleet != 0
+            && back.load(Relaxed) == 0
+            && drain::take_back(std::slice::from_ref(&now.address), now.id)
+        {
+            back.store(1, Relaxed);
         }
         if until_done && look % LOOK == LOOK - 1 && is_finished(&now.address) {
             match &folder {

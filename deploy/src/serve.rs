@@ -103,13 +103,16 @@ pub struct Conduct {
     /// It listens there: what is it, and where do the others reach it?
     pub meet: Meet,
     /// Asked while it serves: with what code it ends now, if it does.
-    pub watch: Arc<dyn Fn(&Serving) -> Option<i32> + Send + Sync>,
+    pub watch: Watch,
     /// After a signal it may take so long to hand over leaders and replicas.
     pub grace: Duration,
 }
 
 /// How a server meets the others.
 pub type Meet = Box<dyn Fn(SocketAddr) -> Result<Met, Failure>>;
+
+/// What looks after a server while it serves.
+pub type Watch = Arc<dyn Fn(&Serving) -> Option<i32> + Send + Sync>;
 
 /// What a server is to be.
 pub struct Met {

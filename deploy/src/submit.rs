@@ -102,7 +102,7 @@ pub struct FleetArgs {
 #[derive(Subcommand)]
 enum FleetCommand {
     /// Start the servers of a job file without its workers; `paraft fleet down` ends them.
-    Up(SubmitArgs),
+    Up(Box<SubmitArgs>),
     /// End all of a run's processes.
     Down(RunOf),
     /// What the engine and the fleet know of a run's processes.

@@ -62,8 +62,11 @@ impl Engine for Slurm {
     fn members(&self, handle: &Handle) -> Result<Vec<Member>, Wrong> {
         let mut members = Vec::new();
         for (role, id) in &handle.parts {
-            // One that has ended long ago is unknown, and no error of this fleet's.
-            let text = run("squeue", &["-h", "-r", "-j", id, "-o", "%K|%T|%N|%r|%S"]).unwrap_or_default();
+            let text = match run("squeue", &["-h", "-r", "-j", id, "-o", "%K|%T|%N|%r|%S"]) {
+                // One that has ended long ago.
+                Err(e) if e.why.contains("Invalid job id") => String::new(),
+                said => said?,
+            };
             members.extend(text.lines().filter_map(|line| member(*role, line)));
         }
         members.sort_by_key(|m| (m.role, m.index));
