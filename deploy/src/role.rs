@@ -174,6 +174,7 @@ fn meets(
                     return Ok(Met { place, address: own.address, servers: list });
                 }
                 Way::Joins(list) => {
+                    *begun_with.lock() = Some(list.clone());
                     let place = server::Place::Joins(list);
                     return Ok(Met { place, address: own.address, servers: Vec::new() });
                 }
@@ -252,11 +253,8 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
                 Ok(servers) => servers.into_values().map(|at| at.address),
                 Err(e) => return failed(e),
             };
-            // One that has joined was told who is in the fleet.
-            let moved = begun_with
-                .lock()
-                .as_ref()
-                .is_some_and(|list| others.take(list.len()).any(|address| !list.contains(&address)));
+            let mut elsewhere = others.filter(|address| *address != now.address);
+            let moved = begun_with.lock().as_ref().is_some_and(|list| elsewhere.any(|a| !list.contains(&a)));
             if now.fleet != 0
                 && back.load(Relaxed) == 0
                 && let Err(e) = folder.belongs(now.fleet)

@@ -114,7 +114,11 @@ impl Folder {
         };
         let others: Vec<_> = known.into_iter().filter(|(n, _)| *n != me).map(|(_, at)| at.address).collect();
         Ok(match ask(&others) {
-            Some(fleet) if fleet.fleet == number => Way::Joins(fleet.servers),
+            // The fleet may not know yet where those are that have moved.
+            Some(fleet) if fleet.fleet == number => {
+                let more: Vec<_> = fleet.servers.into_iter().filter(|a| !others.contains(a)).collect();
+                Way::Joins(others.into_iter().chain(more).collect())
+            }
             Some(other) => Way::Missed(format!("another fleet answers, {:016x}, not {number:016x}", other.fleet)),
             None => Way::Missed("a fleet was founded, this server's data folder is not the one that it began with, and nobody answers whom it could join".into()),
         })
@@ -196,7 +200,10 @@ mod tests {
         run.folder.belongs(5).expect("first");
         assert!(waits(&run.way(0, 9, "a2", false, None)).contains("nobody answers"));
         assert!(waits(&run.way(0, 9, "a2", false, Some(6))).contains("another fleet"));
-        assert_eq!(run.way(0, 9, "a2", false, Some(5)), Way::Joins(vec!["h:9".into()]));
+        assert_eq!(
+            run.way(0, 9, "a2", false, Some(5)),
+            Way::Joins(vec!["h:2".into(), "h:3".into(), "h:9".into()])
+        );
         // What had an identity comes back as what it was.
         assert_eq!(run.listed(0, 8, "a", true)[0], "h:8");
         assert_eq!(
