@@ -5,6 +5,7 @@ mod gpu;
 
 use clap::Args;
 use paraft_common::{Durability, ServerId};
+use paraft_engines::{Asked, Surroundings, place, variables};
 use paraft_fleet::{ask, failure::Failure, out};
 use paraft_host::socket_path;
 use paraft_server::{
@@ -213,6 +214,15 @@ fn folder() -> Row {
     }
 }
 
+/// What this process is among an engine's, as `paraft launch` would take it.
+fn place_here() -> String {
+    match place(&variables(), &Asked::default(), &Surroundings::here()) {
+        Ok(Some(place)) => place.to_string(),
+        Ok(None) => "no engine's task".into(),
+        Err(wrong) => wrong.to_string(),
+    }
+}
+
 pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
     let read = |p: &str| std::fs::read_to_string(p).unwrap_or_default();
     let cpu = read("/proc/cpuinfo")
@@ -240,6 +250,7 @@ pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
             ),
         ),
         ("devices", gpu::devices()),
+        ("place", place_here()),
         ("settings", if settings.is_empty() { "none".into() } else { settings.join(" ") }),
     ];
     if args.json {

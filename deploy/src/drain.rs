@@ -98,6 +98,58 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
     }
 }
 
+/// Empties a server that is about to end, as far as that goes within the time; what came of it. Nothing is refused: it ends in
+/// any case.
+pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
+    let deadline = Instant::now() + within;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let mut needed_since = None;
+    let mut last = format!("{server} has handed nothing over: no server could take the order");
+    let mut ordered = false;
+    while !left().is_zero() {
+        let Ok(fleet) = agreeing(servers) else {
+            if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED {
+                return format!("{server} ends without a majority of the others");
+            }
+            continue;
+        };
+        if !ordered {
+            ordered = order(&whom(&fleet, servers), server, false, left().min(TIMEOUT)).is_ok();
+        }
+        match progress(&fleet, server).filter(|_| ordered) {
+            Some(Draining::Done(what)) => return what,
+            // Others end too, or have ended: nobody comes whom it could wait for.
+            Some(Draining::Needed(what)) => {
+                if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED {
+                    return what;
+                }
+                last = what;
+            }
+            Some(Draining::Goes(what)) => {
+                // All of them end: there is nobody to take it.
+                if !fleet.servers.iter().any(|s| s.server != server.0 && s.state == "up")
+                    && needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED
+                {
+                    return format!("{what}, and nobody is left to take them");
+                }
+                last = what;
+            }
+            None => {}
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    last
+}
+
+/// A server that ends waits so long for others to come back that it would be missed with.
+const NEEDED: Duration = Duration::from_secs(3);
+
+/// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done.
+pub fn take_back(servers: &[String], server: ServerId) -> bool {
+    let Ok(fleet) = agreeing(servers) else { return false };
+    order(&whom(&fleet, servers), server, true, TIMEOUT).is_ok()
+}
+
 /// How far a server is emptied, in words.
 #[derive(Debug, PartialEq)]
 enum Draining {

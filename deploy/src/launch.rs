@@ -3,19 +3,20 @@
 //! What it is not: a way of training of its own. It makes a job of its flags, whose `cluster.script` is the script, and does
 //! what `paraft train` does with it.
 
-use crate::train::{RunArgs, find_checkpoint, tell, train};
+use crate::{
+    role::{self, RoleArgs},
+    train::{RunArgs, find_checkpoint, tell, train},
+};
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_fleet::{
-    failure::Failure,
-    launch, out,
-    place::{self, Place},
-    run_dir::RunDir,
-    script, task,
-};
+use paraft_engines::{Asked, Place, Role, Surroundings, place, variables};
+use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, out, run_dir::RunDir, script, task};
 use paraft_worker::{Job, exit};
 use serde::Serialize;
-use std::path::{self, Path, PathBuf};
+use std::{
+    path::{self, Path, PathBuf},
+    time::Duration,
+};
 
 #[derive(Args)]
 #[command(
@@ -52,18 +53,76 @@ pub struct LaunchArgs {
     pub python: Option<String>,
     #[command(flatten)]
     pub run: RunArgs,
+    /// One process of a fleet whose processes an engine starts: server or worker. SCRIPT may be the job file.
+    #[arg(long, env = "PARAFT_ROLE", help_heading = "In an engine's task, pod or unit")]
+    pub role: Option<Role>,
+    /// Its number among those of its role, from 0. Default: what the engine says (`paraft env` shows it).
+    #[arg(long, value_name = "N", env = "PARAFT_INDEX", help_heading = "In an engine's task, pod or unit")]
+    pub index: Option<u32>,
+    /// All servers as host:port, comma-separated, by their numbers. Default: the run's folder says where they are.
+    #[arg(
+        long,
+        env = "PARAFT_SERVERS",
+        value_delimiter = ',',
+        help_heading = "In an engine's task, pod or unit"
+    )]
+    pub addresses: Vec<String>,
+    /// A server's own folder. Default: server-N in the run's folder.
+    #[arg(long, help_heading = "In an engine's task, pod or unit")]
+    pub data: Option<PathBuf>,
+    /// Where a server listens. Default: any port of every interface, or that of its address.
+    #[arg(long, help_heading = "In an engine's task, pod or unit")]
+    pub listen: Option<String>,
+    /// The host, or host:port, by which the others reach a server. Default: this host's address on the way to them.
+    #[arg(long, env = "PARAFT_ADVERTISE", help_heading = "In an engine's task, pod or unit")]
+    pub advertise: Option<String>,
+    /// A server ends when all workers have trained everything, or one has failed.
+    #[arg(long, help_heading = "In an engine's task, pod or unit")]
+    pub until_done: bool,
+    /// A fleet that was there and does not answer is waited for so many seconds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 120,
+        help_heading = "In an engine's task, pod or unit"
+    )]
+    pub patience: u64,
+    /// After a signal: so many seconds to hand over what it holds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "PARAFT_GRACE",
+        default_value_t = 20,
+        help_heading = "In an engine's task, pod or unit"
+    )]
+    pub grace: u64,
+    /// A file, or a page (http://...), that is there when this host will be taken away: as SIGTERM.
+    #[arg(
+        long,
+        value_name = "FILE|URL",
+        env = "PARAFT_NOTICE",
+        help_heading = "In an engine's task, pod or unit"
+    )]
+    pub notice: Option<String>,
     /// Run a Python module, as `python -m` does, with everything behind it as its arguments.
     #[arg(short = 'm', value_names = ["MODULE", "ARGS"], num_args = 1.., allow_hyphen_values = true)]
     pub module: Vec<String>,
     /// What to run, and its arguments: a Python file, or a program.
     #[arg(value_names = ["SCRIPT", "ARGS"], trailing_var_arg = true, allow_hyphen_values = true,
-        required_unless_present = "module", conflicts_with = "module")]
+        required_unless_present_any = ["module", "role"], conflicts_with = "module")]
     pub script: Vec<String>,
 }
 
 pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
-    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-    if let Some(place) = place::find(|name| std::env::var(name).ok(), args.workers, &hosts)? {
+    let asked = Asked { workers: args.workers, role: args.role, index: args.index };
+    let mut place = place(&variables(), &asked, &Surroundings::here())?;
+    if let Some(place) = place.as_mut().filter(|p| p.role.is_some()) {
+        if !args.addresses.is_empty() {
+            place.servers.clone_from(&args.addresses);
+        }
+        return as_role(args, place);
+    }
+    if let Some(place) = place {
         return as_task(args, &place);
     }
     let mut job = job(args, None)?;
@@ -72,6 +131,42 @@ pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
         out!("run     {}", dir.display());
     }
     Ok(exit::OK)
+}
+
+/// One process of a fleet, with its role.
+fn as_role(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
+    let is_job = |script: &&String| script.ends_with(".toml");
+    let given = args.job.clone().or_else(|| args.script.first().filter(is_job).map(PathBuf::from));
+    let run_dir = || {
+        match &args.run.run_dir {
+        Some(dir) => std::fs::canonicalize(dir).map_err(|e| Failure::write(dir, e)),
+        None => Err(Failure::new(exit::USAGE, "which run? Its processes need one folder")
+            .help("add --run-dir FOLDER, the same for all; on a file system that they share, unless --addresses names the servers")),
+    }
+    };
+    let run_dir = run_dir()?;
+    let file = run_dir.join(JOB_FILE);
+    let scripts = args.script.first().is_some_and(|s| !is_job(&s)) || !args.module.is_empty();
+    let job = match (&given, scripts) {
+        (None, false) => Job::load(&file, &args.set)?,
+        (Some(given), false) => Job::load(given, &args.set)?,
+        (_, true) => job(args, None)?,
+    };
+    let job = task::settle(&job, &file, place)?;
+    let role = RoleArgs {
+        place,
+        job,
+        file,
+        run_dir,
+        data: args.data.clone(),
+        listen: args.listen.clone(),
+        advertise: args.advertise.clone(),
+        until_done: args.until_done,
+        patience: Duration::from_secs(args.patience),
+        grace: Duration::from_secs(args.grace),
+        notice: args.notice.clone(),
+    };
+    role::run(&role)
 }
 
 /// One of an engine's tasks, which are one fleet together.

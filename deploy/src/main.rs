@@ -2,6 +2,7 @@
 //!
 //! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
+//! - [`engine`]: a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
 //!
@@ -24,11 +25,13 @@ mod disk_faults;
 mod doctor;
 mod drain;
 mod end;
+mod engine;
 mod jobs;
 mod launch;
 mod memory;
 mod mode;
 mod replay;
+mod role;
 mod serve;
 mod status;
 mod submit;
@@ -56,6 +59,11 @@ enum Command {
     Train(train::TrainArgs),
     /// Launch a fleet on this machine whose workers are a script of yours: paraft launch train.py
     Launch(launch::LaunchArgs),
+    /// Give a job to a fleet that stands already (--to FLEET), or with a fleet of its own to an engine (--on slurm), and come
+    /// back at once.
+    Submit(Box<submit::SubmitArgs>),
+    /// Start, end, ask and resize a fleet that an engine runs.
+    Fleet(engine::FleetArgs),
     /// Train one job in several modes and show the difference.
     Compare(compare::CompareArgs),
     /// Train a job on a fleet that does not exist, in simulated time: what would 256 workers do?
@@ -78,8 +86,6 @@ enum Command {
     Forget(data::ForgetArgs),
     /// Files of replicas that were put aside: list, restore or delete them; give up what a shard held.
     Data(data::DataArgs),
-    /// Give a job to a fleet that stands already, and come back at once.
-    Submit(submit::SubmitArgs),
     /// List the jobs of a fleet.
     Jobs(jobs::ListArgs),
     /// End a job where it is; its weights are kept as after any end.
@@ -118,6 +124,8 @@ fn main() {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),
         Command::Launch(a) => failure::report(launch::run(&a)),
+        Command::Submit(a) => failure::report(submit::run(&a)),
+        Command::Fleet(a) => failure::report(engine::fleet(&a)),
         Command::Compare(a) => failure::report(compare::run(&a)),
         Command::Simulate(a) => failure::report(simulate::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),
@@ -129,7 +137,6 @@ fn main() {
         Command::Drain(a) => failure::report(drain::run(&a)),
         Command::Forget(a) => failure::report(data::forget(&a)),
         Command::Data(a) => failure::report(data::run(&a)),
-        Command::Submit(a) => failure::report(submit::run(&a)),
         Command::Jobs(a) => failure::report(jobs::all(&a)),
         Command::Stop(a) => failure::report(end::stop(&a)),
         Command::Delete(a) => failure::report(end::delete(&a)),

@@ -1,6 +1,6 @@
 //! `paraft server`.
 
-use crate::{disk_faults as disk, memory};
+use crate::{disk_faults as disk, drain, memory};
 use clap::Args;
 use paraft_common::{Durability, ServerId};
 use paraft_fleet::{failure::Failure, faults::process};
@@ -28,7 +28,7 @@ use std::{
 };
 use tokio::net::TcpListener;
 
-#[derive(Args)]
+#[derive(Args, Clone, Default)]
 pub struct ServerArgs {
     /// The job file; gives addresses, shards and replicas where the flags do not.
     pub job: Option<PathBuf>,
@@ -97,7 +97,52 @@ pub struct ServerArgs {
     pub supervised: bool,
 }
 
+/// What stands around a server that an engine has started: how it meets the others, when it ends by itself, how long it has to
+/// hand over what it holds. `crate::role` has one.
+pub struct Conduct {
+    /// It listens there: what is it, and where do the others reach it?
+    pub meet: Meet,
+    /// Asked while it serves: with what code it ends now, if it does.
+    pub watch: Watch,
+    /// After a signal it may take so long to hand over leaders and replicas.
+    pub grace: Duration,
+}
+
+/// How a server meets the others.
+pub type Meet = Box<dyn Fn(SocketAddr) -> Result<Met, Failure>>;
+
+/// What looks after a server while it serves.
+pub type Watch = Arc<dyn Fn(&Serving) -> Option<i32> + Send + Sync>;
+
+/// What a server is to be.
+pub struct Met {
+    /// How it comes to its fleet.
+    pub place: Place,
+    /// Where the others reach it.
+    pub address: String,
+    /// Those that found the fleet, where it is one of them.
+    pub servers: Vec<String>,
+}
+
+/// A server that runs.
+pub struct Serving {
+    /// Its id.
+    pub id: ServerId,
+    /// The fleet that it belongs to; 0 before it does.
+    pub fleet: u64,
+    /// Where the others reach it.
+    pub address: String,
+}
+
+/// How often [`Conduct::watch`] is asked.
+const WATCH: Duration = Duration::from_millis(200);
+
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
+    serve(args, None)
+}
+
+/// Runs a server until a signal, its launcher or its conduct ends it.
+pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     raise_descriptor_limit();
@@ -108,7 +153,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     let job = args.job.as_deref().map(|p| Job::load(p, &args.set)).transpose()?;
     let cluster = job.as_ref().map(|j| j.cluster.clone()).unwrap_or_default();
     let listed = if args.servers.is_empty() { cluster.addresses.clone() } else { args.servers.clone() };
-    if listed.is_empty() && !args.supervised && args.join.is_empty() {
+    if listed.is_empty() && !args.supervised && args.join.is_empty() && conduct.is_none() {
         return Err(Failure::new(exit::USAGE, "no servers are named")
             .help("give --servers host:port,host:port,host:port, or a job file with cluster.addresses"));
     }
@@ -127,7 +172,9 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         let usual = || PathBuf::from("paraft-data").join(without_colons(address));
         args.data.clone().unwrap_or_else(usual)
     };
-    if let Some(own) = own.as_deref().filter(|_| args.join.is_empty() && !args.supervised) {
+    if let Some(own) =
+        own.as_deref().filter(|_| args.join.is_empty() && !args.supervised && conduct.is_none())
+    {
         // Before its port is taken: in a list in another order that is another server's.
         settings::compare(&folder(own), ServerId(id), &listed, shape(listed.len())).map_err(failure)?;
     }
@@ -139,7 +186,10 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         .map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     runtime.block_on(async {
         let listener = bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
-        let bound = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?.to_string();
+        let at = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?;
+        let bound = at.to_string();
+        // It waits and asks, with a runtime of its own.
+        let met = conduct.map(|c| tokio::task::block_in_place(|| (c.meet)(at))).transpose()?;
         let servers: Vec<String> = if args.supervised {
             println!("{bound}");
             let mut line = String::new();
@@ -149,20 +199,27 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         } else {
             listed
         };
-        let address = match args.join.is_empty() {
-            true => servers.get(id as usize).cloned().unwrap_or_else(|| bound.clone()),
-            false => args.advertise.clone().unwrap_or_else(|| bound.clone()),
+        let Met { place, address, servers } = match met {
+            Some(met) => met,
+            None => {
+                let address = match args.join.is_empty() {
+                    true => servers.get(id as usize).cloned().unwrap_or_else(|| bound.clone()),
+                    false => args.advertise.clone().unwrap_or_else(|| bound.clone()),
+                };
+                if !args.join.is_empty() && address.starts_with("0.0.0.0") {
+                    return Err(Failure::new(exit::USAGE, "the others cannot reach a server at 0.0.0.0")
+                        .help("add --advertise host:port"));
+                }
+                let place = match args.join.is_empty() {
+                    true => Place::Listed(ServerId(id)),
+                    false => Place::Joins(args.join.clone()),
+                };
+                Met { place, address, servers }
+            }
         };
-        if !args.join.is_empty() && address.starts_with("0.0.0.0") {
-            return Err(Failure::new(exit::USAGE, "the others cannot reach a server at 0.0.0.0")
-                .help("add --advertise host:port"));
-        }
         let shape = shape(servers.len());
         let election = Duration::from_millis(args.election_ms.unwrap_or(cluster.election_ms));
-        let place = match args.join.is_empty() {
-            true => Place::Listed(ServerId(id)),
-            false => Place::Joins(args.join.clone()),
-        };
+        let joins = matches!(place, Place::Joins(_));
         let data = folder(&address);
         if let Some(own) = meant(&data) {
             let what = format!("no server has been in {}, but one in {}", data.display(), own.display());
@@ -200,9 +257,9 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             tracing::info!(%at, "serving /metrics");
         }
         if !args.supervised {
-            match args.join.is_empty() {
-                true => eprintln!("{id} serves on {address}: {shape}"),
-                false => eprintln!("{id} serves on {address}; it has joined the fleet"),
+            match joins {
+                false => eprintln!("{id} serves on {address}: {shape}"),
+                true => eprintln!("{id} serves on {address}; it has joined the fleet"),
             }
             if let Some(m) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
                 eprintln!("{id} metrics on http://{m}/metrics");
@@ -212,8 +269,22 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         let noted = signal.clone();
         // One of a fleet whose launcher ends all of it has nobody to hand over to.
         let ending = if args.supervised { Ending::AtOnce } else { Ending::HandOver };
+        let over = Arc::new(AtomicI32::new(GOES_ON));
+        let watched = watched(conduct, &server, &address, over.clone());
+        let grace = conduct.map(|c| c.grace);
         let stop = async move {
-            noted.store(lifeline::terminated().await, Relaxed);
+            tokio::select! {
+                number = lifeline::terminated() => noted.store(number, Relaxed),
+                () = watched => return ending,
+            }
+            if let Some(grace) = grace {
+                let empty = tokio::task::spawn_blocking(move || drain::empty(&[address], id, grace));
+                tokio::select! {
+                    how = empty => eprintln!("{}", how.unwrap_or_else(|e| e.to_string())),
+                    // Asked twice.
+                    _ = lifeline::terminated() => {}
+                }
+            }
             ending
         };
         let stages = server.stages();
@@ -224,11 +295,38 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         let ran = server.run(listener, metrics, stop).await;
         stages.flush();
         ran.map_err(failure)?;
-        Ok(match signal.load(Relaxed) {
-            0 => exit::OK,
-            number => 128 + number,
+        Ok(match (over.load(Relaxed), signal.load(Relaxed)) {
+            (GOES_ON, 0) => exit::OK,
+            (GOES_ON, number) => 128 + number,
+            (code, _) => code,
         })
     })
+}
+
+/// No exit code.
+const GOES_ON: i32 = i32::MIN;
+
+/// Resolves when the conduct wants the end, with its code in `over`.
+fn watched(
+    conduct: Option<&Conduct>,
+    server: &Server,
+    address: &str,
+    over: Arc<AtomicI32>,
+) -> impl Future<Output = ()> + use<> {
+    let watch = conduct.map(|c| c.watch.clone());
+    let (id, fleet, address) = (server.id(), server.fleet(), address.to_string());
+    async move {
+        let Some(watch) = watch else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(WATCH).await;
+            let (watch, now) = (watch.clone(), Serving { id, fleet: fleet(), address: address.clone() });
+            // It asks and reads: not on a thread that serves.
+            if let Ok(Some(code)) = tokio::task::spawn_blocking(move || watch(&now)).await {
+                over.store(code, Relaxed);
+                return;
+            }
+        }
+    }
 }
 
 /// Threads that wait for the network: two at least, so that one that is held up for once does not hold up all.

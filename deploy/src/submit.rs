@@ -1,7 +1,8 @@
-//! `paraft submit`: a job for a fleet that stands already, without a terminal that waits for it.
+//! `paraft submit`: a job for a fleet that stands already, or for an engine, without a terminal that waits for it.
 //!
-//! What it leaves behind is `paraft train --to`, which launches the workers on this machine and has the run's folder.
+//! What is behind `--on` is in `engine`. What `--to` leaves behind is `paraft train --to`, which launches the workers on this machine and has the run's folder.
 
+use crate::engine::{self, EngineArgs, On, OnArgs};
 use clap::Args;
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir, standing::Keep};
 use paraft_worker::{Job, exit};
@@ -13,31 +14,51 @@ use std::{
 };
 
 #[derive(Args)]
+#[command(group = clap::ArgGroup::new("where").required(true).args(["to", "on"]))]
 pub struct SubmitArgs {
     /// The job file.
     pub job: PathBuf,
-    /// The fleet that is to train it: its folder, a job file with cluster.addresses, or servers as host:port,
-    /// comma-separated.
+    /// A fleet that stands already: its folder, a job file with cluster.addresses, or servers as host:port,
+    /// comma-separated. The workers run on this machine.
     #[arg(long, value_name = "FLEET")]
-    pub to: PathBuf,
+    pub to: Option<PathBuf>,
+    /// An engine, which starts servers and workers.
+    #[arg(long)]
+    pub on: Option<On>,
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// So long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
-    #[arg(long, value_name = "TIME", default_value = "1h")]
+    /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
+    #[arg(long, value_name = "TIME", default_value = "1h", conflicts_with = "on")]
     pub keep: Keep,
     /// Go on from a checkpoint, as in `paraft train`.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
-    /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
+    /// Where the run's files go; with --on, on a file system that all hosts share. Default: runs/NAME-N, the first N that
+    /// is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineArgs,
 }
 
 /// What the launcher says, in the run's folder.
 pub const LAUNCHER_LOG: &str = "launcher.log";
 
 pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
+    let (job, set, run_dir, resume) =
+        (args.job.clone(), args.set.clone(), args.run_dir.clone(), args.resume.clone());
+    match (&args.to, args.on) {
+        (Some(to), _) => submit_to(args, to),
+        (None, Some(on)) => {
+            let engine = args.engine.clone();
+            engine::submit(&OnArgs { job, on, run_dir, set, resume, engine }, true)
+        }
+        (None, None) => Err(Failure::new(exit::USAGE, "where to? --to FLEET or --on ENGINE")),
+    }
+}
+
+fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let job = Job::load(&args.job, &args.set)?;
     let dir = RunDir::of(args.run_dir.as_deref(), &job.name, args.resume.is_some())?.to_path_buf();
     let log = dir.join(LAUNCHER_LOG);
@@ -51,7 +72,7 @@ pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
     }
     let own = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
     let mut command = Command::new(own);
-    command.arg("train").arg(&args.job).arg("--detached").arg("--to").arg(&args.to);
+    command.arg("train").arg(&args.job).arg("--detached").arg("--to").arg(to);
     command.arg("--keep").arg(args.keep.to_string()).arg("--run-dir").arg(&dir);
     args.set.iter().for_each(|set| _ = command.args(["--set", set]));
     if let Some(path) = &args.resume {

@@ -1,5 +1,6 @@
 //! How a command ends: an exit code, and for errors one message with its remedy.
 
+use paraft_engines::{Kind, Wrong};
 use paraft_worker::{JobError, WorkerError, exit};
 use std::fmt::Display;
 
@@ -57,6 +58,18 @@ impl Failure {
 impl From<JobError> for Failure {
     fn from(e: JobError) -> Self {
         Self::new(exit::CONFIG, e)
+    }
+}
+
+impl From<Wrong> for Failure {
+    fn from(e: Wrong) -> Self {
+        let code = match e.kind {
+            Kind::Usage => exit::USAGE,
+            Kind::Unavailable => exit::UNAVAILABLE,
+            Kind::Refused => exit::CONFIG,
+            Kind::Io => exit::IO,
+        };
+        Self { help: e.help, ..Self::new(code, e.why) }
     }
 }
 

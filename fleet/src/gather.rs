@@ -4,7 +4,8 @@
 //! Lines of JSON over TCP. It is needed until the servers know each other, and again at the end, so that no server goes before
 //! the last worker. In between nothing passes, and the first may go: the others train on.
 
-use crate::{failure::Failure, place::Place};
+use crate::failure::Failure;
+use paraft_engines::Place;
 use paraft_worker::exit;
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};

@@ -5,8 +5,9 @@
 //!   [`script`]: a worker that is a user's script.
 //! - [`launch`]: a job on a fleet of its own, from its start to its record; `watch`: what happens when a process of it ends.
 //!   [`run_dir`]: the folder of a run.
-//! - [`place`]: what a process is among an engine's tasks. [`task`]: its part of the fleet that the tasks are together;
-//!   `gather`: how they meet.
+//! - [`task`]: the part of an engine's task of the fleet that the tasks are together; `gather`: how they meet.
+//! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
+//!   [`notice`]: that this host will be taken away.
 //! - [`standing`]: a job on a fleet that stands already.
 //! - [`ask`]: what servers say of themselves, and the control group of all.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
@@ -30,11 +31,12 @@ pub mod faults;
 pub mod fleet;
 mod gather;
 pub mod launch;
-pub mod place;
+pub mod notice;
 pub mod process;
 pub mod progress;
 pub mod run_dir;
 pub mod script;
+pub mod shared;
 pub mod standing;
 pub mod table;
 pub mod task;

@@ -4,7 +4,8 @@
 //! The variables are torchrun's, for whatever the script does with other packages, and Paraft's own (docs/launch.md lists
 //! both), so that the script's arguments stay its own. What it has as a process is [`crate::process`]'s.
 
-use crate::{failure::Failure, place::Place};
+use crate::failure::Failure;
+use paraft_engines::Place;
 use paraft_worker::{Job, exit};
 use std::{
     ffi::OsString,

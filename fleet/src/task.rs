@@ -9,10 +9,10 @@ use crate::{
     fleet::{Fleet, JOB_FILE, server_data},
     gather::{self, First, Meeting, Over, Plan, go_on},
     launch::{Record, absolute_paths},
-    place::Place,
     script::{self, Rendezvous},
 };
 use nix::sys::signal::Signal;
+use paraft_engines::Place;
 use paraft_record::RunRecord;
 use paraft_worker::{Job, checkpoints, exit};
 use std::{
@@ -190,6 +190,23 @@ impl Part {
             sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// The job of a process with a role, as its run's folder has it: whoever comes first puts it there, and a process that was given
+/// another is refused, since the servers would train something else than their workers.
+pub fn settle(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
+    let mut resolved = job.clone();
+    absolute_paths(&mut resolved)?;
+    resolved.cluster.addresses.clear();
+    let own = resolved.to_toml();
+    let there = crate::shared::put_once(file, &own).map_err(|e| Failure::write(file, e))?;
+    if there != own {
+        let why = format!("{} has another job than this {} was given", file.display(), place.rank);
+        return Err(Failure::new(exit::CONFIG, why).help(
+            "give all processes of a run the same job file and --set, and another job a --run-dir of its own",
+        ));
+    }
+    Ok(Job::parse(&there, file, &[])?)
 }
 
 /// The job file, where the folder is not the first task's own, which has it.

@@ -34,15 +34,16 @@ pub fn end_with(mut pipe: impl Read + Send + 'static) {
     }
 }
 
-/// Resolves on SIGINT or SIGTERM, with the signal's number.
+/// Resolves on SIGINT, SIGTERM or SIGUSR1, by which engines say that the time is nearly up, with the signal's number.
 pub async fn terminated() -> i32 {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        if let (Ok(mut int), Ok(mut term)) =
-            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-        {
-            return tokio::select! { _ = int.recv() => 2, _ = term.recv() => 15 };
+        let [int, term, user] =
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::user_defined1()].map(signal);
+        if let (Ok(mut int), Ok(mut term), Ok(mut user)) = (int, term, user) {
+            let user_number = SignalKind::user_defined1().as_raw_value();
+            return tokio::select! { _ = int.recv() => 2, _ = term.recv() => 15, _ = user.recv() => user_number };
         }
     }
     let _ = tokio::signal::ctrl_c().await;

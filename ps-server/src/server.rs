@@ -337,6 +337,12 @@ impl Server {
         self.agent.server()
     }
 
+    /// Which fleet it belongs to, now and later; 0 before it does.
+    pub fn fleet(&self) -> impl Fn() -> u64 + Send + Sync + 'static + use<> {
+        let agent = self.agent.clone();
+        move || agent.fleet()
+    }
+
     /// Serves workers and peers on `listener` (and `/metrics` on the other) until `shutdown` resolves, then
     /// stops the replicas.
     pub async fn run(

@@ -22,3 +22,8 @@ pub const CONFIG: i32 = 78;
 pub const INTERRUPTED: i32 = 130;
 /// SIGTERM, or the launcher is gone.
 pub const TERMINATED: i32 = 143;
+
+/// Whether the same process, started again as it was, may do better: what engines are told by the code.
+pub fn again(code: i32) -> bool {
+    matches!(code, UNAVAILABLE | IO) || code >= 128
+}

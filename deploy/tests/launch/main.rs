@@ -8,6 +8,7 @@ mod common;
 
 mod ends;
 mod place;
+mod role;
 mod trains;
 mod wrong;
 

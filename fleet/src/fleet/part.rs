@@ -27,6 +27,23 @@ impl Fleet {
         self.servers.iter_mut().try_for_each(|server| server.tell(&list))
     }
 
+    /// Starts a rank of the worker that this process is: a script with its place, or `paraft worker`.
+    pub(crate) fn part_rank(
+        &mut self,
+        job: &Job,
+        rank: u32,
+        at: Option<&Rendezvous>,
+        resume: Option<&Path>,
+    ) -> Result<(), Failure> {
+        self.resume = resume.map(Path::to_path_buf);
+        let worker = match at {
+            Some(at) => self.script(job, rank, at, Audience::User)?,
+            None => self.worker(job, rank)?,
+        };
+        self.workers.push(worker);
+        Ok(())
+    }
+
     /// Starts this task's worker.
     pub(crate) fn part_worker(
         &mut self,

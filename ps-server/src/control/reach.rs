@@ -102,7 +102,7 @@ impl Agent {
             let this = self.clone();
             tokio::spawn(async move {
                 match this.calls.hello(&address).await {
-                    Ok(hello) if this.is_of_this_fleet(hello.fleet) => this.reach.heard(&address, &hello),
+                    Ok(hello) if this.is_of_this_fleet(hello.fleet) => this.heard(&address, &hello),
                     Ok(_) => tracing::debug!(peer = %address, "it belongs to another fleet"),
                     Err(e) => tracing::debug!(peer = %address, error = %e, "not reached"),
                 }
@@ -117,6 +117,12 @@ impl Agent {
                 replica.group.wake();
             }
         }
+    }
+
+    /// A server of this fleet, or of the one that is being founded, has answered there.
+    pub(super) fn heard(&self, address: &str, hello: &Hello) {
+        self.reach.heard(address, hello);
+        self.replicas().peers().is_at(hello.server, address);
     }
 
     fn reaches_leader(&self, group: &Group) -> bool {

@@ -54,6 +54,9 @@ pub struct Peers {
     channels: Mutex<HashMap<(String, bool), Channel>>,
     /// Addresses where gRPC is spoken and lanes are not, and since when that is known.
     http_alone: Mutex<HashMap<String, Instant>>,
+    /// Where servers have answered last. A group's membership may have an address of before: where all have moved at once,
+    /// nobody is left who could change it.
+    heard_at: Mutex<HashMap<ServerId, String>>,
     fleet: AtomicU64,
     began: Instant,
     /// Servers of which a connection to this one has closed.
@@ -66,6 +69,7 @@ impl Default for Peers {
         Self {
             channels: Mutex::default(),
             http_alone: Mutex::default(),
+            heard_at: Mutex::default(),
             fleet: AtomicU64::default(),
             began: Instant::now(),
             closings,
@@ -118,6 +122,21 @@ impl Peers {
     /// The fleet, or 0.
     pub fn fleet(&self) -> u64 {
         self.fleet.load(Relaxed)
+    }
+
+    /// A server of this fleet has answered at this address.
+    pub fn is_at(&self, server: ServerId, address: &str) {
+        let mut all = self.heard_at.lock();
+        if all.len() >= MAX_CHANNELS {
+            all.clear();
+        }
+        if all.get(&server).is_none_or(|a| a != address) {
+            all.insert(server, address.to_string());
+        }
+    }
+
+    fn heard_at(&self, server: ServerId) -> Option<String> {
+        self.heard_at.lock().get(&server).cloned()
     }
 
     /// For how long this process has run.
@@ -285,7 +304,8 @@ impl Connection {
 
     /// Where the other is now.
     pub(super) fn address(&self) -> String {
-        self.addresses.of(self.target).unwrap_or_else(|| self.address.clone())
+        let heard = self.peers.heard_at(ReplicaId(self.target).server());
+        heard.or_else(|| self.addresses.of(self.target)).unwrap_or_else(|| self.address.clone())
     }
 
     /// Whether anybody listens there, by a connection of its own that is closed at once.

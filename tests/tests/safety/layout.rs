@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 29] = [
+const EDGES: [(&str, &[&str]); 30] = [
     ("simd", &[]),
     ("common", &["simd"]),
     ("host", &[]),
@@ -56,7 +56,8 @@ const EDGES: [(&str, &[&str]); 29] = [
     ("example-custom-model", &["worker", "models", "data", "common"]),
     ("example-own-loop", &["worker", "models", "data", "common"]),
     ("python", &["worker", "host"]),
-    ("fleet", &["worker", "client", "checkpoint", "record", "trace", "proto", "host", "common"]),
+    ("engines", &[]),
+    ("fleet", &["engines", "worker", "client", "checkpoint", "record", "trace", "proto", "host", "common"]),
     (
         "lab",
         &[
@@ -82,6 +83,7 @@ const EDGES: [(&str, &[&str]); 29] = [
         &[
             "lab",
             "fleet",
+            "engines",
             "server",
             "store",
             "worker",

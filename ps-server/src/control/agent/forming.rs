@@ -32,7 +32,7 @@ impl Agent {
                 }
                 match self.calls.hello(address).await {
                     Ok(hello) if hello.fleet != 0 => {
-                        self.reach.heard(address, &hello);
+                        self.heard(address, &hello);
                         tracing::info!(peer = %address, "joining its fleet");
                         return self.belong(hello.fleet, hello.shape);
                     }
@@ -45,7 +45,7 @@ impl Agent {
                             }
                             continue;
                         }
-                        self.reach.heard(address, &hello);
+                        self.heard(address, &hello);
                         fresh.insert(hello.node, address.clone());
                     }
                     Err(e) => tracing::debug!(peer = %address, error = %e, "no answer yet"),

@@ -187,7 +187,9 @@ impl Agent {
             let leading = self.leading.lock();
             let new = |(id, h): (&ServerId, &LastReport)| {
                 let known = state.servers.get(id).is_some_and(|s| s.address == h.report.address);
-                let there = || self.reach.confirms(&h.report.address, *id, h.report.node);
+                // Nobody has to tell this server where it is itself.
+                let own = *id == self.options.server && h.report.node == self.group().me();
+                let there = || own || self.reach.confirms(&h.report.address, *id, h.report.node);
                 let forgotten = state.forgotten.contains(id);
                 (!known && !forgotten && there())
                     .then(|| Command::Admit { server: *id, address: h.report.address.clone() })

@@ -1,0 +1,21 @@
+//! torchrun's worker.
+
+use super::{Env, Place};
+use crate::wrong::Wrong;
+
+pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+    let engine = "torchrun";
+    let Some(id) = env.text("TORCHELASTIC_RUN_ID") else { return Ok(None) };
+    let of = |name: &str| env.must_number(engine, name);
+    let port = env.beside_master()?.ok_or_else(|| super::needs(engine, "MASTER_PORT"))?;
+    Ok(Some(Place {
+        local_rank: of("LOCAL_RANK")?,
+        local_tasks: of("LOCAL_WORLD_SIZE")?,
+        host: of("GROUP_RANK")?,
+        hosts: env.number("GROUP_WORLD_SIZE")?.unwrap_or(1),
+        attempt: env.number("TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0),
+        first: env.must(engine, "MASTER_ADDR")?,
+        port,
+        ..Place::alone(engine, id, of("RANK")?, of("WORLD_SIZE")?)
+    }))
+}

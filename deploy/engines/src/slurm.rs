@@ -1,0 +1,244 @@
+//! Slurm: servers and workers as the elements of two job arrays, each a job of its own that Slurm requeues by itself while the
+//! others go on.
+//!
+//! What the scripts rest on, as seen with Slurm 22.05: a step gets the signals of preemption and of the time limit, a batch script
+//! none; a job whose script ends is over, whatever ended it; only the loss of a node, preemption and `scontrol requeue` start one
+//! again. So `paraft` runs as a step, and the script reads its exit code: again, or never.
+
+use crate::{
+    Role,
+    engine::{Artifact, Engine, Handle, Member, run},
+    fleet::{Fleet, Part, quoted},
+    wrong::{Kind, Wrong},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Slurm by `sbatch`, `squeue`, `scancel`.
+pub struct Slurm;
+
+/// The script of a role, in the run's folder.
+fn script(role: Role) -> String {
+    format!("{role}s.sbatch")
+}
+
+impl Engine for Slurm {
+    fn name(&self) -> &'static str {
+        "slurm"
+    }
+
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+        let dir = fleet.run_dir.to_string_lossy();
+        if dir.contains(char::is_whitespace) || dir.contains(['%', '\\', '"']) {
+            return Err(Wrong::usage(format!("`{dir}`: Slurm's directives take no such path"))
+                .help("choose a --run-dir without blanks, quotes, % and backslashes"));
+        }
+        let all = [(Role::Server, &fleet.servers), (Role::Worker, &fleet.workers)];
+        let some = all.into_iter().filter(|(_, part)| part.count > 0);
+        Ok(some.map(|(role, part)| Artifact { name: script(role), text: batch(fleet, role, part) }).collect())
+    }
+
+    fn submit(&self, dir: &Path) -> Result<Handle, Wrong> {
+        let mut handle = Handle { engine: self.name().into(), parts: Vec::new() };
+        for role in [Role::Server, Role::Worker] {
+            let file = dir.join(script(role));
+            if !file.exists() {
+                continue;
+            }
+            match submitted(&file, &[]) {
+                Ok(id) => handle.parts.push((role, id)),
+                Err(e) => {
+                    // Half a fleet would wait for the other half.
+                    let _ = self.cancel(&handle);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(handle)
+    }
+
+    fn members(&self, handle: &Handle) -> Result<Vec<Member>, Wrong> {
+        let mut members = Vec::new();
+        for (role, id) in &handle.parts {
+            let text = match run("squeue", &["-h", "-r", "-j", id, "-o", "%K|%T|%N|%r|%S"]) {
+                // One that has ended long ago.
+                Err(e) if e.why.contains("Invalid job id") => String::new(),
+                said => said?,
+            };
+            members.extend(text.lines().filter_map(|line| member(*role, line)));
+        }
+        members.sort_by_key(|m| (m.role, m.index));
+        Ok(members)
+    }
+
+    fn cancel(&self, handle: &Handle) -> Result<(), Wrong> {
+        let ids: Vec<&str> = handle.parts.iter().map(|(_, id)| &**id).collect();
+        if ids.is_empty() { Ok(()) } else { run("scancel", &ids).map(drop) }
+    }
+
+    fn logs(&self, dir: &Path) -> Result<Vec<PathBuf>, Wrong> {
+        outputs(dir)
+    }
+
+    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
+        let mut handle = handle.clone();
+        let there = self.members(&handle)?;
+        let next = there
+            .iter()
+            .filter(|m| m.role == Role::Worker)
+            .filter_map(|m| m.index)
+            .max()
+            .map_or(0, |n| n + 1);
+        if workers > next {
+            let array = format!("--array={next}-{}", workers - 1);
+            let id = submitted(&dir.join(script(Role::Worker)), &[&array])?;
+            handle.parts.push((Role::Worker, id));
+            return Ok(handle);
+        }
+        for (_, id) in handle.parts.iter().filter(|(role, _)| *role == Role::Worker) {
+            for index in workers..next {
+                // Of several arrays, one has it.
+                let _ = run("scancel", &["--quiet", &format!("{id}_{index}")]);
+            }
+        }
+        Ok(handle)
+    }
+}
+
+/// What processes said, of engines that write it into the run's folder.
+pub(crate) fn outputs(dir: &Path) -> Result<Vec<PathBuf>, Wrong> {
+    let files = fs::read_dir(dir).map_err(|e| Wrong::new(Kind::Io, format!("{}: {e}", dir.display())))?;
+    let is_one = |p: &PathBuf| {
+        let name = p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        name.ends_with(".said") && (name.starts_with("server-") || name.starts_with("worker-"))
+    };
+    let mut all: Vec<_> = files.flatten().map(|e| e.path()).filter(is_one).collect();
+    all.sort();
+    Ok(all)
+}
+
+fn submitted(file: &Path, more: &[&str]) -> Result<String, Wrong> {
+    let file = file.to_string_lossy();
+    let args: Vec<&str> = ["--parsable"].iter().chain(more).copied().chain([&*file]).collect();
+    let said = run("sbatch", &args)?;
+    // With the name of the cluster behind it, where there are several.
+    Ok(said.lines().last().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_string())
+}
+
+/// A line as asked for in [`Slurm::members`].
+fn member(role: Role, line: &str) -> Option<Member> {
+    let [index, state, node, reason, start] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
+    let why = match state {
+        "RUNNING" => format!("since {start}"),
+        _ if start == "N/A" => reason.to_string(),
+        _ => format!("{reason}, not before {start}"),
+    };
+    Some(Member { role, index: index.parse().ok(), state: state.into(), node: node.into(), why })
+}
+
+fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
+    let Fleet { name, run_dir, grace, restarts, .. } = fleet;
+    let dir = run_dir.display();
+    let mut text = format!(
+        "#!/bin/bash\n\
+         # One {role} in each element. Slurm requeues an element whose node is lost or that is preempted; the others go on.\n\
+         #SBATCH --job-name={name}-{role}s\n\
+         #SBATCH --array=0-{last}\n\
+         #SBATCH --nodes=1 --ntasks=1 --cpus-per-task={cpus}\n",
+        last = part.count - 1,
+        cpus = part.cpus,
+    );
+    let mut add = |line: &str| text.push_str(&format!("#SBATCH {line}\n"));
+    if role == Role::Server && fleet.spread {
+        // Arrays know no other way to keep two elements off one node.
+        add("--exclusive");
+    }
+    if part.gpus > 0 {
+        add(&format!("--gpus={}", part.gpus));
+    }
+    if let Some(memory) = &part.memory {
+        add(&format!("--mem={memory}"));
+    }
+    if let Some(time) = &fleet.time {
+        add(&format!("--time={time}"));
+        // To the step, so long before the limit: it hands over, and the element is requeued.
+        add(&format!("--signal=USR1@{}", grace + 30));
+    }
+    add("--requeue --open-mode=append");
+    add(&format!("--output={dir}/{role}-%a.said"));
+    add(&format!("--chdir={dir}"));
+    fleet.args.iter().for_each(|arg| add(arg));
+    let program = quoted(&fleet.program);
+    let dir = quoted(&run_dir.to_string_lossy());
+    let ends = if role == Role::Server && fleet.until_done { " --until-done" } else { "" };
+    text.push_str(&format!(
+        "\n\
+         # A step of its own: it gets the signals that this script does not.\n\
+         srun --ntasks=1 --kill-on-bad-exit=0 {program} launch --role {role} --run-dir {dir} --grace {grace}{ends} {dir}/job.toml\n\
+         code=$?\n\
+         case $code in\n\
+         \x20   69|74|129|1[3-9][0-9]) ;;  # no servers, no room, a signal: again\n\
+         \x20   *) exit $code ;;           # done, or the same would fail again\n\
+         esac\n\
+         # Preempted, out of time, or killed; but one that is being cancelled is not RUNNING any more. Not by $SLURM_JOB_ID:\n\
+         # that of the last element is also the array's.\n\
+         me=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID\n\
+         if [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {restarts} ] && [ \"$(squeue -h -j \"$me\" -o %T)\" = RUNNING ]; then\n\
+         \x20   scontrol requeue \"$me\" && sleep 60\n\
+         fi\n\
+         exit $code\n"
+    ));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fleet() -> Fleet {
+        Fleet {
+            name: "digits".into(),
+            program: "/opt/paraft/bin/paraft".into(),
+            run_dir: "/shared/runs/digits-1".into(),
+            servers: Part { count: 3, cpus: 2, gpus: 0, memory: Some("8G".into()) },
+            workers: Part { count: 4, cpus: 8, gpus: 1, memory: None },
+            until_done: true,
+            grace: 20,
+            restarts: 10,
+            time: Some("2:00:00".into()),
+            spread: true,
+            args: vec!["--partition=batch".into()],
+        }
+    }
+
+    #[test]
+    fn the_scripts_are_as_in_the_golden_files() {
+        for artifact in Slurm.render(&fleet()).expect("rendered") {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/slurm").join(&artifact.name);
+            if std::env::var_os("PARAFT_BLESS").is_some() {
+                fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+                fs::write(&path, &artifact.text).expect("written");
+            }
+            let golden = fs::read_to_string(&path).expect("a golden file");
+            assert_eq!(artifact.text, golden, "{}: PARAFT_BLESS=1 writes it anew", path.display());
+            let checked = std::process::Command::new("bash").arg("-n").arg(&path).status().expect("bash");
+            assert!(checked.success(), "{}", path.display());
+        }
+        assert!(Slurm.render(&Fleet { run_dir: "/a b".into(), ..fleet() }).is_err());
+    }
+
+    #[test]
+    fn lines_of_squeue_are_read() {
+        let running = member(Role::Server, "2|RUNNING|n5|None|2026-11-26T03:14:22").expect("one");
+        assert_eq!(
+            (running.index, &*running.node, &*running.why),
+            (Some(2), "n5", "since 2026-11-26T03:14:22")
+        );
+        let waits = member(Role::Worker, "0|PENDING||BeginTime|2026-11-26T03:16:23").expect("one");
+        assert_eq!(waits.why, "BeginTime, not before 2026-11-26T03:16:23");
+        assert_eq!(member(Role::Worker, "N/A|PENDING||Resources|N/A").expect("one").index, None);
+        assert_eq!(member(Role::Worker, "nothing"), None);
+    }
+}

@@ -1,0 +1,297 @@
+//! `paraft launch --role`: a server or a worker of a fleet whose processes an engine starts, one by one, and starts again.
+//!
+//! The engine places and restarts. This decides only: found the fleet, come back to it, or join it (`paraft_fleet::shared`); what a
+//! signal means for that role; and by which exit code the engine learns whether to start it again.
+
+use crate::{
+    drain,
+    serve::{Conduct, Met, ServerArgs, Serving, Watch, serve},
+};
+use paraft_common::ServerId;
+use paraft_engines::{Place, Role};
+use paraft_fleet::{
+    ask,
+    failure::Failure,
+    launch,
+    shared::{Address, Answering, Ended, Folder, Lock, Way, Worker, own_host},
+};
+use paraft_server::server::{self, IDENTITY};
+use paraft_worker::{Job, exit};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What a role is told.
+pub struct RoleArgs<'a> {
+    pub place: &'a Place,
+    pub job: Job,
+    /// The job file.
+    pub file: PathBuf,
+    pub run_dir: PathBuf,
+    /// A server's own folder.
+    pub data: Option<PathBuf>,
+    pub listen: Option<String>,
+    pub advertise: Option<String>,
+    /// A server ends when the job has.
+    pub until_done: bool,
+    pub patience: Duration,
+    pub grace: Duration,
+    /// A file or an URL that says that this host will go.
+    pub notice: Option<String>,
+}
+
+/// Becomes what it is.
+pub fn run(args: &RoleArgs<'_>) -> Result<i32, Failure> {
+    eprintln!("{}", args.place);
+    let shares = args.place.servers.is_empty();
+    let folder = shares.then(|| Folder::of(&args.run_dir)).transpose()?;
+    if let Some(notice) = &args.notice {
+        paraft_fleet::notice::watch(notice)?;
+    }
+    match args.place.role {
+        Some(Role::Server) => run_server(args, folder),
+        _ => {
+            let interrupted = launch::interrupts();
+            let worker = Worker {
+                place: args.place,
+                job: &args.job,
+                run_dir: &args.run_dir,
+                folder: folder.as_ref(),
+                patience: args.patience,
+                grace: args.grace,
+            };
+            worker.run(&interrupted)
+        }
+    }
+}
+
+/// It is to be started again, at once and at the same address, with what it knows now: no exit code.
+const AFRESH: i32 = -1;
+
+/// How long what had this folder may still be ending.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failure> {
+    let me = args.place.rank;
+    let data = args.data.clone().unwrap_or_else(|| args.run_dir.join(format!("server-{me}")));
+    let _lock = Lock::of(&data, LOCK_PATIENCE)?;
+    if let Some(ended) = folder.as_ref().map_or(Ok(None), Folder::ended)? {
+        eprintln!("the job has ended: {}", told(&ended));
+        return Ok(exit::OK);
+    }
+    let mut listen = match (&args.listen, args.place.servers.get(me as usize)) {
+        (Some(listen), _) => listen.clone(),
+        (None, None) => "0.0.0.0:0".into(),
+        (None, Some(own)) => format!("0.0.0.0:{}", own.rsplit_once(':').map_or("0", |(_, port)| port)),
+    };
+    loop {
+        let begun_with = BegunWith::default();
+        let conduct = Conduct {
+            meet: meets(args, folder.clone(), data.clone(), begun_with.clone()),
+            watch: watches(args, folder.clone(), begun_with),
+            grace: args.grace,
+        };
+        let server = ServerArgs {
+            job: Some(args.file.clone()),
+            id: Some(u64::from(me)),
+            listen: Some(listen.clone()),
+            data: Some(data.clone()),
+            log_file: Some(args.run_dir.join(format!("server-{me}.log"))),
+            trace_steps: paraft_trace::DEFAULT_STEPS,
+            ..ServerArgs::default()
+        };
+        match serve(&server, Some(&conduct))? {
+            AFRESH => {
+                // Others know that port already.
+                if let Some(at) = folder.as_ref().map_or(Ok(None), |f| f.address(&format!("server-{me}")))? {
+                    let port = at.address.rsplit_once(':').map_or("0", |(_, port)| port).to_string();
+                    let host = listen.rsplit_once(':').map_or("0.0.0.0", |(host, _)| host);
+                    listen = format!("{host}:{port}");
+                }
+            }
+            code => return Ok(code),
+        }
+    }
+}
+
+fn told(ended: &Ended) -> String {
+    match ended {
+        Ended::Done => "it is done".into(),
+        Ended::Failed { worker, node, code, said } => {
+            format!("worker w{worker} on {node} has failed, with code {code}: {said}")
+        }
+    }
+}
+
+/// The list with which a server has begun, to be compared with where the others are now.
+type BegunWith = Arc<parking_lot::Mutex<Option<Vec<String>>>>;
+
+/// Tells the others where it listens, and finds out what it is among them.
+fn meets(
+    args: &RoleArgs<'_>,
+    folder: Option<Folder>,
+    data: PathBuf,
+    begun_with: BegunWith,
+) -> crate::serve::Meet {
+    let (place, servers) = (args.place.clone(), args.job.servers());
+    let (advertise, patience) = (args.advertise.clone(), args.patience);
+    let me = place.rank;
+    Box::new(move |at: SocketAddr| {
+        let Some(folder) = &folder else {
+            let list = place.servers.clone();
+            let Some(own) = list.get(me as usize) else {
+                let address = advertised(advertise.as_deref(), at, list.first().map(String::as_str));
+                return Ok(Met { place: server::Place::Joins(list), address, servers: Vec::new() });
+            };
+            return Ok(Met {
+                place: server::Place::Listed(ServerId(me.into())),
+                address: own.clone(),
+                servers: list,
+            });
+        };
+        let others = folder.servers()?;
+        let peer = others.iter().find(|(n, _)| **n != me).map(|(_, at)| at.address.clone());
+        let own = Address::here(advertised(advertise.as_deref(), at, peer.as_deref()), &place);
+        folder.publish(&format!("server-{me}"), &own)?;
+        let (mut since, mut told) = (Instant::now(), String::new());
+        loop {
+            folder.can_meet(&own)?;
+            if let Some(ended) = folder.ended()? {
+                return Err(Failure::new(exit::OK, format!("the job has ended: {}", self::told(&ended))));
+            }
+            let identity = data.join(IDENTITY).exists();
+            let why = match folder.way(me, servers, &data, identity, answering)? {
+                Way::Listed(list) => {
+                    *begun_with.lock() = Some(list.clone());
+                    let place = server::Place::Listed(ServerId(me.into()));
+                    return Ok(Met { place, address: own.address, servers: list });
+                }
+                Way::Joins(list) => {
+                    *begun_with.lock() = Some(list.clone());
+                    let place = server::Place::Joins(list);
+                    return Ok(Met { place, address: own.address, servers: Vec::new() });
+                }
+                Way::Missed(why) => why,
+                Way::Wait(why) => {
+                    since = Instant::now();
+                    why
+                }
+            };
+            if since.elapsed() > patience {
+                return Err(Failure::new(exit::UNAVAILABLE, format!("s{me}: {why}"))
+                    .help("start the servers that are down, each with its own data folder; where these are lost, begin a new run with --resume"));
+            }
+            if why != told {
+                eprintln!("s{me} waits: {why}");
+                told = why;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    })
+}
+
+/// Where others reach a server that listens there.
+fn advertised(said: Option<&str>, at: SocketAddr, peer: Option<&str>) -> String {
+    match said {
+        Some(whole) if whole.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) => {
+            whole.into()
+        }
+        Some(host) => format!("{host}:{}", at.port()),
+        None if at.ip().is_unspecified() => SocketAddr::new(own_host(peer), at.port()).to_string(),
+        None => at.to_string(),
+    }
+}
+
+/// A fleet at one of these addresses.
+fn answering(known: &[String]) -> Option<Answering> {
+    let fleet = ask::describe(known).filter(|d| d.fleet != 0)?;
+    Some(Answering { fleet: fleet.fleet, servers: fleet.servers.into_iter().map(|s| s.address).collect() })
+}
+
+/// The job's end is looked for so often.
+const LOOK: u32 = 5;
+
+/// Workers that have trained everything still write what they have to.
+const LAST_FILES: Duration = Duration::from_secs(10);
+
+/// A server that has no leader looks for the others anew after so many looks.
+const ALONE: u32 = 15;
+
+/// What it does while it serves: notes which fleet it is in, starts afresh where the others have moved, ends with the job.
+fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -> Watch {
+    let (until_done, workers) = (args.until_done, args.job.train.workers as usize);
+    let (looks, alone, back) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+    let finished = parking_lot::Mutex::new(None::<Instant>);
+    Arc::new(move |now: &Serving| {
+        let look = looks.fetch_add(1, Relaxed);
+        let failed = |e: Failure| {
+            tracing::warn!(why = e.message(), "the run's folder");
+            None
+        };
+        if let Some(folder) = &folder {
+            match folder.ended() {
+                Ok(None) => {}
+                Ok(Some(ended)) => {
+                    let all = folder.workers_done() >= workers;
+                    let since = *finished.lock().get_or_insert_with(Instant::now);
+                    if matches!(ended, Ended::Failed { .. }) || all || since.elapsed() > LAST_FILES {
+                        eprintln!("the job has ended: {}", told(&ended));
+                        return Some(exit::OK);
+                    }
+                    return None;
+                }
+                Err(e) => return failed(e),
+            }
+            let others = match folder.servers() {
+                Ok(servers) => servers.into_values().map(|at| at.address),
+                Err(e) => return failed(e),
+            };
+            let mut elsewhere = others.filter(|address| *address != now.address);
+            let moved = begun_with.lock().as_ref().is_some_and(|list| elsewhere.any(|a| !list.contains(&a)));
+            if now.fleet != 0
+                && back.load(Relaxed) == 0
+                && let Err(e) = folder.belongs(now.fleet)
+            {
+                eprintln!("error: {}", e.message());
+                return Some(e.code());
+            }
+            // In a fleet that has a leader everybody hears of moves by itself.
+            let leads =
+                |a: &str| ask::describe(std::slice::from_ref(&a.to_string())).is_some_and(|d| d.can_agree());
+            match moved && (now.fleet == 0 || !leads(&now.address)) {
+                false => alone.store(0, Relaxed),
+                true if alone.fetch_add(1, Relaxed) + 1 >= ALONE => return Some(AFRESH),
+                true => {}
+            }
+        }
+        if now.fleet != 0
+            && back.load(Relaxed) == 0
+            && drain::take_back(std::slice::from_ref(&now.address), now.id)
+        {
+            back.store(1, Relaxed);
+        }
+        if until_done && look % LOOK == LOOK - 1 && is_finished(&now.address) {
+            match &folder {
+                Some(folder) => _ = folder.end(&Ended::Done).map_err(failed),
+                None if finished.lock().get_or_insert_with(Instant::now).elapsed() > LAST_FILES => {
+                    return Some(exit::OK);
+                }
+                None => {}
+            }
+        }
+        None
+    })
+}
+
+/// Whether the fleet's latest job has trained everything.
+fn is_finished(address: &str) -> bool {
+    let jobs = ask::jobs(&[address.to_string()]).unwrap_or_default();
+    jobs.last().is_some_and(|j| j.state == "finished")
+}

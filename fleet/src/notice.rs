@@ -1,0 +1,127 @@
+//! A notice that this host will be taken away, as spot instances get it: a file that appears, or a page that is there. It becomes the
+//! signal that an engine would send.
+
+use crate::failure::Failure;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use paraft_worker::exit;
+use std::{
+    io::{Read, Write},
+    net::{TcpStream, ToSocketAddrs},
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
+
+/// Looks so often; clouds give 30 s to 2 min.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Where it is looked for.
+enum Source {
+    File(PathBuf),
+    /// Host with port, its name, path.
+    Page(String, String, String),
+}
+
+/// From now on, sends SIGTERM to this process when the notice is there.
+pub fn watch(notice: &str) -> Result<(), Failure> {
+    let source = parse(notice)?;
+    let look = move || {
+        while !is_there(&source) {
+            thread::sleep(EVERY);
+        }
+        eprintln!("this host will be taken away: it has the notice");
+        let _ = kill(Pid::this(), Signal::SIGTERM);
+    };
+    let started = thread::Builder::new().name("notice".into()).spawn(look);
+    started.map(drop).map_err(|e| Failure::new(exit::IO, format!("no thread for --notice: {e}")))
+}
+
+fn parse(notice: &str) -> Result<Source, Failure> {
+    if notice.starts_with("https:") {
+        return Err(Failure::new(exit::USAGE, format!("--notice {notice}: only http:// is spoken here"))
+            .help("a host's own metadata service speaks plain HTTP; for anything else, write a file"));
+    }
+    let Some(rest) = notice.strip_prefix("http://") else { return Ok(Source::File(notice.into())) };
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let at = if host.contains(':') { host.to_string() } else { format!("{host}:80") };
+    Ok(Source::Page(at, host.into(), format!("/{path}")))
+}
+
+fn is_there(source: &Source) -> bool {
+    match source {
+        Source::File(path) => path.exists(),
+        Source::Page(at, host, path) => {
+            // AWS wants a token first, and Google this header.
+            let token = ask(
+                at,
+                &format!(
+                    "PUT /latest/api/token HTTP/1.0\r\nHost: {host}\r\nX-aws-ec2-metadata-token-ttl-seconds: 60\r\n\r\n"
+                ),
+            );
+            let token =
+                token.map(|t| format!("X-aws-ec2-metadata-token: {}\r\n", t.trim())).unwrap_or_default();
+            let page = ask(
+                at,
+                &format!("GET {path} HTTP/1.0\r\nHost: {host}\r\nMetadata-Flavor: Google\r\n{token}\r\n"),
+            );
+            page.is_some_and(|body| !matches!(body.trim(), "" | "FALSE" | "NONE"))
+        }
+    }
+}
+
+/// The body of an answer with status 200.
+fn ask(at: &str, request: &str) -> Option<String> {
+    let to = at.to_socket_addrs().ok()?.next()?;
+    let mut stream = TcpStream::connect_timeout(&to, EVERY).ok()?;
+    stream.set_read_timeout(Some(EVERY)).ok()?;
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.take(64 << 10).read_to_end(&mut answer).ok()?;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.split_whitespace().nth(1).filter(|code| *code == "200").map(|_| body.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{io::BufRead, io::BufReader, net::TcpListener};
+
+    /// Answers each request by its first word and path.
+    fn page(answer: fn(&str) -> &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let at = listener.local_addr().expect("an address");
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut lines = BufReader::new(stream.try_clone().expect("a stream")).lines();
+                let first = lines.next().and_then(Result::ok).unwrap_or_default();
+                while lines.next().is_some_and(|l| l.is_ok_and(|l| !l.is_empty())) {}
+                let _ = stream.write_all(answer(&first).as_bytes());
+            }
+        });
+        format!("http://{at}/x")
+    }
+
+    #[test]
+    fn a_page_is_a_notice_when_it_is_there_and_says_something() {
+        let is = |url: &str| is_there(&parse(url).expect("right"));
+        assert!(!is(&page(|_| "HTTP/1.0 404 Not Found\r\n\r\nno")));
+        assert!(!is(&page(|r| if r.starts_with("GET") { "HTTP/1.0 200 OK\r\n\r\nFALSE\n" } else { "" })));
+        assert!(is(&page(|r| if r.starts_with("GET") { "HTTP/1.0 200 OK\r\n\r\nTRUE" } else { "" })));
+        assert!(!is("http://127.0.0.1:1/x"));
+        assert!(parse("https://h/x").is_err());
+    }
+
+    #[test]
+    fn a_file_is_a_notice_when_it_is_there() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let file = scratch.path().join("notice");
+        let source = parse(&file.to_string_lossy()).expect("right");
+        assert!(!is_there(&source));
+        std::fs::write(&file, "").expect("a file");
+        assert!(is_there(&source));
+    }
+}

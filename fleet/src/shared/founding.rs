@@ -1,0 +1,240 @@
+//! Found or join: the one hard rule for a server that an engine has started, perhaps again, perhaps elsewhere.
+//!
+//! 1. An identity in its data folder comes back.
+//! 2. Nobody has founded: it founds with the others of the list. The list is agreed on by whoever is first to see all addresses
+//!    (`fleet.id`, put there once and never changed).
+//! 3. A list is there, and this server has no identity. It takes its place in the list if it never had one: a server notes
+//!    in `begun/N`, once, the token of its data folder before it begins. Who has the token has the folder in which no identity was
+//!    written yet; who hasn't has lost what it had promised there, and may only join as a new server.
+//! 4. It can't join since nobody answers: exit 69, and the engine starts it again.
+//!
+//! So a fleet is never founded twice: a founding needs a majority of the list that has never been in a fleet, and each place of the
+//! list is taken without an identity only by the folder that took it first.
+
+use super::{Folder, put, read, token};
+use crate::failure::Failure;
+use paraft_worker::exit;
+use std::{io, path::Path};
+
+/// A fleet that answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answering {
+    /// Its number.
+    pub fleet: u64,
+    /// Its servers.
+    pub servers: Vec<String>,
+}
+
+/// How a server comes to its fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// As one of this list: it founds the fleet with them, or comes back to it.
+    Listed(Vec<String>),
+    /// As a new server of the fleet that these belong to, or as one that was new once.
+    Joins(Vec<String>),
+    /// Not yet, for this reason: the others come when their engine has room for them.
+    Wait(String),
+    /// Not yet, for this reason, and not for ever: something was there that is missed.
+    Missed(String),
+}
+
+/// In a server's data folder: it has taken a place in the list.
+const TOKEN: &str = "founder";
+
+impl Folder {
+    /// What server `me` of so many is to do now. `data` is its folder, with an `identity` or without; its address is published.
+    /// `ask` finds a fleet at one of these addresses.
+    pub fn way(
+        &self,
+        me: u32,
+        servers: u32,
+        data: &Path,
+        identity: bool,
+        ask: impl FnOnce(&[String]) -> Option<Answering>,
+    ) -> Result<Way, Failure> {
+        let known = self.servers()?;
+        let Some(list) = self.read("fleet.id")? else {
+            if identity {
+                let why = format!(
+                    "{} has been in a fleet that {} does not know",
+                    data.display(),
+                    self.dir().display()
+                );
+                return Err(Failure::new(exit::CONFIG, why).help("give a new run new data folders"));
+            }
+            let first: Vec<_> = (0..servers).filter_map(|n| Some(known.get(&n)?.address.clone())).collect();
+            if first.len() < servers as usize {
+                let missing: Vec<_> =
+                    (0..servers).filter(|n| !known.contains_key(n)).map(|n| format!("s{n}")).collect();
+                return Ok(Way::Wait(format!(
+                    "{} of {servers} servers are there; missing: {}",
+                    first.len(),
+                    missing.join(", ")
+                )));
+            }
+            self.put_once("fleet.id", &first.join(","))?;
+            return Ok(Way::Wait("the list was just agreed on".into()));
+        };
+        // Where each of them is now.
+        let places = list.trim().split(',').map(str::to_string).enumerate();
+        let now: Vec<_> =
+            places.map(|(n, then)| known.get(&(n as u32)).map_or(then, |at| at.address.clone())).collect();
+        let io = |e: io::Error| Failure::new(exit::IO, format!("{}: {e}", data.join(TOKEN).display()));
+        let token_here = read(&data.join(TOKEN)).map_err(io)?;
+        if identity {
+            return Ok(match token_here {
+                Some(_) => Way::Listed(now),
+                None => Way::Joins(now),
+            });
+        }
+        if (me as usize) < now.len() {
+            let begun = format!("begun/{me}");
+            let there = match (self.read(&begun)?, &token_here) {
+                (None, _) => {
+                    let mine = format!("{:016x}", token());
+                    // In the folder first: who finds its token on record must find it there too.
+                    put(&data.join(TOKEN), &mine).map_err(io)?;
+                    return Ok(match self.put_once(&begun, &mine)? == mine {
+                        true => Way::Listed(now),
+                        false => Way::Wait("another process has this server's place".into()),
+                    });
+                }
+                (Some(there), _) => there,
+            };
+            if token_here.as_ref() == Some(&there) {
+                return Ok(Way::Listed(now));
+            }
+        }
+        // A token that has won no place must not let the folder come back as one of the list.
+        if token_here.is_some() {
+            std::fs::remove_file(data.join(TOKEN)).map_err(io)?;
+        }
+        let Some(number) = self.fleet()? else {
+            return Ok(Way::Missed("the fleet is being founded without this server, whose data folder is not the one that it began with".into()));
+        };
+        let others: Vec<_> = known.into_iter().filter(|(n, _)| *n != me).map(|(_, at)| at.address).collect();
+        Ok(match ask(&others) {
+            // The fleet may not know yet where those are that have moved.
+            Some(fleet) if fleet.fleet == number => {
+                let more: Vec<_> = fleet.servers.into_iter().filter(|a| !others.contains(a)).collect();
+                Way::Joins(others.into_iter().chain(more).collect())
+            }
+            Some(other) => Way::Missed(format!("another fleet answers, {:016x}, not {number:016x}", other.fleet)),
+            None => Way::Missed("a fleet was founded, this server's data folder is not the one that it began with, and nobody answers whom it could join".into()),
+        })
+    }
+
+    /// The number of the fleet, once it is founded.
+    pub fn fleet(&self) -> Result<Option<u64>, Failure> {
+        Ok(self.read("fleet.number")?.and_then(|n| u64::from_str_radix(n.trim(), 16).ok()))
+    }
+
+    /// This server is in this fleet. Fails where the run has another: then something founded twice.
+    pub fn belongs(&self, fleet: u64) -> Result<(), Failure> {
+        let there = self.put_once("fleet.number", &format!("{fleet:016x}"))?;
+        match u64::from_str_radix(there.trim(), 16) == Ok(fleet) {
+            true => Ok(()),
+            false => Err(Failure::new(
+                exit::CONFIG,
+                format!("this server is in the fleet {fleet:016x}, and the run's is {}", there.trim()),
+            )
+            .help("its data folder is of another run: give it another --data")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::Address;
+
+    struct Run {
+        scratch: tempfile::TempDir,
+        folder: Folder,
+    }
+
+    impl Run {
+        fn new() -> Self {
+            let scratch = tempfile::tempdir().expect("scratch");
+            let folder = Folder::of(scratch.path()).expect("folder");
+            Self { scratch, folder }
+        }
+
+        /// Server `me` looks, with this data folder.
+        fn way(&self, me: u32, port: u16, data: &str, identity: bool, answers: Option<u64>) -> Way {
+            let data = self.scratch.path().join(data);
+            std::fs::create_dir_all(&data).expect("data");
+            let at = Address { address: format!("h:{port}"), host: "h".into(), node: "n".into(), attempt: 0 };
+            self.folder.publish(&format!("server-{me}"), &at).expect("published");
+            let ask = |_: &[String]| answers.map(|fleet| Answering { fleet, servers: vec!["h:9".into()] });
+            self.folder.way(me, 3, &data, identity, ask).expect("a way")
+        }
+
+        fn listed(&self, me: u32, port: u16, data: &str, identity: bool) -> Vec<String> {
+            match self.way(me, port, data, identity, None) {
+                Way::Listed(list) => list,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn waits(way: &Way) -> &str {
+        match way {
+            Way::Missed(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_place_without_an_identity_is_taken_by_one_folder_only() {
+        let run = Run::new();
+        assert!(waits(&run.way(0, 1, "a", false, None)).contains("1 of 3"));
+        assert!(waits(&run.way(2, 3, "c", false, None)).contains("missing: s1"));
+        assert!(waits(&run.way(1, 2, "b", false, None)).contains("agreed on"));
+        // The one that has moved since is listed where it is now.
+        assert_eq!(run.listed(0, 7, "a", false), ["h:7", "h:2", "h:3"]);
+        assert_eq!(run.listed(1, 2, "b", false), ["h:7", "h:2", "h:3"]);
+        // Killed before it had an identity: the same folder may, another may not.
+        assert_eq!(run.listed(0, 8, "a", false)[0], "h:8");
+        assert!(waits(&run.way(0, 9, "a2", false, Some(5))).contains("being founded"));
+        run.folder.belongs(5).expect("first");
+        assert!(waits(&run.way(0, 9, "a2", false, None)).contains("nobody answers"));
+        assert!(waits(&run.way(0, 9, "a2", false, Some(6))).contains("another fleet"));
+        assert_eq!(
+            run.way(0, 9, "a2", false, Some(5)),
+            Way::Joins(vec!["h:2".into(), "h:3".into(), "h:9".into()])
+        );
+        // What had an identity comes back as what it was.
+        assert_eq!(run.listed(0, 8, "a", true)[0], "h:8");
+        assert_eq!(
+            run.way(0, 9, "a2", true, None),
+            Way::Joins(vec!["h:9".into(), "h:2".into(), "h:3".into()])
+        );
+        assert!(run.folder.belongs(6).expect_err("another").message().contains("run's is"));
+    }
+
+    #[test]
+    fn a_data_folder_of_another_run_is_refused() {
+        let run = Run::new();
+        let data = run.scratch.path().join("a");
+        std::fs::create_dir_all(&data).expect("data");
+        let why = run.folder.way(0, 3, &data, true, |_| None).expect_err("refused");
+        assert!(why.message().contains("does not know"), "{}", why.message());
+    }
+
+    #[test]
+    fn the_first_to_say_how_it_ended_is_believed() {
+        use crate::shared::Ended;
+        let run = Run::new();
+        let failed = Ended::Failed { worker: 1, node: "n2".into(), code: 78, said: "no".into() };
+        assert_eq!(run.folder.ended().expect("readable"), None);
+        assert_eq!(run.folder.end(&failed).expect("said"), failed);
+        assert_eq!(run.folder.end(&Ended::Done).expect("said"), failed);
+        let start = |lost, latest: Option<&str>| {
+            run.folder.start_after(lost, || latest.map(Into::into)).expect("read")
+        };
+        assert_eq!(start(0, None), None);
+        assert_eq!(start(0, Some("c")), None, "whoever came first began anew");
+        assert_eq!(start(7, Some("c")), Some("c".into()));
+    }
+}

@@ -1,0 +1,119 @@
+//! By which address others reach this host.
+
+use super::{Address, Folder};
+use crate::failure::Failure;
+use paraft_engines::Place;
+use paraft_worker::exit;
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket},
+};
+
+/// The address of this host on the way to `peer`, or to anywhere; nothing is sent. Where there is no way, its first that is not of
+/// the loopback.
+pub fn own_host(peer: Option<&str>) -> IpAddr {
+    let towards = |to: &str| {
+        let to = to.to_socket_addrs().ok()?.find(|a| a.is_ipv4())?;
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+        socket.connect(to).ok()?;
+        Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
+    };
+    let trie = || fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
+    let found = peer.and_then(towards).or_else(|| towards("192.0.2.1:9")); // a documentation address: only the route is looked up
+    found.or_else(|| first_local(&trie()).map(IpAddr::V4)).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// The first address of this host in the kernel's table of routes that is not of the loopback.
+fn first_local(trie: &str) -> Option<Ipv4Addr> {
+    let mut last = None;
+    for line in trie.lines() {
+        match line.trim().strip_prefix("|-- ") {
+            Some(address) => last = address.parse::<Ipv4Addr>().ok(),
+            None if line.contains("host LOCAL") => {
+                if let Some(own) = last.filter(|a| !a.is_loopback()) {
+                    return Some(own);
+                }
+            }
+            None => {}
+        }
+    }
+    None
+}
+
+/// This host's own name, which tells whether two processes are on one.
+pub fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
+}
+
+impl Address {
+    /// Of this process, which is at this place.
+    pub fn here(address: String, place: &Place) -> Self {
+        Self { address, host: host_name(), node: place.node.clone(), attempt: place.attempt }
+    }
+
+    fn is_loopback(&self) -> bool {
+        let host = self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host);
+        host == "localhost"
+            || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
+}
+
+impl Folder {
+    /// Fails where one of two servers on different hosts says that it is at a loopback address: there the other finds itself.
+    pub fn can_meet(&self, own: &Address) -> Result<(), Failure> {
+        for (number, other) in self.servers()? {
+            if other.host == own.host {
+                continue;
+            }
+            let (who, at) = match (own.is_loopback(), other.is_loopback()) {
+                (true, _) => ("this server".to_string(), own),
+                (_, true) => (format!("s{number}"), &other),
+                _ => continue,
+            };
+            return Err(Failure::new(
+                exit::CONFIG,
+                format!(
+                    "{who} is at {}, an address of the loopback, and there are servers on {} and {}",
+                    at.address, own.host, other.host
+                ),
+            )
+            .help(format!(
+                "add --advertise HOST, or set PARAFT_ADVERTISE, to the address by which the others reach {}",
+                at.host
+            )));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loopback_address_is_refused_where_there_is_another_host() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let folder = Folder::of(scratch.path()).expect("folder");
+        let at = |address: &str, host: &str| Address {
+            address: address.into(),
+            host: host.into(),
+            node: host.into(),
+            attempt: 0,
+        };
+        folder.publish("server-0", &at("127.0.0.1:1", "a")).expect("published");
+        folder.can_meet(&at("127.0.0.1:2", "a")).expect("all on one host");
+        for own in ["10.0.0.2:2", "127.0.0.1:2"] {
+            let why = folder.can_meet(&at(own, "b")).expect_err("refused");
+            assert!(why.message().contains("loopback"), "{}", why.message());
+        }
+        folder.publish("server-0", &at("10.0.0.1:1", "a")).expect("published");
+        folder.can_meet(&at("10.0.0.2:2", "b")).expect("reachable");
+    }
+
+    #[test]
+    fn the_kernels_table_has_this_hosts_addresses() {
+        let trie = "Main:\n  |-- 127.0.0.1\n     /32 host LOCAL\n  |-- 10.1.0.0\n     /24 link UNICAST\n  |-- 10.1.0.7\n     /32 host LOCAL\n";
+        assert_eq!(first_local(trie), Some(Ipv4Addr::new(10, 1, 0, 7)));
+        assert_eq!(first_local("  |-- 127.0.0.1\n     /32 host LOCAL\n"), None);
+    }
+}

@@ -1,0 +1,276 @@
+//! A worker that an engine has started: it waits for its fleet, starts its ranks as processes, and says how it ended so that the
+//! others, and the engine, know.
+//!
+//! Where its servers have lost the job's state it begins again by itself, from the checkpoint that all take; any other end is the
+//! engine's to answer, by the exit code.
+
+use super::{Ended, Folder, own::host_name};
+use crate::{
+    ask,
+    failure::Failure,
+    fleet::Fleet,
+    script::{self, Rendezvous},
+};
+use nix::sys::signal::Signal;
+use paraft_checkpoint::Folder as Checkpoints;
+use paraft_engines::Place;
+use paraft_proto::DescribeReply;
+use paraft_worker::{Job, checkpoints, exit};
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicI32, Ordering::Relaxed},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// How a worker finds its fleet.
+pub struct Worker<'a> {
+    /// What it is.
+    pub place: &'a Place,
+    /// Its job, as the run's folder has it.
+    pub job: &'a Job,
+    /// Where its files go.
+    pub run_dir: &'a Path,
+    /// What it shares with the others; `None`: the place names the servers.
+    pub folder: Option<&'a Folder>,
+    /// A fleet that was founded and does not answer is waited for so long.
+    pub patience: Duration,
+    /// It has so long to end after a signal.
+    pub grace: Duration,
+}
+
+/// Looks so often.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Somebody wants to know what it waits for.
+const TELL_AFTER: Duration = Duration::from_secs(10);
+
+/// How often it begins again by itself.
+const AGAIN: u32 = 5;
+
+impl Worker<'_> {
+    /// Trains until the job is done; the exit code.
+    pub fn run(&self, interrupted: &AtomicI32) -> Result<i32, Failure> {
+        script::check(&self.job.cluster.script)?;
+        let mut again = 0;
+        loop {
+            if let Some(code) = self.over()? {
+                return Ok(code);
+            }
+            let Some(fleet) = self.fleet(interrupted)? else { continue };
+            // Started again after its last step.
+            if fleet.jobs.last().is_some_and(|j| j.state == "finished") {
+                return self.done();
+            }
+            let resume = self.start(&fleet)?;
+            let code = self.train(&fleet, resume.as_deref(), interrupted)?;
+            let stopped = interrupted.load(Relaxed) != 0;
+            if code != exit::UNAVAILABLE || stopped || again == AGAIN {
+                return Ok(code);
+            }
+            again += 1;
+            eprintln!(
+                "w{}: no servers served it; it looks for them again ({again} of {AGAIN})",
+                self.place.rank
+            );
+        }
+    }
+
+    /// With what this process ends where the job has, or this worker's part of it.
+    fn over(&self) -> Result<Option<i32>, Failure> {
+        if self.folder.is_some_and(|f| f.is_worker_done(self.place.rank)) {
+            return Ok(Some(exit::OK));
+        }
+        Ok(match self.folder.map_or(Ok(None), Folder::ended)? {
+            None => None,
+            Some(Ended::Done) => {
+                eprintln!("the job is done");
+                Some(exit::OK)
+            }
+            Some(Ended::Failed { worker, node, code, said }) => {
+                eprintln!("error: worker w{worker} on {node} has failed, with code {code}: {said}");
+                Some(code)
+            }
+        })
+    }
+
+    /// The fleet, once all its shards are served; `None`: the job is over.
+    fn fleet(&self, interrupted: &AtomicI32) -> Result<Option<DescribeReply>, Failure> {
+        let (mut since, mut told) = (Instant::now(), false);
+        let began = Instant::now();
+        loop {
+            let number = interrupted.load(Relaxed);
+            if number != 0 {
+                return Err(Failure::new(128 + number, "interrupted while it waited for its fleet"));
+            }
+            if self.over()?.is_some() {
+                return Ok(None);
+            }
+            let (known, founded) = match self.folder {
+                None => (self.place.servers.clone(), true),
+                Some(folder) => (
+                    folder.servers()?.into_values().map(|at| at.address).collect(),
+                    folder.fleet()?.is_some(),
+                ),
+            };
+            // Engines start servers when they have room: only a fleet that was there is missed.
+            if !founded {
+                since = Instant::now();
+            }
+            let found = if known.is_empty() { None } else { ask::describe(&known) };
+            let why = match found {
+                Some(fleet) if serves(&fleet) => return Ok(Some(fleet)),
+                Some(_) => "not all of its shards are served",
+                None if founded => "nobody answers",
+                None => "it is not founded yet",
+            };
+            if since.elapsed() > self.patience {
+                let why = format!(
+                    "w{} waits for its fleet for {} s: {why}",
+                    self.place.rank,
+                    self.patience.as_secs()
+                );
+                return Err(Failure::new(exit::UNAVAILABLE, why)
+                    .help("the servers' logs say what they wait for; --patience SECONDS waits longer"));
+            }
+            if !told && began.elapsed() > TELL_AFTER {
+                eprintln!("w{} waits for its fleet: {why}", self.place.rank);
+                told = true;
+            }
+            sleep(PAUSE);
+        }
+    }
+
+    /// The checkpoint to begin from. All that begin after the same loss take the same.
+    fn start(&self, fleet: &DescribeReply) -> Result<Option<PathBuf>, Failure> {
+        let Some(folder) = self.folder else { return Ok(None) };
+        let lost = fleet.jobs.iter().rev().find(|j| j.state == "lost").map_or(0, |j| j.founding);
+        let latest = || {
+            let folder = checkpoints::folder(self.job, Some(self.run_dir)).filter(|_| lost != 0)?;
+            Checkpoints::new(folder).newest_whole(None)
+        };
+        folder.start_after(lost, latest)
+    }
+
+    fn train(
+        &self,
+        known: &DescribeReply,
+        resume: Option<&Path>,
+        interrupted: &AtomicI32,
+    ) -> Result<i32, Failure> {
+        let (job, rank) = (self.job, self.place.rank);
+        let mut fleet = Fleet::part(self.run_dir)?;
+        fleet.part_meets(addresses(known, job.servers() as usize))?;
+        let at = self.rendezvous()?;
+        if let Some(path) = resume {
+            eprintln!("w{rank} goes on from {}", path.display());
+        }
+        let size = job.train.group_size;
+        for one in rank * size..(rank + 1) * size {
+            fleet.part_rank(job, one, at.as_ref(), resume)?;
+        }
+        let mut last = Instant::now();
+        loop {
+            let number = interrupted.load(Relaxed);
+            if number != 0 {
+                let until = Instant::now() + self.grace;
+                let signal = Signal::try_from(number).unwrap_or(Signal::SIGTERM);
+                fleet.workers.iter().for_each(|w| w.signal(signal));
+                while fleet.workers.iter_mut().any(|w| w.ended().is_none()) && Instant::now() < until {
+                    sleep(Duration::from_millis(20));
+                }
+                fleet.stop_as(signal);
+                // One that was just done is done.
+                let done = fleet.workers.iter_mut().all(|w| w.ended().is_some_and(|s| s.success()));
+                return if done { self.done() } else { Ok(128 + number) };
+            }
+            let mut running = 0;
+            for worker in &mut fleet.workers {
+                let Some(status) = worker.ended() else {
+                    running += 1;
+                    continue;
+                };
+                let code =
+                    worker.killed_by().map_or(status.code().unwrap_or(exit::FAILED), |signal| 128 + signal);
+                if code != exit::OK {
+                    let said = worker.last_words();
+                    let how = worker.end();
+                    eprintln!("error: {} {how}", worker.name);
+                    return self.failed(code, said);
+                }
+            }
+            if running == 0 {
+                return self.done();
+            }
+            if last.elapsed() > PAUSE {
+                last = Instant::now();
+                if let Some(code) = self.over()?.filter(|code| *code != exit::OK) {
+                    return Ok(code);
+                }
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Where a script's processes meet among themselves: on the host of worker 0.
+    fn rendezvous(&self) -> Result<Option<Rendezvous>, Failure> {
+        if self.job.cluster.script.is_empty() {
+            return Ok(None);
+        }
+        let free = || TcpListener::bind("0.0.0.0:0").and_then(|l| l.local_addr()).map(|a| a.port());
+        let port = free().map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?;
+        let own = super::own::own_host(None).to_string();
+        let mut place = self.place.clone();
+        place.tasks = self.job.train.workers;
+        let Some(folder) = self.folder else { return Ok(Some(Rendezvous::of(&place, (own, port)))) };
+        if place.rank == 0 {
+            folder.publish("worker-0", &super::Address::here(format!("{own}:{port}"), &place))?;
+        }
+        let until = Instant::now() + TELL_AFTER;
+        loop {
+            if let Some(at) = folder.address("worker-0")? {
+                let (host, port) = at.address.rsplit_once(':').unwrap_or((&own, "0"));
+                return Ok(Some(Rendezvous::of(&place, (host.into(), port.parse().unwrap_or(0)))));
+            }
+            if Instant::now() > until {
+                // A script that needs no such place need not wait for worker 0.
+                return Ok(Some(Rendezvous::of(&place, (own, port))));
+            }
+            sleep(PAUSE);
+        }
+    }
+
+    fn done(&self) -> Result<i32, Failure> {
+        self.folder.map_or(Ok(()), |f| f.worker_done(self.place.rank))?;
+        Ok(exit::OK)
+    }
+
+    /// The job has failed where the same would happen again.
+    fn failed(&self, code: i32, said: String) -> Result<i32, Failure> {
+        let node = if self.place.node.is_empty() { host_name() } else { self.place.node.clone() };
+        if let Some(path) = std::env::var_os("TORCHELASTIC_ERROR_FILE") {
+            let error = serde_json::json!({"message": {"message": said, "extraInfo": {"node": node, "exitcode": code}}});
+            if let Err(e) = super::put(Path::new(&path), &error.to_string()) {
+                eprintln!("warning: TORCHELASTIC_ERROR_FILE: {e}");
+            }
+        }
+        if exit::again(code) {
+            return Ok(code);
+        }
+        let failed = Ended::Failed { worker: self.place.rank, node, code, said };
+        self.folder.map_or(Ok(()), |f| f.end(&failed).map(drop))?;
+        Ok(code)
+    }
+}
+
+/// Whether every shard takes pushes, or is about to where it was only just founded.
+fn serves(fleet: &DescribeReply) -> bool {
+    !fleet.shards.is_empty() && fleet.shards.iter().all(|s| matches!(&*s.state, "serving" | "repairing"))
+}
+
+/// So many of the fleet's servers: first those that answer.
+fn addresses(fleet: &DescribeReply, many: usize) -> Vec<String> {
+    let (up, silent): (Vec<_>, Vec<_>) = fleet.servers.iter().partition(|s| s.state == "up");
+    up.into_iter().chain(silent).map(|s| s.address.clone()).take(many).collect()
+}
