@@ -116,8 +116,11 @@ pub fn logs(args: &LogsArgs) -> Result<i32, Failure> {
         shown.insert(log.clone(), text.len() as u64);
         say(&log, last_lines(&text, args.lines));
     }
+    if !args.follow {
+        return Ok(exit::OK);
+    }
     let mut ended = job.ended_ms > 0;
-    while args.follow {
+    loop {
         for log in logs_in(&folder) {
             let from = shown.entry(log.clone()).or_default();
             let more = read_from(&log, *from).unwrap_or_default();
@@ -125,12 +128,11 @@ pub fn logs(args: &LogsArgs) -> Result<i32, Failure> {
             say(&log, &more);
         }
         if ended {
-            break;
+            return Ok(exit::OK);
         }
         std::thread::sleep(Duration::from_millis(200));
         ended = look()?.ended_ms > 0;
     }
-    Ok(exit::OK)
 }
 
 /// The launcher's, then the workers'.

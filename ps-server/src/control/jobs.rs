@@ -276,7 +276,7 @@ impl Jobs {
         let holds = |j: &Job, name: &str| !j.released && j.name == name;
         let exact = || self.iter().find(|(_, j)| holds(j, name));
         let unnamed = || self.iter().find(|(_, j)| holds(j, ""));
-        let ended = || self.iter().filter(|(_, j)| j.name == name).last();
+        let ended = || self.iter().rfind(|(_, j)| j.name == name);
         let founded_for = || self.iter().find(|(_, j)| j.token == 0 && !j.released);
         exact().or_else(unnamed).or_else(ended).or_else(founded_for)
     }

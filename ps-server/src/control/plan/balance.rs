@@ -1,7 +1,7 @@
 //! Replicas and leaders, evenly over the servers.
 
-use super::{Action, Health, Plan, View, can_lead};
-use crate::raft::ReplicaId;
+use super::{Action, Health, Plan, ReplicaReport, View, can_lead};
+use crate::{control::state::Place, raft::ReplicaId};
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeMap;
 
@@ -57,29 +57,40 @@ pub(super) fn uneven(view: &View) -> Option<Move> {
     moves.max_by_key(|(gain, m)| (*gain, std::cmp::Reverse((m.shard, m.from, m.to)))).map(|(_, m)| m)
 }
 
-/// Leaders go where few are, by bytes; away from servers that are being emptied. One at a time.
+/// Leaders go where few are, by bytes; away from servers that are being emptied. One at a time: the move that evens out the servers
+/// most, of a shard that is smaller than the difference, so that they end.
 pub(super) fn spread_leaders(view: &View, plan: &mut Plan) {
+    let led_now = |(shard, place): (&JobShard, &Place)| {
+        let (at, lead) = view.leader(*shard, place.founding).filter(|_| place.founded)?;
+        // An empty model still counts its shards.
+        Some((*shard, at, lead, lead.bytes.max(1)))
+    };
+    let leaders: Vec<_> = view.state.shards.iter().filter_map(led_now).collect();
     let mut led = BTreeMap::<ServerId, u64>::new();
-    let mut moves = Vec::new();
-    let settled = view.now.saturating_duration_since(view.since) > view.timeouts.settle;
-    for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
-        let Some((at, lead)) = view.leader(*shard, place.founding) else { continue };
-        let able = |n: &&ReplicaId| lead.caught_up.contains(n) && can_lead(view, *shard, **n);
-        let fewest =
-            |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
-        let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else {
-            continue;
-        };
-        // Equal loads stay as they are; an empty model still counts its shards.
-        *led.entry(best.server()).or_default() += lead.bytes.max(1);
-        let busy = lead.membership.changing || plan.health.get(shard).is_some_and(|h| h.0 != Health::Serving);
-        // One change of a shard at a time.
-        let told = plan.directives.get(&at).is_some_and(|list| list.iter().any(|d| d.shard == *shard));
-        if best.server() != at && !told && (view.draining(at) || settled && !busy) {
-            moves.push((at, *shard, best));
-        }
+    for (_, at, _, bytes) in &leaders {
+        *led.entry(*at).or_default() += bytes;
     }
-    if let Some((at, shard, to)) = moves.into_iter().next() {
+    let load = |server: ServerId| led.get(&server).copied().unwrap_or(0);
+    let settled = view.now.saturating_duration_since(view.since) > view.timeouts.settle;
+    let may_move = |shard: JobShard, at: ServerId, lead: &ReplicaReport| {
+        let busy =
+            lead.membership.changing || plan.health.get(&shard).is_some_and(|h| h.0 != Health::Serving);
+        // One change of a shard at a time.
+        let told = plan.directives.get(&at).is_some_and(|list| list.iter().any(|d| d.shard == shard));
+        !told && (view.draining(at) || settled && !busy)
+    };
+    let moves = leaders.iter().filter(|(shard, at, lead, _)| may_move(*shard, *at, lead));
+    let moves = moves.flat_map(|(shard, at, lead, bytes)| {
+        let able = |n: &&ReplicaId| lead.caught_up.contains(n) && can_lead(view, *shard, **n);
+        let others = lead.membership.voters.iter().filter(able).filter(|n| n.server() != *at);
+        others.filter_map(|to| {
+            let gain = load(*at).saturating_sub(load(to.server())).saturating_sub(*bytes);
+            let leaves = view.draining(*at);
+            (leaves || gain > 0).then_some(((leaves, gain), (*at, *shard, *to)))
+        })
+    });
+    let best = moves.max_by_key(|(gain, (_, shard, to))| (*gain, std::cmp::Reverse((*shard, to.server()))));
+    if let Some((_, (at, shard, to))) = best {
         plan.tell(at, shard, Action::Transfer(to));
     }
 }
