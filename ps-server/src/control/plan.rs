@@ -21,6 +21,8 @@ pub use view::{AsideReport, LastReport, ReplicaReport, Report, Timeouts, View};
 
 use super::state::{Command, Place, Shape};
 use crate::raft::{Digest, ReplicaId};
+#[cfg(test)]
+pub use balance::is_worth_it;
 use balance::{Move, spread_leaders, uneven};
 use checks::compare;
 use jobs::{end_job, note_job, remove};

@@ -9,7 +9,7 @@ use super::{
     jobs::Submission,
     plan::{
         Action, ControlChange, Directive, Health, LastReport, Plan, ReplicaReport, Report, Timeouts, View,
-        plan,
+        is_worth_it, plan,
     },
     state::{Command, Shape, State},
 };
@@ -671,7 +671,7 @@ impl Fleet {
                 for (to, s) in &self.state.servers {
                     let free = !s.draining && place.voters.iter().all(|n| n.server() != *to);
                     assert!(
-                        !free || load(from) <= load(*to) + bytes,
+                        !free || !is_worth_it(load(from).saturating_sub(load(*to) + bytes), load(from)),
                         "{shard} on {from} would be better on {to}"
                     );
                 }

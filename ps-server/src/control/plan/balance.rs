@@ -13,6 +13,12 @@ pub(super) struct Move {
     pub to: ServerId,
 }
 
+/// Whether a server that has so much is better off with so much less difference to another. A little is not worth what a move
+/// costs: where jobs come and go there would be one all the time.
+pub fn is_worth_it(gain: u64, full: u64) -> bool {
+    gain > full / 8
+}
+
 /// The move that evens out the servers' bytes most, if any does: from the fullest to the emptiest, of a replica that
 /// is smaller than the difference. So every move makes the sum of the squares smaller, and they end. Only what votes
 /// counts, so that the choice stays the same while a move is under way; and only a fleet that is whole and has
@@ -49,8 +55,9 @@ pub(super) fn uneven(view: &View) -> Option<Move> {
         let free = load.keys().filter(|s| now.voters.iter().all(|n| n.server() != **s));
         free.flat_map(move |to| {
             now.voters.iter().filter_map(move |from| {
-                let gain = load.get(&from.server())?.checked_sub(*load.get(to)?)?.checked_sub(*bytes)?;
-                (gain > 0).then_some((gain, Move { shard: *shard, from: *from, to: *to }))
+                let full = *load.get(&from.server())?;
+                let gain = full.checked_sub(*load.get(to)?)?.checked_sub(*bytes)?;
+                is_worth_it(gain, full).then_some((gain, Move { shard: *shard, from: *from, to: *to }))
             })
         })
     });
@@ -86,7 +93,7 @@ pub(super) fn spread_leaders(view: &View, plan: &mut Plan) {
         others.filter_map(|to| {
             let gain = load(*at).saturating_sub(load(to.server())).saturating_sub(*bytes);
             let leaves = view.draining(*at);
-            (leaves || gain > 0).then_some(((leaves, gain), (*at, *shard, *to)))
+            (leaves || is_worth_it(gain, load(*at))).then_some(((leaves, gain), (*at, *shard, *to)))
         })
     });
     let best = moves.max_by_key(|(gain, (_, shard, to))| (*gain, std::cmp::Reverse((*shard, to.server()))));
