@@ -180,7 +180,7 @@ mod tests {
 
     fn waits(way: &Way) -> &str {
         match way {
-            Way::Missed(why) => why,
+            Way::Wait(why) | Way::Missed(why) => why,
             other => panic!("{other:?}"),
         }
     }
