@@ -18,5 +18,6 @@ mod running;
 mod scarcity;
 mod second_client;
 mod simulate;
+mod standing;
 mod trace;
 mod verify;

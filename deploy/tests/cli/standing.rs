@@ -1,0 +1,166 @@
+//! A fleet that was founded for no job: jobs are trained on it, submitted, followed, stopped and deleted.
+
+use crate::common::*;
+
+/// Three servers, on free ports.
+struct Standing {
+    addresses: Vec<String>,
+    folder: PathBuf,
+    servers: Vec<Option<Process>>,
+}
+
+impl Standing {
+    fn start(folder: &Path) -> Self {
+        let addresses = free_addresses(3);
+        let mut fleet = Self { addresses, folder: folder.into(), servers: vec![None, None, None] };
+        (0..3).for_each(|id| fleet.serve(id));
+        wait("the fleet to stand", || match fleet.say(&["status", fleet.any(), "--wait", "whole"]) {
+            (Some(0), _) => Ok(()),
+            (_, said) => Err(said),
+        });
+        fleet
+    }
+
+    fn serve(&mut self, id: usize) {
+        let mut c = paraft();
+        c.args(["server", "--shards", "0", "--replicas", "3", "--election-ms", "200"]);
+        c.args(["--servers", &self.addresses.join(","), "--id", &id.to_string()])
+            .arg("--data")
+            .arg(self.data(id));
+        self.servers[id] = Some(Process::start(format!("server-{id}"), c, &self.folder).expect("server"));
+    }
+
+    fn data(&self, id: usize) -> PathBuf {
+        self.folder.join(format!("s{id}"))
+    }
+
+    /// One address is enough.
+    fn any(&self) -> &str {
+        &self.addresses[2]
+    }
+
+    /// Runs a command of the fleet's in its folder; gives its exit code and what it has said.
+    fn say(&self, args: &[&str]) -> (Option<i32>, String) {
+        let out = paraft().args(args).current_dir(&self.folder).output().expect("paraft starts");
+        (out.status.code(), text(&out.stdout) + &text(&out.stderr))
+    }
+
+    fn done(&self, args: &[&str]) -> String {
+        let (code, said) = self.say(args);
+        assert_eq!(code, Some(0), "{args:?}: {said}");
+        said
+    }
+
+    /// The jobs by name: state, and whether servers hold anything of it.
+    fn jobs(&self) -> BTreeMap<String, (String, bool)> {
+        let said: Value =
+            serde_json::from_str(&self.done(&["jobs", self.any(), "--json"])).expect("an object");
+        let jobs = said["jobs"].as_array().expect("a list");
+        let word = |j: &Value, key: &str| j[key].as_str().expect("a word").to_string();
+        jobs.iter().map(|j| (word(j, "job"), (word(j, "state"), j["bytes"] != 0))).collect()
+    }
+}
+
+fn weights(run: &Path) -> Vec<u8> {
+    fs::read(run.join("model.safetensors")).expect("weights")
+}
+
+#[test]
+fn a_job_learns_the_same_bits_on_a_fleet_that_stands_as_on_its_own_also_beside_another() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let file = job(scratch.path(), &digits("bsp", 3, 2));
+    let file = file.to_str().expect("utf-8");
+    let fleet = Standing::start(scratch.path());
+    fleet.done(&["train", file, "--run-dir", "own"]);
+    // A neighbour that pushes all the while.
+    fleet.done(&[
+        "submit",
+        file,
+        "--to",
+        fleet.any(),
+        "--set",
+        "train.epochs=100000",
+        "--set",
+        "train.mode=asp",
+    ]);
+    fleet.done(&["train", file, "--to", fleet.any(), "--run-dir", "theirs"]);
+    let [own, theirs] = ["own", "theirs"].map(|run| weights(&scratch.path().join(run)));
+    assert!(own == theirs, "other bits");
+    // Its name was taken. What has become of it is reported in a moment.
+    let states = [("t", "running"), ("t-2", "finished")];
+    wait("both to be known", || match fleet.jobs() {
+        jobs if states.iter().all(|(name, state)| jobs[*name] == (state.to_string(), true)) => Ok(()),
+        jobs => Err(format!("{jobs:?}")),
+    });
+    fleet.done(&["delete", "t", "--servers", fleet.any()]);
+}
+
+#[test]
+fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_servers() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let body = digits("asp", 3, 100_000) + "durability = \"quorum-disk\"\n";
+    let file = job(scratch.path(), &body);
+    let file = file.to_str().expect("utf-8");
+    let mut fleet = Standing::start(scratch.path());
+    contains(&fleet.done(&["jobs", fleet.any()]), &["no jobs", "paraft submit"]);
+    for n in ["t", "t-2"] {
+        let said = fleet.done(&["submit", file, "--to", fleet.any(), "--keep", "forever"]);
+        contains(&said, &[&format!("job {n} is submitted"), "runs/t-"]);
+    }
+    wait("both to train", || match fleet.jobs() {
+        jobs if jobs.values().all(|j| j.0 == "running") => Ok(()),
+        jobs => Err(format!("{jobs:?}")),
+    });
+    contains(&fleet.done(&["logs", "t-2", "--of", fleet.any()]), &["worker-0.log", "connected"]);
+    assert!(fleet.data(0).join("shard-1-0").is_dir(), "job 1's first shard, on its disk");
+    // A server dies and comes back with what it had of both.
+    fleet.servers[0] = None;
+    fleet.serve(0);
+    contains(&fleet.done(&["stop", "t", "--of", fleet.any()]), &["t is stopped"]);
+    let run = scratch.path().join("runs/t-1");
+    wait("its launcher to end", || match run.join("report.html").exists() {
+        true => Ok(()),
+        false => Err(fs::read_to_string(run.join("launcher.log")).unwrap_or_default()),
+    });
+    assert!(!weights(&run).is_empty());
+    contains(&fleet.done(&["stop", "t", "--of", fleet.any()]), &["already"]);
+    contains(&fleet.done(&["delete", "t-2", "--of", fleet.any()]), &["deleted", "running"]);
+    wait("its files to go", || {
+        let left: Vec<_> = (0..3).map(|id| fleet.data(id).join("shard-1-0")).filter(|d| d.exists()).collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+    });
+    assert_eq!(fleet.jobs(), BTreeMap::from([("t".to_string(), ("stopped".to_string(), true))]));
+    let (code, said) = fleet.say(&["logs", "t-2", "--of", fleet.any()]);
+    assert_eq!(code, Some(78), "{said}");
+    contains(&said, &["no job `t-2`"]);
+    let (code, said) = fleet.say(&["delete", "nobody", "--of", fleet.any()]);
+    assert_eq!(code, Some(78), "{said}");
+    contains(&said, &["no job `nobody`", "`t`"]);
+    // Its launcher says why it has ended.
+    let log = scratch.path().join("runs/t-2/launcher.log");
+    wait("the other launcher to end", || match fs::read_to_string(&log).unwrap_or_default() {
+        said if said.contains("no job `t-2`") => Ok(()),
+        said => Err(said),
+    });
+}
+
+#[test]
+fn what_cannot_be_submitted_is_said_at_once() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let file = job(scratch.path(), &digits("bsp", 5, 1));
+    let file = file.to_str().expect("utf-8");
+    let fleet = Standing::start(scratch.path());
+    let cases = [
+        (vec!["submit", file, "--to", fleet.any()], 78, vec!["5 replicas", "this fleet has 3"]),
+        (vec!["submit", file, "--to", "127.0.0.1:1"], 69, vec!["127.0.0.1:1"]),
+        (vec!["submit", file], 2, vec!["--to", "--on"]),
+        (vec!["submit", file, "--to", fleet.any(), "--keep", "1w"], 2, vec!["1w", "12h"]),
+        (vec!["train", file, "--to", fleet.any(), "--faults"], 2, vec!["--faults"]),
+    ];
+    for (args, code, words) in cases {
+        let (ended, said) = fleet.say(&args);
+        assert_eq!(ended, Some(code), "{args:?}: {said}");
+        contains(&said, &words);
+    }
+    assert_eq!(fleet.jobs(), BTreeMap::new(), "nothing is left of those");
+}
