@@ -14,6 +14,8 @@ pub(super) struct Sleep {
     pub slept: AtomicBool,
     /// Counts what the replica was asked for: it does not fall asleep over what came meanwhile.
     pub activity: AtomicU64,
+    /// It sleeps no more.
+    pub woken: Notify,
     /// Has the log compacted.
     pub compact: Arc<Notify>,
 }

@@ -303,7 +303,9 @@ impl<C: Logged> Group<C> {
     async fn check_consistency(self, every: Duration) {
         let mut leadership = self.leadership.clone();
         loop {
-            let pause = tokio::time::sleep(self.checks.pause(every));
+            // One that sleeps is not checked.
+            let asleep = if self.is_asleep() { 4 } else { 1 };
+            let pause = tokio::time::sleep(self.checks.pause(every) * asleep);
             tokio::select! {
                 () = pause => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),

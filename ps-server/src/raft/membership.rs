@@ -29,8 +29,8 @@ pub struct Membership {
 /// Between two looks at the membership. A joint one that stands for so long twice is finished by whoever leads.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
-/// Likewise, of a group that sleeps.
-const ASLEEP_PAUSE: Duration = Duration::from_secs(2);
+/// Likewise, of a group that sleeps on: as it wakes it is looked at.
+const ASLEEP_PAUSE: Duration = Duration::from_secs(20);
 
 /// So many election timeouts are longer than a transfer takes, or an election where it fails.
 const TRANSFER_ELECTIONS: u32 = 4;
@@ -101,6 +101,7 @@ impl<C: Logged> Group<C> {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(if self.is_asleep() { ASLEEP_PAUSE } else { LOOK_PAUSE }) => {}
+                () = self.sleep.woken.notified() => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
             self.drop_stale_snapshot().await;

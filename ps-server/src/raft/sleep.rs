@@ -47,6 +47,7 @@ impl<C: Logged> Group<C> {
         if self.sleep.asleep.swap(false, SeqCst) {
             tracing::debug!(group = %self.name, replica = %self.me, "awake");
             self.raft.runtime_config().tick(true);
+            self.sleep.woken.notify_waiters();
         }
     }
 

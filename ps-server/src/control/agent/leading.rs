@@ -201,12 +201,14 @@ impl Agent {
             && plan.commands.is_empty()
             && plan.directives.is_empty()
             && plan.control.is_none());
-        for command in admit.into_iter().chain(plan.commands) {
+        // Together: each waits for the disks of a majority.
+        let agreeing = admit.into_iter().chain(plan.commands).map(|command| {
             tracing::debug!(?command, "agreeing");
-            if let Err(e) = self.propose(command).await {
-                tracing::warn!(error = %e, "the control group cannot agree at present");
-                return true;
-            }
+            self.propose(command)
+        });
+        if let Some(e) = futures::future::join_all(agreeing).await.into_iter().find_map(Result::err) {
+            tracing::warn!(error = %e, "the control group cannot agree at present");
+            return true;
         }
         let changed = match plan.control {
             None => Ok(()),
