@@ -9,13 +9,15 @@ use serde_json::json;
 /// For people.
 pub fn print(fleet: &DescribeReply) {
     let shape = fleet.shape.clone().unwrap_or_default();
+    // One that was founded for no job has none of its own.
+    let own = match shape.shards {
+        0 => "no job of its own".to_string(),
+        shards => format!("{shards} shards x {} replicas  {}", shape.replicas, shape.durability),
+    };
     out!(
-        "fleet {:016x}  generation {}  {} shards x {} replicas  {}  control group led by {} ({} of {} servers vote)",
+        "fleet {:016x}  generation {}  {own}  control group led by {} ({} of {} servers vote)",
         fleet.fleet,
         fleet.generation,
-        shape.shards,
-        shape.replicas,
-        shape.durability,
         fleet.leader,
         fleet.control_voters.len(),
         fleet.servers.len()

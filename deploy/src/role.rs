@@ -15,6 +15,7 @@ use paraft_fleet::{
     launch,
     shared::{Address, Answering, Ended, Folder, Lock, Way, Worker, own_host},
 };
+use paraft_proto::is_trained;
 use paraft_server::server::{self, IDENTITY};
 use paraft_worker::{Job, exit};
 use std::{
@@ -227,6 +228,7 @@ const ALONE: u32 = 15;
 /// What it does while it serves: notes which fleet it is in, starts afresh where the others have moved, ends with the job.
 fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -> Watch {
     let (until_done, workers) = (args.until_done, args.job.train.workers as usize);
+    let job = args.job.name.clone();
     let (looks, alone, back) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
     let finished = parking_lot::Mutex::new(None::<Instant>);
     Arc::new(move |now: &Serving| {
@@ -277,7 +279,7 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
         {
             back.store(1, Relaxed);
         }
-        if until_done && look % LOOK == LOOK - 1 && is_finished(&now.address) {
+        if until_done && look % LOOK == LOOK - 1 && is_finished(&now.address, &job) {
             match &folder {
                 Some(folder) => _ = folder.end(&Ended::Done).map_err(failed),
                 None if finished.lock().get_or_insert_with(Instant::now).elapsed() > LAST_FILES => {
@@ -290,8 +292,6 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
     })
 }
 
-/// Whether the fleet's latest job has trained everything.
-fn is_finished(address: &str) -> bool {
-    let jobs = ask::jobs(&[address.to_string()]).unwrap_or_default();
-    jobs.last().is_some_and(|j| j.state == "finished")
+fn is_finished(address: &str, job: &str) -> bool {
+    is_trained(&ask::jobs(&[address.to_string()]).unwrap_or_default(), job)
 }

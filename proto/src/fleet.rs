@@ -1,6 +1,6 @@
 //! What can be told from what the control group knows of a fleet.
 
-use crate::{DescribeReply, ServerInfo, ShardInfo, ShardStatus, StoppedReplica};
+use crate::{DescribeReply, JobInfo, ServerInfo, ShardInfo, ShardStatus, StoppedReplica};
 use paraft_common::{JobId, JobShard, ShardId};
 
 /// A group's voters by server, and those of them that do not answer.
@@ -67,6 +67,12 @@ impl DescribeReply {
         }
         groups
     }
+}
+
+/// Whether nobody trains the job of this name any more: it has trained everything, or a person has ended it.
+pub fn is_trained(jobs: &[JobInfo], name: &str) -> bool {
+    let latest = jobs.iter().rfind(|j| j.name == name);
+    latest.is_some_and(|j| ["finished", "stopped"].contains(&&*j.state))
 }
 
 /// The name in the fleet of what a message is about.

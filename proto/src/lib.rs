@@ -15,7 +15,7 @@ pub mod refusal;
 pub mod services;
 
 pub use bulk::{Incoming, WithBulk};
-pub use fleet::no_leader;
+pub use fleet::{is_trained, no_leader};
 /// [`RefusalKind`] without its facts, as it travels.
 pub use generated::RefusalKind as WireKind;
 pub use generated::*;

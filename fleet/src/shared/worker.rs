@@ -14,7 +14,7 @@ use crate::{
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Folder as Checkpoints;
 use paraft_engines::Place;
-use paraft_proto::DescribeReply;
+use paraft_proto::{DescribeReply, is_trained};
 use paraft_worker::{Job, checkpoints, exit};
 use std::{
     net::TcpListener,
@@ -60,7 +60,7 @@ impl Worker<'_> {
             }
             let Some(fleet) = self.fleet(interrupted)? else { continue };
             // Started again after its last step.
-            if fleet.jobs.last().is_some_and(|j| j.state == "finished") {
+            if is_trained(&fleet.jobs, &self.job.name) {
                 return self.done();
             }
             let resume = self.start(&fleet)?;

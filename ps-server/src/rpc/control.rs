@@ -88,6 +88,7 @@ impl Control for ControlService {
                 "{server} was forgotten (`paraft forget`): it can join anew (--join), with another --data folder"
             ))));
         }
+        let number = report.number;
         let reply = match self.agent.take_report(from_report(report)) {
             Err(NotTaken::Whole) => ReportReply { whole: true, ..refuse(String::new()) },
             Err(NotTaken::NotLeader) => refuse(String::new()),
@@ -97,6 +98,7 @@ impl Control for ControlService {
                 ReportReply {
                     accepted: true,
                     whole: false,
+                    number,
                     leader: leader.clone(),
                     why: self.agent.unreached(server).unwrap_or_default(),
                     generation: own.1,

@@ -104,7 +104,9 @@ impl Agent {
             }
             match reply {
                 Ok(reply) if reply.accepted => {
-                    *self.reported.lock() = Some((report.clone(), number, address.clone()));
+                    if reply.number == number {
+                        *self.reported.lock() = Some((report.clone(), number, address.clone()));
+                    }
                     self.told(&address, &reply.why);
                     let quiet = same && reply.directives.is_empty() && reply.why.is_empty();
                     self.follow(reply.generation, reply.directives);

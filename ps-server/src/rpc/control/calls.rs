@@ -77,6 +77,7 @@ impl Calls for GrpcCalls {
                 accepted: r.accepted,
                 leader: Some(r.leader).filter(|l| !l.is_empty()),
                 whole: r.whole,
+                number: r.number,
                 why: r.why,
                 generation: r.generation,
                 directives: r.directives.iter().filter_map(from_directive).collect(),
