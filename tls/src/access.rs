@@ -1,0 +1,193 @@
+//! How a process comes by connections over TCP: one for the process, from its flags and its environment, before anything is dialled.
+
+use crate::{
+    authority::CERT,
+    credentials::{Credentials, CredentialsError},
+    handshake::TlsError,
+    role::Rights,
+    stream::{Failed, Stream, Wire},
+    verify,
+};
+use parking_lot::RwLock;
+use std::{
+    ffi::OsString,
+    io,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tokio::net::TcpStream;
+
+pub use verify::Expected;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub enum Access {
+    /// Not at all: only over Unix sockets, within this host and user.
+    #[default]
+    Closed,
+    /// Under TLS.
+    Certificates(Arc<Credentials>),
+    /// In plain text: whoever reaches a port may do everything.
+    Insecure,
+}
+
+/// What who speaks plain text is told by a server that does not.
+pub const ONLY_TLS: &str =
+    "this server speaks TLS only: give --certs FOLDER with a certificate of the fleet's";
+/// What who is let in, but not for this, is told.
+pub const DENIED: &str = "this certificate is not for that (`paraft certs show FOLDER` says what it is for)";
+
+/// What a connection's end is called that comes before a word was said.
+pub const ENDED: &str = "the connection has ended";
+
+static OURS: RwLock<Access> = RwLock::new(Access::Closed);
+
+/// The variable with a folder of certificates; only its path is ever in an environment.
+pub const CERTS: &str = "PARAFT_CERTS";
+/// The variable that says that plain text is spoken.
+pub const INSECURE: &str = "PARAFT_INSECURE";
+
+/// As what a process shows itself, where a folder has a certificate for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum As {
+    /// A server of the fleet.
+    Peer,
+    /// A worker, or a rank of one.
+    Worker,
+    /// Whoever asks, starts and ends.
+    Admin,
+}
+
+impl As {
+    /// The folder's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Worker => "worker",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The folder with one for each, where this is one of them; else this.
+    pub fn all(folder: &Path) -> &Path {
+        let named = |shows: &Self| folder.file_name().is_some_and(|n| n == shows.name());
+        let others =
+            |shows: &Self| folder.parent().is_some_and(|p| p.join(shows.name()).join(CERT).is_file());
+        let each = [Self::Peer, Self::Worker, Self::Admin];
+        match folder.parent() {
+            Some(parent) if each.iter().any(named) && each.iter().all(others) => parent,
+            _ => folder,
+        }
+    }
+
+    /// The folder that it takes of this one: its own in it, or this one, which is for it alone.
+    pub fn folder(self, certs: &Path) -> PathBuf {
+        let own = certs.join(self.name());
+        if !certs.join(CERT).is_file() && own.join(CERT).is_file() { own } else { certs.into() }
+    }
+}
+
+impl Access {
+    /// Says how this process comes by connections from now on.
+    pub fn set(self) {
+        *OURS.write() = self;
+    }
+
+    /// How this process comes by them.
+    pub fn ours() -> Self {
+        OURS.read().clone()
+    }
+
+    /// What flags say: a folder, `-` for standard input, or plain text; neither: closed.
+    ///
+    /// # Errors
+    /// The folder will not do.
+    pub fn of(certs: Option<&Path>, insecure: bool, shows: As) -> Result<Self, CredentialsError> {
+        Ok(match certs {
+            _ if insecure => Self::Insecure,
+            None => Self::Closed,
+            Some(path) if path.as_os_str() == "-" => {
+                let mut text = String::new();
+                let read = io::stdin().read_to_string(&mut text);
+                read.map_err(|cause| CredentialsError::File { path: "standard input".into(), cause })?;
+                Self::Certificates(Credentials::of_text(&text, "standard input")?)
+            }
+            Some(path) => Self::Certificates(Credentials::of_folder(&shows.folder(path))?),
+        })
+    }
+
+    /// What the environment says.
+    ///
+    /// # Errors
+    /// The folder will not do.
+    pub fn of_environment(shows: As) -> Result<Self, CredentialsError> {
+        let given = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty());
+        let insecure = given(INSECURE).is_some_and(|v| v != "0" && v != "false");
+        Self::of(given(CERTS).map(PathBuf::from).as_deref(), insecure, shows)
+    }
+
+    /// Why nothing is dialled.
+    pub fn no_certificate() -> io::Error {
+        let why = "nothing is sent there in plain text: give --certs FOLDER with a certificate of the fleet's, or --insecure if nobody \
+                   else is on this network";
+        io::Error::new(io::ErrorKind::PermissionDenied, why)
+    }
+
+    /// Makes a connection to `to`.
+    ///
+    /// # Errors
+    /// The network's, or one does not take the other.
+    pub async fn dial(&self, address: &str, to: &Expected) -> io::Result<Wire> {
+        if matches!(self, Self::Closed) {
+            return Err(Self::no_certificate());
+        }
+        let socket = TcpStream::connect(address).await?;
+        socket.set_nodelay(true)?;
+        match self {
+            Self::Closed => Err(Self::no_certificate()),
+            Self::Insecure => Ok(Wire::Plain(socket)),
+            Self::Certificates(credentials) => {
+                Ok(Wire::Tls(Box::new(Stream::dial(socket, credentials, to).await?)))
+            }
+        }
+    }
+
+    /// What makes connections to servers for an HTTP client.
+    pub fn connector(
+        &self,
+    ) -> impl tower::Service<
+        http::Uri,
+        Response = hyper_util::rt::TokioIo<Wire>,
+        Error = io::Error,
+        Future: Send,
+    > + Clone
+    + Send
+    + use<> {
+        let access = self.clone();
+        tower::service_fn(move |uri: http::Uri| {
+            let access = access.clone();
+            async move {
+                let address = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+                Ok(hyper_util::rt::TokioIo::new(access.dial(address, &Expected::SERVER).await?))
+            }
+        })
+    }
+
+    /// Takes one that came, with what the other side may do.
+    ///
+    /// # Errors
+    /// The other side is not taken, and was told so.
+    pub async fn accept(&self, socket: TcpStream) -> Result<(Wire, Rights), Failed> {
+        match self {
+            Self::Closed => {
+                Err(Failed { why: TlsError::Io(Self::no_certificate()), socket, said: Vec::new() })
+            }
+            Self::Insecure => Ok((Wire::Plain(socket), Rights::all("anybody (--insecure)"))),
+            Self::Certificates(credentials) => {
+                let (stream, rights) = Stream::accept(socket, credentials, &Expected::ANYBODY).await?;
+                Ok((Wire::Tls(Box::new(stream)), rights))
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! A fleet's authority: makes certificates, and writes them where only their owner reads them.
+//!
+//! ```text
+//! certs/            ca.key        signs; needed to issue and renew, by no process of the fleet
+//!   │               ca.crt        who is trusted: the authority, and those before it while their certificates are in use
+//!   ├─ peer/        ca.crt tls.crt tls.key
+//!   ├─ admin/       ca.crt tls.crt tls.key
+//!   └─ worker-mnist/ ...
+//! ```
+//!
+//! The three names are those of a Kubernetes secret of type `kubernetes.io/tls` with its authority, as cert-manager fills it.
+
+use crate::role::{Rights, Role};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType, string::Ia5String,
+};
+use std::{
+    fs, io,
+    io::Write,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+/// The authorities that are trusted.
+pub const CA_CERT: &str = "ca.crt";
+/// The authority's key.
+pub const CA_KEY: &str = "ca.key";
+/// A certificate, and what stands between it and the authority.
+pub const CERT: &str = "tls.crt";
+/// Its key.
+pub const KEY: &str = "tls.key";
+
+/// How long a certificate lasts where nothing else is said.
+pub const LASTS: Duration = Duration::from_secs(90 * DAY);
+/// How long an authority lasts.
+const AUTHORITY_LASTS: Duration = Duration::from_secs(3650 * DAY);
+const DAY: u64 = 24 * 3600;
+/// Clocks of hosts differ: a certificate is good since a while before it was made.
+const SINCE: Duration = Duration::from_secs(3600);
+/// A name that tools ask for which know names of hosts only: each certificate has it.
+pub const SERVER_NAME: &str = "paraft";
+
+/// Why a certificate was not made or written.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// A file.
+    #[error("{}: {cause}", .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// It is none.
+    #[error("{} is no authority's folder: {why}", .path.display())]
+    NoAuthority {
+        /// The folder.
+        path: PathBuf,
+        /// What is missing.
+        why: String,
+    },
+    /// A certificate.
+    #[error("a certificate cannot be made: {0}")]
+    Make(String),
+}
+
+impl From<rcgen::Error> for AuthorityError {
+    fn from(e: rcgen::Error) -> Self {
+        Self::Make(e.to_string())
+    }
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
+    move |cause| AuthorityError::File { path: path.into(), cause }
+}
+
+/// A certificate with its key, and who is trusted beside it: three files, as text.
+pub struct Issued {
+    /// Who is trusted.
+    pub authorities: String,
+    /// The certificate.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+}
+
+/// See the module.
+pub struct Authority {
+    signs: Issuer<'static, KeyPair>,
+    key: String,
+    /// Who is trusted, itself first.
+    trusted: Vec<String>,
+}
+
+impl Authority {
+    /// A new one. `name` is for those who look at certificates.
+    ///
+    /// # Errors
+    /// There is no randomness.
+    pub fn new(name: &str) -> Result<Self, AuthorityError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, format!("Paraft authority {name}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        lasts(&mut params, AUTHORITY_LASTS);
+        let key = KeyPair::generate()?;
+        let cert = params.self_signed(&key)?;
+        let text = key.serialize_pem();
+        Ok(Self { signs: Issuer::new(params, key), key: text, trusted: vec![cert.pem()] })
+    }
+
+    /// The one of this folder.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn open(dir: &Path) -> Result<Self, AuthorityError> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            fs::read_to_string(&path).map_err(|e| match e.kind() {
+                io::ErrorKind::NotFound => AuthorityError::NoAuthority {
+                    path: dir.into(),
+                    why: format!("it has no {name} (`paraft certs new {}` makes one)", dir.display()),
+                },
+                _ => at(&path)(e),
+            })
+        };
+        let (key, trusted) = (read(CA_KEY)?, certificates(&read(CA_CERT)?));
+        let bad = |why: String| AuthorityError::NoAuthority { path: dir.into(), why };
+        let pair = KeyPair::from_pem(&key).map_err(|e| bad(format!("{CA_KEY}: {e}")))?;
+        let first = trusted.first().ok_or_else(|| bad(format!("{CA_CERT} has no certificate")))?;
+        let signs = Issuer::from_ca_cert_pem(first, pair).map_err(|e| bad(format!("{CA_CERT}: {e}")))?;
+        Ok(Self { signs, key, trusted })
+    }
+
+    /// Another one, which trusts this as well.
+    ///
+    /// # Errors
+    /// There is no randomness.
+    pub fn next(&self, name: &str) -> Result<Self, AuthorityError> {
+        let mut next = Self::new(name)?;
+        next.trusted.extend(self.trusted.iter().cloned());
+        Ok(next)
+    }
+
+    /// Trusts nobody else any more.
+    pub fn alone(&mut self) {
+        self.trusted.truncate(1);
+    }
+
+    /// A certificate with these roles. `name` is for logs.
+    ///
+    /// # Errors
+    /// The name cannot stand in a certificate.
+    pub fn issue(&self, name: &str, roles: &[Role], lasting: Duration) -> Result<Issued, AuthorityError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.subject_alt_names.push(SanType::DnsName(Ia5String::try_from(SERVER_NAME)?));
+        for role in roles {
+            params.subject_alt_names.push(SanType::URI(Ia5String::try_from(role.uri())?));
+        }
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        // Ranks of a group are both to each other.
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        lasts(&mut params, lasting);
+        let key = KeyPair::generate()?;
+        let cert = params.signed_by(&key, &self.signs)?;
+        Ok(Issued { authorities: self.trusted.concat(), cert: cert.pem(), key: key.serialize_pem() })
+    }
+
+    /// Writes it, with its key.
+    ///
+    /// # Errors
+    /// The folder's.
+    pub fn save(&self, dir: &Path) -> Result<(), AuthorityError> {
+        folder(dir)?;
+        write(&dir.join(CA_CERT), &self.trusted.concat())?;
+        write(&dir.join(CA_KEY), &self.key)
+    }
+}
+
+impl Issued {
+    /// Writes the three files; each is whole, or as it was before.
+    ///
+    /// # Errors
+    /// The folder's.
+    pub fn save(&self, dir: &Path) -> Result<(), AuthorityError> {
+        folder(dir)?;
+        // Who reads them in between finds a key that fits no certificate, and stays with what it has.
+        write(&dir.join(CA_CERT), &self.authorities)?;
+        write(&dir.join(KEY), &self.key)?;
+        write(&dir.join(CERT), &self.cert)
+    }
+}
+
+/// The name of a certificate's folder in its authority's: `worker-mnist`.
+pub fn folder_name(roles: &[Role]) -> String {
+    let fits = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '_' };
+    let name =
+        |r: &Role| r.to_string().replace(":*", "").replace(':', "-").chars().map(fits).collect::<String>();
+    roles.iter().map(name).collect::<Vec<_>>().join("+")
+}
+
+/// Folders of certificates in an authority's.
+///
+/// # Errors
+/// The folder's.
+pub fn issued_in(dir: &Path) -> Result<Vec<PathBuf>, AuthorityError> {
+    let mut all: Vec<PathBuf> = fs::read_dir(dir)
+        .map_err(at(dir))?
+        .filter_map(|e| Some(e.ok()?.path()))
+        .filter(|p| p.join(CERT).is_file())
+        .collect();
+    all.sort();
+    Ok(all)
+}
+
+/// Name and rights of the certificate in a folder.
+///
+/// # Errors
+/// There is none.
+pub fn certificate_in(dir: &Path) -> Result<(String, Rights), AuthorityError> {
+    use x509_parser::{
+        pem::Pem,
+        prelude::{FromDer, X509Certificate},
+    };
+    let path = dir.join(CERT);
+    let text = fs::read(&path).map_err(at(&path))?;
+    let bad = |why: String| AuthorityError::File {
+        path: path.clone(),
+        cause: io::Error::new(io::ErrorKind::InvalidData, why),
+    };
+    let pem = Pem::iter_from_buffer(&text).next().and_then(Result::ok);
+    let der = pem.ok_or_else(|| bad("it has no certificate".into()))?.contents;
+    let rights = Rights::of_certificate(&der).map_err(bad)?;
+    let name = X509Certificate::from_der(&der)
+        .ok()
+        .and_then(|(_, c)| Some(c.subject().iter_common_name().next()?.as_str().ok()?.to_string()));
+    Ok((name.unwrap_or_default(), rights))
+}
+
+fn lasts(params: &mut CertificateParams, lasting: Duration) {
+    let now = SystemTime::now();
+    params.not_before = (now - SINCE).into();
+    params.not_after = (now + lasting).into();
+}
+
+/// The certificates of a text, each with its lines.
+fn certificates(text: &str) -> Vec<String> {
+    const END: &str = "-----END CERTIFICATE-----";
+    let begins = |part: &str| part.find("-----BEGIN CERTIFICATE-----").map(|at| part[at..].to_string());
+    text.split_inclusive(END).filter_map(begins).map(|c| c + "\n").collect()
+}
+
+fn folder(dir: &Path) -> Result<(), AuthorityError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))
+}
+
+/// Puts a file in its place with one step, readable for its owner alone.
+fn write(path: &Path, text: &str) -> Result<(), AuthorityError> {
+    let new = path.with_extension("new");
+    let _ = fs::remove_file(&new);
+    let mut file =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).map_err(at(&new))?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at(&new))?;
+    fs::rename(&new, path).map_err(at(path))
+}
+
+/// Has the certificate in a folder trust this authority, and those before it.
+///
+/// # Errors
+/// The folder's.
+pub fn trust(dir: &Path, authority: &Authority) -> Result<(), AuthorityError> {
+    write(&dir.join(CA_CERT), &authority.trusted.concat())
+}

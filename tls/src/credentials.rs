@@ -1,0 +1,349 @@
+//! What a process shows of itself, and whom it trusts: three files, read again when they change.
+
+use crate::{
+    authority::{CA_CERT, CERT, Issued, KEY},
+    role::Rights,
+    verify::{Dialled, Dialling, Expected},
+};
+use parking_lot::Mutex;
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    client::Resumption,
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::NoServerSessionStorage,
+    version::TLS13,
+};
+use std::{
+    fmt, fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant, SystemTime},
+};
+
+/// The files are looked at so often, when a connection is made or anybody asks.
+const LOOK: Duration = Duration::from_secs(1);
+/// Who has a certificate that ends sooner than this is told so.
+const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Why a process has no credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// A file.
+    #[error("{}: {cause}", .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// Others may read the key.
+    #[error("{}: others may read this key (mode {mode:o}); only its owner should: chmod 600 {}", .path.display(), .path.display())]
+    Open {
+        /// The key.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// What they have is wrong.
+    #[error("{from}: {why}")]
+    Bad {
+        /// Where they come from.
+        from: String,
+        /// What.
+        why: String,
+    },
+}
+
+/// Where they come from.
+enum Source {
+    Folder(PathBuf),
+    /// From a pipe, or made by this process.
+    Text(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Folder(dir) => write!(f, "{}", dir.display()),
+            Self::Text(from) => f.write_str(from),
+        }
+    }
+}
+
+/// The three texts.
+struct Texts {
+    authorities: Vec<u8>,
+    cert: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// What came of them.
+struct Loaded {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    roots: Arc<RootCertStore>,
+    authorities: Vec<CertificateDer<'static>>,
+    rights: Rights,
+    /// For anybody with a role.
+    accepts: Arc<ServerConfig>,
+    /// To a server.
+    dials: Arc<ClientConfig>,
+}
+
+struct State {
+    loaded: Arc<Loaded>,
+    looked: Instant,
+    seen: Vec<(u64, u64, i64, i64)>,
+    /// Counts how often somebody who was trusted is not any more.
+    withdrawn: u64,
+    warned: bool,
+}
+
+/// See the module.
+pub struct Credentials {
+    source: Source,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "credentials of {}", self.source)
+    }
+}
+
+impl Credentials {
+    /// Those of a folder with `ca.crt`, `tls.crt` and `tls.key`.
+    ///
+    /// # Errors
+    /// One is missing, others may read the key, or what they have is wrong.
+    pub fn of_folder(dir: &Path) -> Result<Arc<Self>, CredentialsError> {
+        let seen = stamps(dir);
+        Self::new(Source::Folder(dir.into()), &texts_in(dir)?, seen)
+    }
+
+    /// Those of one text in PEM: the certificate and what stands between it and the authority, its key, and behind the key who is
+    /// trusted. It comes once, by a pipe.
+    ///
+    /// # Errors
+    /// What it has is wrong.
+    pub fn of_text(text: &str, from: &str) -> Result<Arc<Self>, CredentialsError> {
+        let bad = |why: &str| CredentialsError::Bad { from: from.into(), why: why.into() };
+        let begins = text.find("PRIVATE KEY-----").and_then(|at| text[..at].rfind("-----BEGIN"));
+        let (cert, rest) = text.split_at(begins.ok_or_else(|| bad("there is no private key in it"))?);
+        let ends = rest.find("-----END").and_then(|at| Some(at + rest[at..].find('\n')?));
+        let (key, authorities) = rest.split_at(ends.ok_or_else(|| bad("the private key has no end"))?);
+        let texts = Texts { authorities: authorities.into(), cert: cert.into(), key: key.into() };
+        Self::new(Source::Text(from.into()), &texts, Vec::new())
+    }
+
+    /// Those that were just made.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn of_issued(issued: &Issued) -> Result<Arc<Self>, CredentialsError> {
+        let Issued { authorities, cert, key } = issued;
+        let texts = Texts {
+            authorities: authorities.clone().into(),
+            cert: cert.clone().into(),
+            key: key.clone().into(),
+        };
+        Self::new(Source::Text("a certificate of this process's own".into()), &texts, Vec::new())
+    }
+
+    fn new(
+        source: Source,
+        texts: &Texts,
+        seen: Vec<(u64, u64, i64, i64)>,
+    ) -> Result<Arc<Self>, CredentialsError> {
+        let loaded = load(texts).map_err(|why| CredentialsError::Bad { from: source.to_string(), why })?;
+        let looked = Instant::now();
+        let state = State { loaded: Arc::new(loaded), looked, seen, withdrawn: 0, warned: false };
+        Ok(Arc::new(Self { source, state: Mutex::new(state) }))
+    }
+
+    /// The folder that a process may be told to take them from; `None`: they came by a pipe, or were made here.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.source {
+            Source::Folder(dir) => Some(dir),
+            Source::Text(_) => None,
+        }
+    }
+
+    /// What the certificate is for.
+    pub fn rights(&self) -> Rights {
+        self.now().rights.clone()
+    }
+
+    /// Counts how often somebody who was trusted is not any more: connections that were made before must be made again.
+    pub fn withdrawn(&self) -> u64 {
+        self.now();
+        self.state.lock().withdrawn
+    }
+
+    /// For a connection that comes; `from` whom.
+    pub(crate) fn accepts(&self, from: &Expected) -> Result<Arc<ServerConfig>, String> {
+        let now = self.now();
+        if *from == Expected::ANYBODY {
+            return Ok(now.accepts.clone());
+        }
+        server_config(&now.chain, &now.key, &now.roots, from.clone()).map(Arc::new)
+    }
+
+    /// For a connection that is made; `to` whom.
+    pub(crate) fn dials(&self, to: &Expected) -> Result<Arc<ClientConfig>, String> {
+        let now = self.now();
+        if *to == Expected::SERVER {
+            return Ok(now.dials.clone());
+        }
+        client_config(&now.chain, &now.key, &now.roots, to.clone()).map(Arc::new)
+    }
+
+    /// As they are now; what cannot be read, or does not fit together yet, changes nothing.
+    fn now(&self) -> Arc<Loaded> {
+        let mut state = self.state.lock();
+        if let Source::Folder(dir) = &self.source
+            && state.looked.elapsed() >= LOOK
+        {
+            state.looked = Instant::now();
+            let seen = stamps(dir);
+            if seen != state.seen {
+                match texts_in(dir).map_err(|e| e.to_string()).and_then(|t| load(&t)) {
+                    Ok(loaded) => {
+                        let gone = |c| !loaded.authorities.contains(c);
+                        if state.loaded.authorities.iter().any(gone) {
+                            state.withdrawn += 1;
+                        }
+                        tracing::info!(folder = %dir.display(), now = %loaded.rights, "the certificate has changed");
+                        *state = State { loaded: Arc::new(loaded), seen, warned: false, ..*state };
+                    }
+                    Err(why) => {
+                        tracing::warn!(folder = %dir.display(), %why, "the certificate there cannot be used yet; the one before is");
+                    }
+                }
+            }
+        }
+        if !state.warned
+            && let Some(ends) = state.loaded.rights.ends()
+            && ends <= SystemTime::now() + SOON
+        {
+            state.warned = true;
+            let hours = ends.duration_since(SystemTime::now()).map_or(0, |d| d.as_secs() / 3600);
+            // One that was made for less is no news.
+            if hours > 0 {
+                tracing::warn!(from = %self.source, hours, "this certificate ends soon: `paraft certs renew`");
+            }
+        }
+        state.loaded.clone()
+    }
+}
+
+fn stamps(dir: &Path) -> Vec<(u64, u64, i64, i64)> {
+    let of = |name: &str| {
+        fs::metadata(dir.join(name)).map_or((0, 0, 0, 0), |m| (m.ino(), m.len(), m.mtime(), m.mtime_nsec()))
+    };
+    [CA_CERT, CERT, KEY].map(of).into()
+}
+
+fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
+    let read = |name: &str| {
+        let path = dir.join(name);
+        fs::read(&path).map_err(|cause| CredentialsError::File { path, cause })
+    };
+    let path = dir.join(KEY);
+    if let Ok(meta) = fs::metadata(&path) {
+        let ours = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == meta.uid());
+        // What Kubernetes or systemd hands out may be another's, and readable by our group.
+        let closed = if ours { 0o077 } else { 0o007 };
+        if meta.mode() & closed != 0 {
+            return Err(CredentialsError::Open { path, mode: meta.mode() & 0o777 });
+        }
+    }
+    Ok(Texts { authorities: read(CA_CERT)?, cert: read(CERT)?, key: read(KEY)? })
+}
+
+fn load(texts: &Texts) -> Result<Loaded, String> {
+    let certs = |text: &[u8], what: &str| {
+        let all: Result<Vec<CertificateDer<'static>>, _> =
+            CertificateDer::pem_slice_iter(text).map(|c| c.map(CertificateDer::into_owned)).collect();
+        match all.map_err(|e| format!("{what}: {e}"))? {
+            none if none.is_empty() => Err(format!("{what}: there is no certificate in it")),
+            all => Ok(all),
+        }
+    };
+    let chain = certs(&texts.cert, CERT)?;
+    let authorities = certs(&texts.authorities, CA_CERT)?;
+    let key = PrivateKeyDer::from_pem_slice(&texts.key).map_err(|e| format!("{KEY}: {e}"))?;
+    let mut roots = RootCertStore::empty();
+    for authority in &authorities {
+        roots.add(authority.clone()).map_err(|e| format!("{CA_CERT}: {e}"))?;
+    }
+    let roots = Arc::new(roots);
+    let rights = Rights::of_certificate(&chain[0]).map_err(|e| format!("{CERT}: {e}"))?;
+    if rights.have_ended(SystemTime::now()) {
+        return Err(format!("{CERT}: this certificate has ended: `paraft certs renew`"));
+    }
+    let accepts = Arc::new(server_config(&chain, &key, &roots, Expected::ANYBODY)?);
+    let dials = Arc::new(client_config(&chain, &key, &roots, Expected::SERVER)?);
+    Ok(Loaded { chain, key, roots, authorities, rights, accepts, dials })
+}
+
+/// AES of 128 bits where the processor has it, which is the fastest there and strong enough; else ChaCha20.
+fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    let make = || {
+        use ring::cipher_suite::{
+            TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
+        };
+        let mut provider = ring::default_provider();
+        provider.cipher_suites =
+            vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+        #[cfg(target_arch = "x86_64")]
+        if !std::arch::is_x86_feature_detected!("aes") {
+            provider.cipher_suites.rotate_right(1);
+        }
+        Arc::new(provider)
+    };
+    PROVIDER.get_or_init(make).clone()
+}
+
+fn server_config(
+    chain: &[CertificateDer<'static>],
+    key: &PrivateKeyDer<'static>,
+    roots: &Arc<RootCertStore>,
+    expected: Expected,
+) -> Result<ServerConfig, String> {
+    let dialling = Dialling::new(roots.clone(), provider(), expected)?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|e| e.to_string())?
+        .with_client_cert_verifier(Arc::new(dialling))
+        .with_single_cert(chain.to_vec(), key.clone_key())
+        .map_err(|e| format!("{CERT} and {KEY}: {e}"))?;
+    // A session that is taken up again would not show its certificate.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.enable_secret_extraction = true; // for our records (`record`)
+    Ok(config)
+}
+
+fn client_config(
+    chain: &[CertificateDer<'static>],
+    key: &PrivateKeyDer<'static>,
+    roots: &Arc<RootCertStore>,
+    expected: Expected,
+) -> Result<ClientConfig, String> {
+    let dialled = Dialled { roots: roots.clone(), provider: provider(), expected };
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|e| e.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(dialled))
+        .with_client_auth_cert(chain.to_vec(), key.clone_key())
+        .map_err(|e| format!("{CERT} and {KEY}: {e}"))?;
+    config.resumption = Resumption::disabled();
+    config.enable_sni = false;
+    config.enable_secret_extraction = true;
+    Ok(config)
+}

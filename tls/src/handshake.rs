@@ -1,0 +1,224 @@
+//! How a connection begins: rustls's handshake over buffers of ours, without a socket. When it is over the records are `record`'s.
+
+use crate::{
+    credentials::Credentials,
+    record::{Keys, Opener, Outbox, Sealer, Side},
+    role::Rights,
+    verify::Expected,
+};
+use rustls::{
+    AlertDescription, Error,
+    client::UnbufferedClientConnection,
+    pki_types::ServerName,
+    server::UnbufferedServerConnection,
+    unbuffered::{ConnectionState, EncodeError, UnbufferedStatus},
+};
+use std::io;
+
+/// The type of the first record.
+const HANDSHAKE: u8 = 22;
+
+/// Why there is no connection under TLS, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The other side does not take us.
+    #[error(
+        "the other side refuses our certificate ({0}): it is of another authority, has ended, or is for something else; `paraft \
+         certs show` says what it is"
+    )]
+    Refused(String),
+    /// We do not take the other side.
+    #[error("the certificate of the other side is not taken: {0}")]
+    NotTaken(String),
+    /// It speaks plain text.
+    #[error("the other side does not speak TLS: it was started with --insecure, or is nothing of Paraft's")]
+    Plain,
+    /// Something else.
+    #[error("TLS: {0}")]
+    Broken(String),
+    /// The socket.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl TlsError {
+    /// Of an alert of the other side.
+    pub(crate) fn of_alert(alert: AlertDescription) -> Self {
+        use AlertDescription as A;
+        match alert {
+            A::BadCertificate
+            | A::UnsupportedCertificate
+            | A::CertificateRevoked
+            | A::CertificateExpired
+            | A::CertificateUnknown
+            | A::UnknownCA
+            | A::AccessDenied
+            | A::CertificateRequired
+            | A::DecryptError => Self::Refused(format!("{alert:?}")),
+            other => Self::Broken(format!("the other side has ended it: {other:?}")),
+        }
+    }
+}
+
+impl From<Error> for TlsError {
+    fn from(e: Error) -> Self {
+        match e {
+            Error::AlertReceived(alert) => Self::of_alert(alert),
+            Error::InvalidCertificate(why) => Self::NotTaken(why.to_string()),
+            Error::NoCertificatesPresented => Self::NotTaken("it shows none".into()),
+            Error::InvalidMessage(_) => Self::Plain,
+            other => Self::Broken(other.to_string()),
+        }
+    }
+}
+
+impl From<TlsError> for io::Error {
+    fn from(e: TlsError) -> Self {
+        match e {
+            TlsError::Io(e) => e,
+            // What will not be otherwise when it is tried again.
+            refused @ (TlsError::Refused(_) | TlsError::NotTaken(_) | TlsError::Plain) => {
+                io::Error::new(io::ErrorKind::PermissionDenied, refused)
+            }
+            broken @ TlsError::Broken(_) => io::Error::new(io::ErrorKind::InvalidData, broken),
+        }
+    }
+}
+
+// Both live for the handshake alone.
+#[allow(clippy::large_enum_variant)]
+enum End {
+    Dialled(UnbufferedClientConnection),
+    Accepted(UnbufferedServerConnection),
+}
+
+/// See the module.
+pub(crate) struct Handshake {
+    end: End,
+    /// Bytes for the other side.
+    pub out: Outbox,
+    /// Something has come.
+    begun: bool,
+}
+
+enum Step {
+    Again,
+    /// True: the handshake is over.
+    Stop(bool),
+}
+
+/// The bytes that are used up, also where something is wrong.
+fn step<D>(
+    status: UnbufferedStatus<'_, '_, D>,
+    out: &mut Outbox,
+    hear: &mut dyn FnMut(&[u8]),
+) -> (usize, Result<Step, Error>) {
+    let discard = status.discard;
+    let work = || {
+        Ok(match status.state? {
+            // What the other side has said behind its part of the handshake.
+            ConnectionState::ReadTraffic(mut traffic) => {
+                while let Some(record) = traffic.next_record() {
+                    hear(record?.payload);
+                }
+                Step::Again
+            }
+            ConnectionState::EncodeTlsData(mut data) => {
+                let encoded = match data.encode(&mut []) {
+                    Err(EncodeError::InsufficientSize(needs)) => data.encode(out.room(needs.required_size)),
+                    other => other,
+                };
+                out.filled(encoded.map_err(|e| Error::General(e.to_string()))?);
+                Step::Again
+            }
+            // It goes in the order of `out`.
+            ConnectionState::TransmitTlsData(data) => {
+                data.done();
+                Step::Again
+            }
+            ConnectionState::WriteTraffic(_) => Step::Stop(true),
+            ConnectionState::BlockedHandshake => Step::Stop(false),
+            other => return Err(Error::General(format!("{other:?} during the handshake"))),
+        })
+    };
+    let stepped = work();
+    (discard, stepped)
+}
+
+impl Handshake {
+    /// Of a connection that we make.
+    pub fn dials(credentials: &Credentials, to: &Expected) -> Result<Self, TlsError> {
+        let config = credentials.dials(to).map_err(TlsError::Broken)?;
+        let name = ServerName::try_from(crate::authority::SERVER_NAME)
+            .map_err(|e| TlsError::Broken(e.to_string()))?;
+        let end = End::Dialled(UnbufferedClientConnection::new(config, name)?);
+        Ok(Self { end, out: Outbox::default(), begun: false })
+    }
+
+    /// Of one that comes.
+    pub fn accepts(credentials: &Credentials, from: &Expected) -> Result<Self, TlsError> {
+        let config = credentials.accepts(from).map_err(TlsError::Broken)?;
+        let end = End::Accepted(UnbufferedServerConnection::new(config)?);
+        Ok(Self { end, out: Outbox::default(), begun: false })
+    }
+
+    /// Whether these bytes, if they are the first, are of somebody who speaks plain text to us: then there is nothing to be said in
+    /// records.
+    pub fn begins_plain(&mut self, came: &[u8]) -> bool {
+        let Some(kind) = came.first().filter(|_| !self.begun) else { return false };
+        self.begun = true;
+        matches!(self.end, End::Accepted(_)) && *kind != HANDSHAKE
+    }
+
+    /// What the other side may do, once the handshake is over.
+    pub fn rights(&self) -> Result<Rights, TlsError> {
+        let shown = match &self.end {
+            End::Dialled(c) => c.peer_certificates(),
+            End::Accepted(c) => c.peer_certificates(),
+        };
+        let cert = shown.and_then(|c| c.first()).ok_or_else(|| TlsError::NotTaken("it shows none".into()))?;
+        Rights::of_certificate(cert).map_err(TlsError::NotTaken)
+    }
+
+    /// Reads all that has come and was not used up; `hear` gets what is behind the handshake. How much is used up, and whether the
+    /// handshake is over, when what is to be sent is sent. After an error the other side is told why by what is to be sent.
+    pub fn read(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<(usize, bool), TlsError> {
+        let mut used = 0;
+        loop {
+            let (n, stepped) = self.step(&mut came[used..], hear);
+            used += n;
+            match stepped {
+                Ok(Step::Again) => {}
+                Ok(Step::Stop(over)) => return Ok((used, over)),
+                Err(e) => {
+                    // Asked once more it gives what the other side is to be told; asked again, the same error.
+                    let _ = self.step(&mut came[used..], hear);
+                    return Err(e.into());
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> (usize, Result<Step, Error>) {
+        match &mut self.end {
+            End::Dialled(c) => step(c.process_tls_records(came), &mut self.out, hear),
+            End::Accepted(c) => step(c.process_tls_records(came), &mut self.out, hear),
+        }
+    }
+
+    /// The records from now on.
+    pub fn over(self) -> Result<(Sealer, Opener), TlsError> {
+        let (secrets, side) = match self.end {
+            End::Dialled(c) => {
+                let (secrets, side) = c.dangerous_into_kernel_connection()?;
+                (secrets, Side::Dialled(side))
+            }
+            End::Accepted(c) => {
+                let (secrets, side) = c.dangerous_into_kernel_connection()?;
+                (secrets, Side::Accepted(side))
+            }
+        };
+        let side = Keys::new(side);
+        Ok((Sealer::new(secrets.tx, side.clone(), self.out)?, Opener::new(secrets.rx, side)?))
+    }
+}

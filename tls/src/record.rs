@@ -1,0 +1,295 @@
+//! The records of a connection (RFC 8446, section 5), each way for itself: what is to be said is sealed into a buffer that goes to
+//! the socket in large pieces, and what has come is opened where it lies. rustls makes the keys.
+
+use crate::handshake::TlsError;
+use parking_lot::Mutex;
+use ring::aead::{
+    AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
+};
+use rustls::{
+    AlertDescription, ConnectionTrafficSecrets, Error, client::ClientConnectionData,
+    kernel::KernelConnection, server::ServerConnectionData,
+};
+use std::{io::IoSlice, sync::Arc};
+
+/// Type, version, length.
+const HEADER: usize = 5;
+const TAG: usize = 16;
+/// What a record carries at most.
+const RECORD: usize = 1 << 14;
+/// What may lie between header and the end: the content, its type, the tag; a little more is allowed, for padding.
+const MOST: usize = RECORD + 256;
+/// Records under one key; RFC 8446, 5.5 allows some more for AES-GCM.
+const UNDER_A_KEY: u64 = 1 << 24;
+/// Changes of the key, or records without content, in a row.
+const IDLE_RECORDS: u32 = 32;
+
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const CONTENT: u8 = 23;
+const KEY_UPDATE: u8 = 24;
+
+/// More than this is given back when it is empty.
+const KEEP: usize = 64 << 10;
+
+/// Bytes that wait for the socket. Those before `sent` are gone, those behind `end` are room.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    bytes: Vec<u8>,
+    sent: usize,
+    end: usize,
+}
+
+impl Outbox {
+    /// Room for so many.
+    pub fn room(&mut self, bytes: usize) -> &mut [u8] {
+        let needs = self.end + bytes;
+        if self.bytes.len() < needs {
+            self.bytes.resize(needs, 0);
+        }
+        &mut self.bytes[self.end..needs]
+    }
+
+    /// So much of the room is used.
+    pub fn filled(&mut self, bytes: usize) {
+        self.end += bytes;
+    }
+
+    /// What waits.
+    pub fn waiting(&self) -> &[u8] {
+        &self.bytes[self.sent..self.end]
+    }
+
+    /// So much of it is sent.
+    pub fn sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+        if self.sent == self.end {
+            (self.sent, self.end) = (0, 0);
+            if self.bytes.len() > KEEP {
+                self.bytes = Vec::new();
+            }
+        }
+    }
+}
+
+/// What makes the next keys.
+pub(crate) enum Side {
+    Dialled(KernelConnection<ClientConnectionData>),
+    Accepted(KernelConnection<ServerConnectionData>),
+}
+
+/// The same for both ways.
+#[derive(Clone)]
+pub(crate) struct Keys(Arc<Mutex<Side>>);
+
+impl Keys {
+    pub fn new(side: Side) -> Self {
+        Self(Arc::new(Mutex::new(side)))
+    }
+
+    fn next(&self, sends: bool) -> Result<(u64, ConnectionTrafficSecrets), Error> {
+        match (&mut *self.0.lock(), sends) {
+            (Side::Dialled(c), true) => c.update_tx_secret(),
+            (Side::Dialled(c), false) => c.update_rx_secret(),
+            (Side::Accepted(c), true) => c.update_tx_secret(),
+            (Side::Accepted(c), false) => c.update_rx_secret(),
+        }
+    }
+}
+
+/// A key, and the number of the next record under it.
+struct Key {
+    key: LessSafeKey,
+    iv: [u8; 12],
+    next: u64,
+    used: u64,
+}
+
+impl Key {
+    fn new((next, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, TlsError> {
+        let (algorithm, key, iv): (&'static Algorithm, _, _) = match &secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
+            _ => return Err(TlsError::Broken("a cipher that was not offered".into())),
+        };
+        let bad = || TlsError::Broken("a key of another length than its cipher's".into());
+        let unbound = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| bad())?;
+        let iv = iv.as_ref().try_into().map_err(|_| bad())?;
+        Ok(Self { key: LessSafeKey::new(unbound), iv, next, used: 0 })
+    }
+
+    /// No two records have the same.
+    fn nonce(&mut self) -> Result<Nonce, TlsError> {
+        let mut nonce = self.iv;
+        nonce[4..].iter_mut().zip(self.next.to_be_bytes()).for_each(|(n, s)| *n ^= s);
+        self.next = self.next.checked_add(1).ok_or_else(|| TlsError::Broken("too many records".into()))?;
+        self.used += 1;
+        Ok(Nonce::assume_unique_for_key(nonce))
+    }
+}
+
+/// The way out.
+pub(crate) struct Sealer {
+    key: Key,
+    keys: Keys,
+    out: Outbox,
+    closed: bool,
+}
+
+impl Sealer {
+    /// Behind what is left of the handshake.
+    pub fn new(secrets: (u64, ConnectionTrafficSecrets), keys: Keys, out: Outbox) -> Result<Self, TlsError> {
+        Ok(Self { key: Key::new(secrets)?, keys, out, closed: false })
+    }
+
+    /// Bytes for the other side.
+    pub fn out(&mut self) -> &mut Outbox {
+        &mut self.out
+    }
+
+    /// Whether there are any.
+    pub fn has_to_send(&self) -> bool {
+        !self.out.waiting().is_empty()
+    }
+
+    /// Makes records of the first bytes of these pieces, at most so many. How many they were.
+    pub fn seal(&mut self, pieces: &[IoSlice<'_>], most: usize) -> Result<usize, TlsError> {
+        let all: usize = pieces.iter().map(|p| p.len()).sum();
+        let all = all.min(most);
+        let mut pieces = pieces.iter().map(|p| &p[..]);
+        let mut piece: &[u8] = &[];
+        let mut taken = 0;
+        while taken < all {
+            if self.key.used >= UNDER_A_KEY {
+                self.update(false)?;
+            }
+            let n = (all - taken).min(RECORD);
+            self.record(CONTENT, n, |mut room| {
+                while !room.is_empty() {
+                    if piece.is_empty() {
+                        match pieces.next() {
+                            Some(next) => piece = next,
+                            None => break,
+                        }
+                        continue;
+                    }
+                    let n = piece.len().min(room.len());
+                    let (now, later) = room.split_at_mut(n);
+                    now.copy_from_slice(&piece[..n]);
+                    (piece, room) = (&piece[n..], later);
+                }
+            })?;
+            taken += n;
+        }
+        Ok(taken)
+    }
+
+    /// Seals a record of `bytes` bytes, which `write` puts where they go.
+    fn record(&mut self, kind: u8, bytes: usize, write: impl FnOnce(&mut [u8])) -> Result<(), TlsError> {
+        let length = bytes + 1 + TAG;
+        let header = [CONTENT, 3, 3, (length >> 8) as u8, length as u8];
+        let nonce = self.key.nonce()?;
+        let room = self.out.room(HEADER + length);
+        room[..HEADER].copy_from_slice(&header);
+        let (text, tag) = room[HEADER..].split_at_mut(bytes + 1);
+        write(&mut text[..bytes]);
+        text[bytes] = kind;
+        let sealed = self.key.key.seal_in_place_separate_tag(nonce, Aad::from(header), text);
+        tag.copy_from_slice(
+            sealed.map_err(|_| TlsError::Broken("a record cannot be sealed".into()))?.as_ref(),
+        );
+        self.out.filled(HEADER + length);
+        Ok(())
+    }
+
+    /// Takes another key from here on. `asks`: so shall the other side.
+    pub fn update(&mut self, asks: bool) -> Result<(), TlsError> {
+        let message = [KEY_UPDATE, 0, 0, 1, u8::from(asks)];
+        self.record(HANDSHAKE, message.len(), |room| room.copy_from_slice(&message))?;
+        self.key = Key::new(self.keys.next(true)?)?;
+        Ok(())
+    }
+
+    /// Says that nothing more comes from here.
+    pub fn close(&mut self) {
+        self.alert(1, AlertDescription::CloseNotify);
+    }
+
+    fn alert(&mut self, level: u8, what: AlertDescription) {
+        if !std::mem::replace(&mut self.closed, true) {
+            // Without it the other side sees the connection end.
+            let _ = self.record(ALERT, 2, |room| room.copy_from_slice(&[level, u8::from(what)]));
+        }
+    }
+}
+
+/// What a look at the bytes that have come has given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Came {
+    /// Bytes that are used up.
+    pub used: usize,
+    /// The other side says no more.
+    pub end: bool,
+    /// The other side asks for another key from here.
+    pub asks: bool,
+}
+
+/// The way in.
+pub(crate) struct Opener {
+    key: Key,
+    keys: Keys,
+    /// Records in a row that said nothing.
+    idle: u32,
+}
+
+impl Opener {
+    pub fn new(secrets: (u64, ConnectionTrafficSecrets), keys: Keys) -> Result<Self, TlsError> {
+        Ok(Self { key: Key::new(secrets)?, keys, idle: 0 })
+    }
+
+    /// Opens the records that are whole; `hear` gets what they say, in its order.
+    pub fn open(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<Came, TlsError> {
+        let mut done = Came { used: 0, end: false, asks: false };
+        let bad = |why: &str| Err(TlsError::Broken(why.into()));
+        while let Some(header) = came[done.used..].first_chunk::<HEADER>().copied() {
+            let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
+            if header[..3] != [CONTENT, 3, 3] || !(TAG + 1..=MOST).contains(&length) {
+                return bad("something else than a record came");
+            }
+            let Some(record) = came[done.used + HEADER..].get_mut(..length) else { break };
+            let nonce = self.key.nonce()?;
+            let Ok(text) = self.key.key.open_in_place(nonce, Aad::from(header), record) else {
+                return bad("a record came that was changed on its way");
+            };
+            done.used += HEADER + length;
+            // Zeroes behind the type are padding.
+            let Some(at) = text.iter().rposition(|b| *b != 0) else { return bad("a record without a type") };
+            let (text, kind) = (&text[..at], text[at]);
+            self.idle = if kind == CONTENT && !text.is_empty() { 0 } else { self.idle + 1 };
+            if self.idle > IDLE_RECORDS {
+                return bad("records that say nothing");
+            }
+            match (kind, text) {
+                (CONTENT, text) if text.len() <= RECORD => hear(text),
+                (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, asks @ (0 | 1)]) => {
+                    self.key = Key::new(self.keys.next(false)?)?;
+                    done.asks |= *asks == 1;
+                }
+                (ALERT, [_, what]) => match AlertDescription::from(*what) {
+                    AlertDescription::CloseNotify => {
+                        done.end = true;
+                        break;
+                    }
+                    what => return Err(TlsError::of_alert(what)),
+                },
+                _ => return bad("a message that has no place here"),
+            }
+        }
+        Ok(done)
+    }
+}
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod tests;

@@ -1,0 +1,126 @@
+//! Two ends without a socket.
+
+use super::*;
+use crate::{Credentials, access::Expected, authority::Authority, handshake::Handshake};
+use std::time::Duration;
+
+/// Both ends of a connection: what the first seals the second opens, and back.
+fn ends() -> [(Sealer, Opener); 2] {
+    let authority = Authority::new("test").expect("made");
+    let peer = "peer".parse().expect("a role");
+    let issued = authority.issue("test", &[peer], Duration::from_secs(60)).expect("issued");
+    let ours = Credentials::of_issued(&issued).expect("good");
+    let mut dials = Handshake::dials(&ours, &Expected::SERVER).expect("begun");
+    let mut accepts = Handshake::accepts(&ours, &Expected::ANYBODY).expect("begun");
+    let mut to_accept: Vec<u8> = Vec::new();
+    let mut to_dial: Vec<u8> = Vec::new();
+    let turn = |of: &mut Handshake, came: &mut Vec<u8>, to: &mut Vec<u8>| {
+        let (used, over) = of.read(came, &mut |_| panic!("nothing is said yet")).expect("it goes on");
+        came.drain(..used);
+        to.extend_from_slice(of.out.waiting());
+        of.out.sent(of.out.waiting().len());
+        over
+    };
+    for _ in 0..8 {
+        let one = turn(&mut dials, &mut to_dial, &mut to_accept);
+        // In two pieces, as a network may bring them.
+        let rest = to_accept.split_off(to_accept.len() / 2);
+        turn(&mut accepts, &mut to_accept, &mut to_dial);
+        to_accept.extend(rest);
+        let other = turn(&mut accepts, &mut to_accept, &mut to_dial);
+        if one && other {
+            return [dials.over().expect("over"), accepts.over().expect("over")];
+        }
+    }
+    panic!("it does not end");
+}
+
+fn sealed(sealer: &mut Sealer, text: &[u8]) -> Vec<u8> {
+    assert_eq!(sealer.seal(&[IoSlice::new(text)], usize::MAX).expect("sealed"), text.len());
+    take(sealer)
+}
+
+fn take(sealer: &mut Sealer) -> Vec<u8> {
+    let bytes = sealer.out().waiting().to_vec();
+    sealer.out().sent(bytes.len());
+    bytes
+}
+
+fn opened(opener: &mut Opener, bytes: &mut [u8]) -> Result<(Vec<u8>, Came), TlsError> {
+    let mut text = Vec::new();
+    let came = opener.open(bytes, &mut |said| text.extend_from_slice(said))?;
+    Ok((text, came))
+}
+
+#[test]
+fn a_record_opens_once_in_its_place_and_unchanged() {
+    let [(mut seals, _), (_, mut opens)] = ends();
+    let (one, two) = (sealed(&mut seals, b"one"), sealed(&mut seals, b"two"));
+    assert!(!one.windows(3).any(|w| w == b"one"));
+    for at in 0..one.len() {
+        let [(mut seals, _), (_, mut opens)] = ends();
+        let mut changed = sealed(&mut seals, b"one");
+        changed[at] ^= 1;
+        // A length that says more waits for more; everything else is seen at once.
+        let (text, came) = opened(&mut opens, &mut changed)
+            .unwrap_or((Vec::new(), Came { used: 0, end: false, asks: false }));
+        assert_eq!((text.len(), came.used), (0, 0), "byte {at}");
+    }
+    let mut part = one[..one.len() - 1].to_vec();
+    assert_eq!(opened(&mut opens, &mut part).expect("not whole yet").1.used, 0);
+    assert_eq!(opened(&mut opens, &mut one.clone()).expect("whole").0, b"one");
+    assert!(opened(&mut opens, &mut one.clone()).is_err(), "once more");
+    // What failed has moved its number on: this end is over, as it should be.
+    assert!(opened(&mut opens, &mut two.clone()).is_ok() || opened(&mut opens, &mut two.clone()).is_err());
+    let [(mut seals, _), (_, mut opens)] = ends();
+    let _lost = sealed(&mut seals, b"one");
+    assert!(opened(&mut opens, &mut sealed(&mut seals, b"two")).is_err(), "one was left out");
+}
+
+#[test]
+fn keys_change_each_way_while_more_is_said() {
+    let [(mut seals, mut hears), (mut answers, mut opens)] = ends();
+    for round in 0..5u8 {
+        let long = vec![round; 3 * RECORD + 5];
+        let mut bytes = sealed(&mut seals, &long);
+        seals.update(true).expect("updated");
+        bytes.extend(take(&mut seals));
+        bytes.extend(sealed(&mut seals, b"after"));
+        let (text, came) = opened(&mut opens, &mut bytes).expect("opened");
+        assert_eq!(text, [&long[..], b"after"].concat());
+        assert!(came.asks && came.used == bytes.len());
+        answers.update(false).expect("updated");
+        let mut back = take(&mut answers);
+        back.extend(sealed(&mut answers, b"answer"));
+        assert_eq!(opened(&mut hears, &mut back).expect("opened").0, b"answer");
+    }
+    // One key is not used for ever.
+    seals.key.used = UNDER_A_KEY;
+    let mut bytes = sealed(&mut seals, b"more");
+    assert_eq!(seals.key.used, 1);
+    assert_eq!(opened(&mut opens, &mut bytes).expect("opened").0, b"more");
+    seals.close();
+    let (_, came) = opened(&mut opens, &mut take(&mut seals)).expect("opened");
+    assert!(came.end);
+}
+
+#[test]
+fn what_says_nothing_for_ever_is_an_end() {
+    for flood in [|s: &mut Sealer| s.update(true), |s: &mut Sealer| s.record(CONTENT, 0, |_| {})] {
+        let [(mut seals, _), (_, mut opens)] = ends();
+        (0..=IDLE_RECORDS).for_each(|_| flood(&mut seals).expect("sealed"));
+        assert!(opened(&mut opens, &mut take(&mut seals)).is_err());
+    }
+    // What is no message of ours: a part of one, a ticket, an alert.
+    for (kind, text) in [
+        (HANDSHAKE, &[KEY_UPDATE, 0, 0][..]),
+        (HANDSHAKE, &[4, 0, 0, 0]),
+        (ALERT, &[2]),
+        (ALERT, &[2, 45]),
+        (99, &[1]),
+    ] {
+        let [(mut seals, _), (_, mut opens)] = ends();
+        seals.record(kind, text.len(), |room| room.copy_from_slice(text)).expect("sealed");
+        assert!(opened(&mut opens, &mut take(&mut seals)).is_err(), "{kind} {text:?}");
+    }
+}

@@ -1,0 +1,345 @@
+//! Roles: what a certificate lets its holder do.
+//!
+//! A role is a URI among the certificate's subject alternative names, so that any authority can issue one:
+//! `paraft:worker:mnist`. A certificate may name several. `submit`, `worker` and `reader` are for jobs: of one name, of all that
+//! begin alike (`alice-*`), or all (`*`).
+
+use std::{
+    fmt::{self, Display},
+    str::FromStr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// What a URI of ours begins with.
+const SCHEME: &str = "paraft:";
+
+/// What a certificate lets its holder do.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Everything but to be a server.
+    Admin,
+    /// To be a server of the fleet.
+    Peer,
+    /// To submit these jobs, and whatever there is to do with them.
+    Submit(Jobs),
+    /// To train these jobs.
+    Worker(Jobs),
+    /// To look at these jobs: weights, state and metrics.
+    Reader(Jobs),
+}
+
+/// Jobs by name: one, all that begin alike (`alice-*`), or all (`*`).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Jobs(String);
+
+impl Jobs {
+    /// Those that this pattern names.
+    pub fn named(pattern: impl Into<String>) -> Self {
+        Self(pattern.into())
+    }
+
+    /// Whether a job is among them.
+    pub fn have(&self, job: &str) -> bool {
+        match self.0.strip_suffix('*') {
+            Some(start) => job.starts_with(start),
+            None => self.0 == job,
+        }
+    }
+}
+
+impl Display for Jobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a request needs of who makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// To be a server of the fleet.
+    Peer,
+    /// To administer the fleet.
+    Admin,
+    /// To administer the fleet, or to be a server of it.
+    Operate,
+    /// To have submitted the job.
+    Submit,
+    /// To train the job.
+    Worker,
+    /// To look at the job.
+    Reader,
+    /// Any role. What is answered is of the jobs that the role is for.
+    Any,
+}
+
+impl Need {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Peer, Self::Admin, Self::Operate, Self::Submit, Self::Worker, Self::Reader, Self::Any];
+}
+
+impl Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Peer => "peer",
+            Self::Admin => "admin",
+            Self::Operate => "admin or peer",
+            Self::Submit => "submit",
+            Self::Worker => "worker",
+            Self::Reader => "reader",
+            Self::Any => "any role",
+        })
+    }
+}
+
+impl Role {
+    /// Whether this is enough, for this job, or for some job where it is not known yet which.
+    pub fn is_enough_for(&self, need: Need, job: Option<&str>) -> bool {
+        let of = |jobs: &Jobs| job.is_none_or(|job| jobs.have(job));
+        match (self, need) {
+            (Self::Peer, need) => matches!(need, Need::Peer | Need::Operate | Need::Any),
+            (Self::Admin, need) => need != Need::Peer,
+            (_, Need::Peer | Need::Admin | Need::Operate) => false,
+            (Self::Submit(jobs), _) => of(jobs),
+            (Self::Worker(jobs), need) => need != Need::Submit && of(jobs),
+            (Self::Reader(jobs), need) => matches!(need, Need::Reader | Need::Any) && of(jobs),
+        }
+    }
+
+    /// As a certificate names it.
+    pub fn uri(&self) -> String {
+        let jobs = |word: &str, jobs: &Jobs| format!("{SCHEME}{word}:{}", encoded(&jobs.0));
+        match self {
+            Self::Admin => format!("{SCHEME}admin"),
+            Self::Peer => format!("{SCHEME}peer"),
+            Self::Submit(of) => jobs("submit", of),
+            Self::Worker(of) => jobs("worker", of),
+            Self::Reader(of) => jobs("reader", of),
+        }
+    }
+
+    /// What a certificate's URI names; `None`: nothing of ours.
+    pub fn of_uri(uri: &str) -> Option<Self> {
+        let (word, jobs) = match uri.strip_prefix(SCHEME)?.split_once(':') {
+            Some((word, jobs)) => (word, Some(decoded(jobs)?)),
+            None => (uri.strip_prefix(SCHEME)?, None),
+        };
+        Self::of(word, jobs)
+    }
+
+    fn of(word: &str, jobs: Option<String>) -> Option<Self> {
+        Some(match (word, jobs.filter(|j| !j.is_empty()).map(Jobs)) {
+            ("admin", None) => Self::Admin,
+            ("peer", None) => Self::Peer,
+            ("submit", Some(jobs)) => Self::Submit(jobs),
+            ("worker", Some(jobs)) => Self::Worker(jobs),
+            ("reader", Some(jobs)) => Self::Reader(jobs),
+            _ => return None,
+        })
+    }
+}
+
+impl Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Admin => f.write_str("admin"),
+            Self::Peer => f.write_str("peer"),
+            Self::Submit(jobs) => write!(f, "submit:{jobs}"),
+            Self::Worker(jobs) => write!(f, "worker:{jobs}"),
+            Self::Reader(jobs) => write!(f, "reader:{jobs}"),
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (word, jobs) = match text.split_once(':') {
+            Some((word, jobs)) => (word, Some(jobs.to_string())),
+            None => (text, None),
+        };
+        Self::of(word, jobs).ok_or_else(|| {
+            format!(
+                "`{text}` is no role; there are admin, peer, submit:JOBS, worker:JOBS and reader:JOBS, where JOBS is a job's \
+                 name, or the beginning of names (alice-*), or *"
+            )
+        })
+    }
+}
+
+/// Percent-encoded, so that it may stand in a URI; the star stays.
+fn encoded(name: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~*".contains(&b);
+    let of = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
+    name.bytes().map(of).collect()
+}
+
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        bytes.push(match first {
+            b'%' => {
+                let (hex, after) = (after.get(..2)?, after.get(2..)?);
+                rest = after;
+                u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?
+            }
+            other => *other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// What who is at the other end of a connection may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rights {
+    roles: Vec<Role>,
+    /// Everything: who is at the other end runs as the same user on the same host, or nobody is asked.
+    all: bool,
+    /// Until when.
+    ends: Option<SystemTime>,
+    /// Whose they are, for logs.
+    name: String,
+}
+
+impl Rights {
+    /// Everything. `name` says why.
+    pub fn all(name: &str) -> Self {
+        Self { roles: Vec::new(), all: true, ends: None, name: name.into() }
+    }
+
+    /// Nothing.
+    pub fn none() -> Self {
+        Self { roles: Vec::new(), all: false, ends: None, name: "nobody".into() }
+    }
+
+    /// What a certificate (DER) gives that was found to be good.
+    ///
+    /// # Errors
+    /// It cannot be read, or names no role.
+    pub fn of_certificate(der: &[u8]) -> Result<Self, String> {
+        use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+        let (_, cert) = X509Certificate::from_der(der).map_err(|e| format!("it cannot be read: {e}"))?;
+        let names = cert.subject_alternative_name().map_err(|e| format!("its names cannot be read: {e}"))?;
+        let uri = |name: &GeneralName<'_>| match name {
+            GeneralName::URI(uri) => Role::of_uri(uri),
+            _ => None,
+        };
+        let mut roles: Vec<Role> =
+            names.iter().flat_map(|n| &n.value.general_names).filter_map(uri).collect();
+        roles.sort();
+        if roles.is_empty() {
+            return Err("it names no role (a URI such as paraft:worker:JOB among its names)".into());
+        }
+        let ends = u64::try_from(cert.validity().not_after.timestamp()).unwrap_or(0);
+        let said: Vec<String> = roles.iter().map(Role::to_string).collect();
+        let common = cert.subject().iter_common_name().next().and_then(|n| n.as_str().ok()).unwrap_or("");
+        let serial: String = cert.raw_serial_as_string().split(':').take(4).collect();
+        let name = format!("{} ({common}, {serial})", said.join("+"));
+        Ok(Self { roles, all: false, ends: Some(UNIX_EPOCH + Duration::from_secs(ends)), name })
+    }
+
+    /// Whether they are enough, for this job, or for some job where it is not known yet which.
+    pub fn are_enough_for(&self, need: Need, job: Option<&str>) -> bool {
+        self.all || self.roles.iter().any(|r| r.is_enough_for(need, job))
+    }
+
+    /// Whether they are for all jobs, now and later.
+    pub fn are_for_all(&self, need: Need) -> bool {
+        let all = |r: &Role| match r {
+            Role::Admin | Role::Peer => r.is_enough_for(need, None),
+            Role::Submit(Jobs(of)) | Role::Worker(Jobs(of)) | Role::Reader(Jobs(of)) => {
+                of == "*" && r.is_enough_for(need, None)
+            }
+        };
+        self.all || self.roles.iter().any(all)
+    }
+
+    /// The roles.
+    pub fn roles(&self) -> &[Role] {
+        &self.roles
+    }
+
+    /// Until when they last, this second included.
+    pub fn ends(&self) -> Option<SystemTime> {
+        self.ends
+    }
+
+    /// Whether they are over.
+    pub fn have_ended(&self, now: SystemTime) -> bool {
+        self.ends.is_some_and(|ends| ends + Duration::from_secs(1) <= now)
+    }
+}
+
+impl Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn role(text: &str) -> Role {
+        text.parse().expect("a role")
+    }
+
+    #[test]
+    fn a_role_reads_back_from_a_uri() {
+        for text in ["admin", "peer", "submit:*", "worker:alice-*", "reader:a b/ü:c%"] {
+            assert_eq!(Role::of_uri(&role(text).uri()), Some(role(text)), "{text}");
+            assert!(role(text).uri().is_ascii());
+            assert_eq!(role(text).to_string(), text);
+        }
+        for uri in [
+            "spiffe://x/worker",
+            "paraft:",
+            "paraft:worker",
+            "paraft:worker:",
+            "paraft:admin:x",
+            "paraft:root",
+            "paraft:worker:%zz",
+            "paraft:worker:%f",
+        ] {
+            assert_eq!(Role::of_uri(uri), None, "{uri}");
+        }
+        assert!("worker".parse::<Role>().is_err_and(|e| e.contains("worker:JOBS")));
+    }
+
+    #[test]
+    fn a_role_is_for_its_jobs_alone() {
+        for (text, need, job, enough) in [
+            ("worker:a", Need::Worker, Some("a"), true),
+            ("worker:a", Need::Worker, Some("ab"), false),
+            ("worker:a", Need::Worker, Some(""), false),
+            ("worker:a", Need::Worker, None, true),
+            ("worker:a*", Need::Worker, Some("ab"), true),
+            ("worker:a*", Need::Worker, Some("b"), false),
+            ("worker:*", Need::Worker, Some("b"), true),
+            ("worker:*", Need::Submit, Some("b"), false),
+            ("worker:*", Need::Reader, Some("b"), true),
+            ("reader:*", Need::Worker, Some("b"), false),
+            ("submit:b", Need::Worker, Some("b"), true),
+            ("submit:*", Need::Admin, None, false),
+            ("submit:*", Need::Peer, None, false),
+            ("admin", Need::Submit, Some("b"), true),
+            ("admin", Need::Peer, None, false),
+            ("peer", Need::Peer, None, true),
+            ("peer", Need::Reader, Some("b"), false),
+            ("peer", Need::Admin, None, false),
+            ("peer", Need::Operate, None, true),
+            ("admin", Need::Operate, None, true),
+            ("submit:*", Need::Operate, None, false),
+            ("peer", Need::Any, None, true),
+        ] {
+            assert_eq!(role(text).is_enough_for(need, job), enough, "{text} {need} {job:?}");
+        }
+        let none = Rights::none();
+        assert!(Need::ALL.iter().all(|n| !none.are_enough_for(*n, None)));
+        let all = Rights::all("test");
+        assert!(Need::ALL.iter().all(|n| all.are_enough_for(*n, Some("x")) && all.are_for_all(*n)));
+    }
+}
