@@ -9,6 +9,8 @@
 //! to another thread and back costs more. So is all work on a runtime with one thread: simulations and tests with a clock
 //! of their own stay what they were, step by step.
 
+mod turns;
+
 use std::{
     any::Any,
     io,
@@ -20,6 +22,7 @@ use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{Semaphore, oneshot},
 };
+use turns::Turns;
 
 /// Work on fewer bytes stays where it is: 20 to 40 us at the 6 to 14 GB/s of optimizers and sums. A way to another thread and back
 /// takes half as long, and is two more wake-ups on the road of a push.
@@ -53,17 +56,21 @@ fn elsewhere(bytes: u64) -> bool {
         && Handle::try_current().is_ok_and(|h| h.runtime_flavor() != RuntimeFlavor::CurrentThread)
 }
 
-/// Runs work that reads or writes so many bytes.
+/// Runs work of a job that reads or writes so many bytes, when it is the job's turn: jobs share the cores evenly ([`turns`]).
 ///
 /// # Errors
 /// It panicked on another thread.
 pub async fn run<T: Send + 'static>(
+    job: u32,
     bytes: u64,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Panicked> {
+    static TURNS: LazyLock<Turns> =
+        LazyLock::new(|| Turns::new(available_parallelism().map_or(1, |n| n.get())));
     if !elsewhere(bytes) {
         return Ok(work());
     }
+    let _turn = TURNS.of(job, bytes).await;
     let (tx, rx) = oneshot::channel();
     // Rayon ends the process where what it was given panics.
     rayon::spawn(move || _ = tx.send(catch_unwind(AssertUnwindSafe(work))));
@@ -103,7 +110,7 @@ mod tests {
         let id = || current().id();
         [
             current().id(),
-            run(SMALL_BYTES, id).await.expect("done"),
+            run(0, SMALL_BYTES, id).await.expect("done"),
             long(SMALL_BYTES, id).await.expect("done"),
         ]
     }
@@ -113,7 +120,7 @@ mod tests {
         let [here, short, long] = tokio::spawn(threads()).await.expect("a task");
         assert!(here != short && here != long);
         let stays = tokio::spawn(async {
-            (current().id(), run(SMALL_BYTES - 1, || current().id()).await.expect("done"))
+            (current().id(), run(0, SMALL_BYTES - 1, || current().id()).await.expect("done"))
         });
         let (here, there) = stays.await.expect("a task");
         assert_eq!(here, there);
@@ -128,11 +135,11 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_panic_is_an_error_and_the_next_work_is_done() {
         for _ in 0..20 {
-            let said: Result<(), _> = run(SMALL_BYTES, || panic!("on purpose")).await;
+            let said: Result<(), _> = run(0, SMALL_BYTES, || panic!("on purpose")).await;
             assert_eq!(said, Err(Panicked("on purpose".into())));
             let said: Result<(), _> = long(SMALL_BYTES, || panic!("number {}", 7)).await;
             assert_eq!(said, Err(Panicked("number 7".into())));
         }
-        assert_eq!((run(SMALL_BYTES, || 1).await, long(SMALL_BYTES, || 2).await), (Ok(1), Ok(2)));
+        assert_eq!((run(0, SMALL_BYTES, || 1).await, long(SMALL_BYTES, || 2).await), (Ok(1), Ok(2)));
     }
 }

@@ -209,7 +209,7 @@ impl<C: Logged> Machine<C> {
         let touched = changes.iter().map(|c| self.state.touched(c)).sum();
         let state = self.state.clone();
         let apply = move || state.apply_run(&changes.iter().collect::<Vec<_>>());
-        let applied = compute::run(touched, apply).await??;
+        let applied = compute::run(self.state.share(), touched, apply).await??;
         for ((log_id, responder), applied) in waiting.into_iter().zip(applied) {
             self.is_applied(log_id, responder, applied);
         }

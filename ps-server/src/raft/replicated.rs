@@ -42,6 +42,10 @@ pub trait Replicated: Send + Sync + 'static {
     }
     /// Bytes that applying this change reads or writes, about: it decides on which thread that is done.
     fn touched(&self, change: &Self::Change) -> u64;
+    /// With whom its work takes turns: groups with the same number get together what one of another number gets.
+    fn share(&self) -> u32 {
+        u32::MAX
+    }
     /// What is applied or installed from now on was proposed in this term, or earlier.
     fn in_term(&self, term: u64) {
         let _ = term;

@@ -72,6 +72,10 @@ impl Replicated for Observed {
         Ok(outcomes)
     }
 
+    fn share(&self) -> u32 {
+        self.shard.share()
+    }
+
     fn in_term(&self, term: u64) {
         self.shard.in_term(term);
     }

@@ -30,6 +30,11 @@ impl Replicated for Shard {
         self.bytes_of(proposal)
     }
 
+    /// The job's.
+    fn share(&self) -> u32 {
+        self.name().job().0
+    }
+
     fn image(&self) -> RawImage {
         Shard::image(self).to_raw()
     }

@@ -37,8 +37,9 @@ pub fn spawn(
 ) -> mpsc::Sender<Event> {
     let (tx, events) = mpsc::channel(EVENT_QUEUE);
     let leadership = group.leadership();
+    let job = shard.name().job().0;
     let leader = Leader::new(shard, counters, founding, draw_session);
-    let task = Task { leader, group, lines: Lines::default(), done: FuturesUnordered::new() };
+    let task = Task { leader, job, group, lines: Lines::default(), done: FuturesUnordered::new() };
     tokio::spawn(task.run(events, leadership));
     tx
 }
@@ -85,6 +86,8 @@ impl Lines {
 
 struct Task {
     leader: Leader,
+    /// Whose turns its computations take.
+    job: u32,
     group: Arc<dyn Replication>,
     lines: Lines,
     done: FuturesUnordered<BoxFuture<'static, Input>>,
@@ -163,7 +166,7 @@ impl Task {
                 self.done.push(confirmed.boxed());
             }
             Effect::Compute(bytes, work) => {
-                return Some(Input::Computed(compute::run(bytes, work).await));
+                return Some(Input::Computed(compute::run(self.job, bytes, work).await));
             }
             Effect::Switched(asker, switched) => asker.answer(switched),
             Effect::Fetched(asker, fetched) => asker.answer(fetched),

@@ -1,0 +1,192 @@
+//! Whose turn it is: the jobs of a server share its cores evenly while several of them want more than there is, however many pushes, shards or
+//! workers each has.
+//!
+//! Start-time fair queueing (Goyal, Vin and Cheng, 1996). A piece of work costs its bytes; it starts, in a time that only counts
+//! bytes, where its job's last one ends, or now if that is over; of what waits the earliest start goes first. A job that wants
+//! nothing saves nothing up, and while nobody waits nobody is held up.
+
+use parking_lot::Mutex;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+use tokio::sync::oneshot;
+
+/// Jobs that are remembered although nothing of them is under way: their last work may reach into the future.
+const REMEMBERED: usize = 1024;
+
+/// The turns of one pool.
+#[derive(Clone, Debug)]
+pub struct Turns(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    /// Pieces of work that may begin at once.
+    free: usize,
+    now: u64,
+    jobs: HashMap<u32, Job>,
+}
+
+#[derive(Debug, Default)]
+struct Job {
+    /// Where its last piece of work ends.
+    ends: u64,
+    /// By rising start.
+    waiting: VecDeque<(u64, oneshot::Sender<Turn>)>,
+}
+
+/// A piece of work's turn; it is over when this is dropped.
+#[derive(Debug)]
+pub struct Turn(Option<Turns>);
+
+impl Turns {
+    /// So many pieces of work at a time.
+    pub fn new(at_a_time: usize) -> Self {
+        Self(Arc::new(Mutex::new(State { free: at_a_time.max(1), now: 0, jobs: HashMap::new() })))
+    }
+
+    /// Waits for a turn of this job's, for work of so many bytes. Dropping the future takes nobody's turn away.
+    pub async fn of(&self, job: u32, bytes: u64) -> Option<Turn> {
+        let waits = {
+            let mut state = self.0.lock();
+            let State { free, now, jobs } = &mut *state;
+            let of = jobs.entry(job).or_default();
+            let start = of.ends.max(*now);
+            of.ends = start.saturating_add(bytes.max(1));
+            if *free > 0 {
+                *free -= 1;
+                *now = start;
+                return Some(Turn(Some(self.clone())));
+            }
+            let (tx, rx) = oneshot::channel();
+            of.waiting.push_back((start, tx));
+            rx
+        };
+        waits.await.ok()
+    }
+
+    /// Passes a turn on, or keeps it until somebody asks.
+    fn over(&self) {
+        loop {
+            let (tx, turn) = {
+                let mut state = self.0.lock();
+                let first = |job: &Job| job.waiting.front().map(|(start, _)| *start);
+                let next = state.jobs.iter().filter_map(|(id, job)| Some((first(job)?, *id))).min();
+                let Some((start, next)) = next else {
+                    state.free += 1;
+                    if state.jobs.len() > REMEMBERED {
+                        let now = state.now;
+                        state.jobs.retain(|_, job| job.ends > now);
+                    }
+                    return;
+                };
+                state.now = state.now.max(start);
+                let waiting = state.jobs.get_mut(&next).and_then(|job| job.waiting.pop_front());
+                let Some((_, tx)) = waiting else { continue };
+                (tx, Turn(Some(self.clone())))
+            };
+            match tx.send(turn) {
+                Ok(()) => return,
+                // Who waited has gone; the turn is not over for that.
+                Err(mut turn) => turn.0 = None,
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(turns) = self.0.take() {
+            turns.over();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
+    use std::collections::BTreeMap;
+
+    /// What each job got of `turns` turns, one at a time, where it always has so many pieces of work of so many bytes waiting.
+    fn served(jobs: &[(u32, usize, u64)], turns: usize) -> BTreeMap<u32, u64> {
+        let all = Turns::new(1);
+        let mut waiting = FuturesUnordered::new();
+        let ask = |job: u32, bytes: u64| {
+            let all = all.clone();
+            async move { (job, bytes, all.of(job, bytes).await.expect("a turn")) }.boxed()
+        };
+        let held = all.of(99, 1).now_or_never().flatten().expect("nobody else");
+        for (job, pieces, bytes) in jobs {
+            (0..*pieces).for_each(|_| waiting.push(ask(*job, *bytes)));
+        }
+        // They take their places.
+        assert!(waiting.next().now_or_never().is_none());
+        drop(held);
+        let mut got = BTreeMap::new();
+        for _ in 0..turns {
+            let (job, bytes, turn) = waiting.next().now_or_never().flatten().expect("somebody's turn");
+            *got.entry(job).or_default() += bytes;
+            waiting.push(ask(job, bytes));
+            assert!(waiting.next().now_or_never().is_none(), "one at a time");
+            drop(turn);
+        }
+        got
+    }
+
+    #[test]
+    fn jobs_that_always_want_more_get_as_much_whatever_they_ask_for() {
+        // One piece at a time, a crowd of them, and fewer that are larger.
+        let got = served(&[(1, 2, 1000), (2, 64, 1000), (3, 8, 4000)], 3000);
+        let most = got.values().max().expect("all");
+        for (job, bytes) in &got {
+            assert!(most - bytes <= 8000, "job {job}: {got:?}");
+        }
+        assert_eq!(got.len(), 3);
+    }
+
+    #[test]
+    fn who_wanted_nothing_has_nothing_saved_up() {
+        let all = Turns::new(1);
+        let turn = |job| all.of(job, 100).now_or_never().flatten().expect("free");
+        (0..50).for_each(|_| drop(turn(1)));
+        // The other comes now: it is not served 50 times in a row.
+        let held = turn(1);
+        let mut waiting: Vec<_> = [2, 2, 2, 1, 1, 1].map(|job| Box::pin(all.of(job, 100))).into();
+        assert!(waiting.iter_mut().all(|w| w.as_mut().now_or_never().is_none()));
+        let mut order = Vec::new();
+        let mut held = Some(held);
+        while waiting.iter().len() > order.len() {
+            drop(held.take());
+            let at = (0..6).find(|at| {
+                !order.contains(at) && {
+                    held = waiting[*at].as_mut().now_or_never().flatten();
+                    held.is_some()
+                }
+            });
+            order.push(at.expect("somebody's turn"));
+        }
+        let jobs: Vec<u32> = order.iter().map(|at| if *at < 3 { 2 } else { 1 }).collect();
+        assert!(jobs == [2, 1, 2, 1, 2, 1] || jobs == [2, 2, 1, 2, 1, 1], "{jobs:?}");
+    }
+
+    #[test]
+    fn who_goes_away_takes_nobody_s_turn_along() {
+        let all = Turns::new(2);
+        let held: Vec<_> = (0..2).map(|_| all.of(1, 1).now_or_never().flatten().expect("free")).collect();
+        let mut goes = Box::pin(all.of(2, 1));
+        let mut stays = Box::pin(all.of(2, 1));
+        assert!(goes.as_mut().now_or_never().is_none() && stays.as_mut().now_or_never().is_none());
+        drop(goes);
+        drop(held);
+        assert!(stays.as_mut().now_or_never().flatten().is_some());
+        // One that had its turn already and was not asked any more.
+        let held: Vec<_> = (0..2).map(|_| all.of(1, 1).now_or_never().flatten().expect("free")).collect();
+        let mut goes = Box::pin(all.of(2, 1));
+        assert!(goes.as_mut().now_or_never().is_none());
+        drop(held);
+        drop(goes);
+        let both: Vec<_> = (0..2).filter_map(|_| all.of(3, 1).now_or_never().flatten()).collect();
+        assert_eq!(both.len(), 2, "both turns are free");
+    }
+}
