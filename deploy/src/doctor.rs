@@ -14,6 +14,10 @@ use paraft_server::{
 };
 use paraft_simd::Isa;
 use paraft_store::RealDisk;
+use paraft_tls::{
+    Access, Credentials, Role,
+    authority::{Authority, AuthorityError, LASTS},
+};
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
@@ -140,6 +144,8 @@ fn loopback() -> Row {
             .enable_all()
             .build()
             .map_err(|e| e.to_string())?;
+        let access = closed().map_err(|e| e.to_string())?;
+        access.clone().set();
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let (address, serving) = rt.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(|e| e.to_string())?;
@@ -156,6 +162,7 @@ fn loopback() -> Row {
                 timeouts: Timeouts::new(election, 10 * election),
                 check_every: None,
                 socket: None,
+                access: access.clone(),
             };
             let server = Server::start(options).await.map_err(|e| e.to_string())?;
             let until = async move {
@@ -178,7 +185,7 @@ fn loopback() -> Row {
         Ok(t) => row(
             "gRPC loopback",
             Verdict::Ok,
-            format!("a server started and answered in {:.1} ms", t.as_secs_f64() * 1e3),
+            format!("a server started and answered under TLS in {:.1} ms", t.as_secs_f64() * 1e3),
             "",
         ),
         Err(e) => row(
@@ -188,6 +195,13 @@ fn loopback() -> Row {
             "nothing works without it: does a firewall or proxy take 127.0.0.1?",
         ),
     }
+}
+
+/// With a certificate of an authority that nobody else has.
+fn closed() -> Result<Access, AuthorityError> {
+    let issued = Authority::new("doctor")?.issue("doctor", &[Role::Peer, Role::Admin], LASTS)?;
+    let ours = Credentials::of_issued(&issued).map_err(|e| AuthorityError::Make(e.to_string()))?;
+    Ok(Access::Certificates(ours))
 }
 
 fn sockets() -> Row {

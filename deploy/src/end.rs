@@ -83,7 +83,7 @@ pub fn delete(args: &DeleteArgs) -> Result<i32, Failure> {
 
 /// The latest job of this name.
 fn find(servers: &[String], name: &str) -> Result<Option<JobInfo>, Failure> {
-    let jobs = ask::jobs(servers).ok_or_else(|| Failure::new(exit::UNAVAILABLE, "no server answered"))?;
+    let jobs = ask::jobs(servers)?;
     Ok(jobs.into_iter().filter(|j| j.name == name).max_by_key(|j| j.job))
 }
 

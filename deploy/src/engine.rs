@@ -7,13 +7,14 @@ use crate::train::find_checkpoint;
 use clap::{Args, Subcommand, ValueEnum};
 use paraft_engines::{Engine, Fleet, Handle, Member, Part, Role, slurm::Slurm};
 use paraft_fleet::{
-    ask,
+    ask, certs,
     failure::Failure,
     fleet::JOB_FILE,
     launch, out,
     run_dir::RunDir,
     shared::{Ended, Folder},
 };
+use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
 use std::{
     collections::BTreeMap,
@@ -184,6 +185,7 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
     };
     write(JOB_FILE, &job.to_toml())?;
     Folder::of(&dir)?.start_after(0, || resume)?;
+    certs::of_shared(&dir, As::Admin)?;
     files.iter().try_for_each(|f| write(&f.name, &f.text))?;
     let handle = engine.submit(&dir)?;
     keep(&dir, &handle)?;
@@ -278,6 +280,7 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
 fn status(run: &Path) -> Result<i32, Failure> {
     let (engine, handle) = submitted(run)?;
     let folder = Folder::of(run)?;
+    certs::take(run)?;
     let members = engine.members(&handle)?;
     let servers = folder.servers()?;
     let known: Vec<String> = servers.values().map(|at| at.address.clone()).collect();

@@ -37,7 +37,7 @@ pub struct ListArgs {
 /// `paraft jobs`.
 pub fn all(args: &ListArgs) -> Result<i32, Failure> {
     let servers = addresses(args.of.as_deref(), &args.servers)?;
-    let jobs = ask::jobs(&servers).ok_or_else(|| Failure::new(exit::UNAVAILABLE, "no server answered"))?;
+    let jobs = ask::jobs(&servers)?;
     if args.json {
         out!("{}", json!({ "jobs": as_json(&jobs) }));
         return Ok(exit::OK);
@@ -85,10 +85,9 @@ fn kept(job: &JobInfo) -> String {
 /// `paraft checkpoint list`.
 pub fn list(args: &ListArgs) -> Result<i32, Failure> {
     let servers = addresses(args.of.as_deref(), &args.servers)?;
-    let Some(jobs) = ask::jobs(&servers) else {
-        return Err(Failure::new(exit::UNAVAILABLE, "no server answered")
-            .help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers"));
-    };
+    let jobs = ask::jobs(&servers).map_err(|none| {
+        none.help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers")
+    })?;
     if args.json {
         out!("{}", json!({ "jobs": as_json(&jobs) }));
         return Ok(exit::OK);

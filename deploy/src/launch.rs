@@ -11,6 +11,7 @@ use clap::Args;
 use paraft_common::ModeChoice;
 use paraft_engines::{Asked, Place, Role, Surroundings, place, variables};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, out, run_dir::RunDir, script, task};
+use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
 use serde::Serialize;
 use std::{
@@ -111,6 +112,17 @@ pub struct LaunchArgs {
     #[arg(value_names = ["SCRIPT", "ARGS"], trailing_var_arg = true, allow_hyphen_values = true,
         required_unless_present_any = ["module", "role"], conflicts_with = "module")]
     pub script: Vec<String>,
+}
+
+impl LaunchArgs {
+    /// As what it shows itself, where its certificates are for several.
+    pub fn shows(&self) -> As {
+        match self.role {
+            Some(Role::Server) => As::Peer,
+            Some(Role::Worker) => As::Worker,
+            None => As::Admin,
+        }
+    }
 }
 
 pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {

@@ -5,6 +5,7 @@
 //! - [`engine`]: a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
+//! - [`certs`]: who is let in.
 //!
 //! - [`submit`], [`end`], [`jobs`]: the jobs of a fleet that stands already.
 //!
@@ -14,9 +15,11 @@
 use clap::{CommandFactory, Parser, Subcommand};
 use paraft_fleet::failure::{self, Failure};
 use paraft_lab::{bench, chaos, compare, simulate, verify};
-use paraft_worker::exit;
+use paraft_tls::access::As;
+use paraft_worker::{cli::AccessArgs, exit};
 use std::io::Write;
 
+mod certs;
 mod checkpoint;
 mod control;
 mod data;
@@ -47,6 +50,8 @@ static ALLOCATOR: paraft_host::allocator::Allocator = paraft_host::allocator::Al
 #[derive(Parser)]
 #[command(name = "paraft", version, max_term_width = 100)]
 struct Cli {
+    #[command(flatten)]
+    access: AccessArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -102,6 +107,8 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Measure, as ratios to something in the same run.
     Bench(bench::BenchArgs),
+    /// Certificates: make an authority, issue, renew and show them.
+    Certs(certs::CertsArgs),
     /// Check this machine: what works, what is missing, what that disables.
     Doctor(doctor::DoctorArgs),
     /// Print version, machine and settings, ready to paste into an issue.
@@ -113,12 +120,27 @@ enum Command {
     },
 }
 
+impl Command {
+    /// As what it shows itself, where its certificates are for several.
+    fn shows(&self) -> As {
+        match self {
+            Self::Server(_) => As::Peer,
+            Self::Worker(_) => As::Worker,
+            Self::Launch(a) => a.shows(),
+            _ => As::Admin,
+        }
+    }
+}
+
 fn main() {
     paraft_host::allocator::set_up(paraft_host::memory::memory().is_scarce());
-    let command = Cli::parse().command;
+    let Cli { access, command } = Cli::parse();
     if let Err(refused) = paraft_simd::choice() {
         let failure = Failure::new(exit::USAGE, refused).help("without it the machine's best is used");
         std::process::exit(failure::report(Err(failure)));
+    }
+    if let Err(why) = access.take(command.shows()) {
+        std::process::exit(failure::report(Err(Failure::new(exit::CONFIG, why))));
     }
     let code = match command {
         Command::Demo(a) => failure::report(demo::run(&a)),
@@ -145,6 +167,7 @@ fn main() {
         Command::Verify(a) => failure::report(verify::run(&a)),
         Command::Chaos(a) => failure::report(chaos::run(&a)),
         Command::Bench(a) => failure::report(bench::run(&a)),
+        Command::Certs(a) => failure::report(certs::run(&a)),
         Command::Doctor(a) => failure::report(doctor::run(&a)),
         Command::Env(a) => failure::report(doctor::env(&a)),
         Command::Completions { shell } => {

@@ -10,13 +10,14 @@ use crate::{
 use paraft_common::ServerId;
 use paraft_engines::{Place, Role};
 use paraft_fleet::{
-    ask,
+    ask, certs,
     failure::Failure,
     launch,
     shared::{Address, Answering, Ended, Folder, Lock, Way, Worker, own_host},
 };
 use paraft_proto::is_trained;
 use paraft_server::server::{self, IDENTITY};
+use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
 use std::{
     net::SocketAddr,
@@ -52,6 +53,10 @@ pub struct RoleArgs<'a> {
 pub fn run(args: &RoleArgs<'_>) -> Result<i32, Failure> {
     eprintln!("{}", args.place);
     let shares = args.place.servers.is_empty();
+    if shares {
+        let shows = if args.place.role == Some(Role::Server) { As::Peer } else { As::Worker };
+        certs::of_shared(&args.run_dir, shows)?;
+    }
     let folder = shares.then(|| Folder::of(&args.run_dir)).transpose()?;
     if let Some(notice) = &args.notice {
         paraft_fleet::notice::watch(notice)?;

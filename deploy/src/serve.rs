@@ -11,6 +11,7 @@ use paraft_server::{
     settings,
 };
 use paraft_store::RealDisk;
+use paraft_tls::Access;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use paraft_worker::{
     Job, exit,
@@ -147,6 +148,18 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     raise_descriptor_limit();
     memory::enough_to_start()?;
+    match Access::ours() {
+        Access::Certificates(_) => {}
+        Access::Insecure => tracing::warn!(
+            "--insecure: this server speaks plain text, and does whatever anybody asks who reaches its port"
+        ),
+        Access::Closed => {
+            return Err(Failure::new(exit::USAGE, "a server needs a certificate (--certs)").help(
+                "`paraft certs new certs` makes an authority with one for servers: --certs certs. Or, on a network where nobody \
+                 else is: --insecure",
+            ));
+        }
+    }
     if let Some(pid) = args.until {
         end_with(pid)?;
     }
@@ -242,6 +255,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                     .map_err(|e| Failure::new(exit::IO, format!("no thread for --faults: {e}")))?,
             },
             socket: (cluster.transport == TransportConfig::Auto).then(|| socket_path(&address)).flatten(),
+            access: Access::ours(),
             address: address.clone(),
             servers,
         };

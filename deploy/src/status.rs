@@ -221,7 +221,9 @@ fn connections(r: &StatusReply) -> String {
         c.readers,
         c.unknown
     );
-    for (count, what) in [(c.shed, "shed"), (c.refused, "refused"), (c.silent, "silent")] {
+    for (count, what) in
+        [(c.shed, "shed"), (c.refused, "refused"), (c.silent, "silent"), (c.denied, "denied")]
+    {
         if count > 0 {
             line += &format!(", {count} {what}");
         }
@@ -298,7 +300,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         })).collect::<Vec<_>>(),
         "connections": r.connections.map(|c| json!({
             "unknown": c.unknown, "readers": c.readers, "workers": c.workers, "servers": c.servers, "limit": c.limit,
-            "shed": c.shed, "refused": c.refused, "silent": c.silent,
+            "shed": c.shed, "refused": c.refused, "silent": c.silent, "denied": c.denied,
         })),
         "descriptors": r.descriptors, "descriptors_limit": r.descriptors_limit,
         "queued_bytes": r.queued_bytes, "queued_bytes_limit": r.queued_bytes_limit,

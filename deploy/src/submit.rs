@@ -4,7 +4,7 @@
 
 use crate::engine::{self, EngineArgs, On, OnArgs};
 use clap::Args;
-use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir, standing::Keep};
+use paraft_fleet::{certs::Certs, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir, standing::Keep};
 use paraft_worker::{Job, exit};
 use std::{
     fs::{self, File},
@@ -78,6 +78,7 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     if let Some(path) = &args.resume {
         command.arg("--resume").arg(path);
     }
+    Certs::Ours.tell(&mut command);
     command.stdin(Stdio::null()).stdout(said.try_clone().map_err(written)?).stderr(said);
     let mut launcher =
         command.spawn().map_err(|e| Failure::new(exit::IO, format!("no process for the launcher: {e}")))?;

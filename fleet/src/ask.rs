@@ -1,6 +1,6 @@
 //! What the servers of a fleet say: each of its own shards, and the leader of the control group of all.
 
-use crate::failure::Failure;
+use crate::{certs, failure::Failure};
 use futures::{StreamExt, stream::FuturesUnordered};
 use paraft_common::ServerId;
 use paraft_proto::{DescribeReply, JobInfo, StatusReply, no_leader};
@@ -22,6 +22,7 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
         );
     };
     if of.is_dir() {
+        certs::take(of)?;
         let path = of.join("servers");
         let list = std::fs::read_to_string(&path).map_err(|e| {
             Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
@@ -117,11 +118,19 @@ pub fn describe(servers: &[String]) -> Option<DescribeReply> {
 }
 
 /// The jobs that the leader of the control group knows, or else those that a server knows that answers: they are agreed
-/// on. `None`: nobody answers.
-pub fn jobs(servers: &[String]) -> Option<Vec<JobInfo>> {
-    let answers = block_on(control_of(servers, |d| d.fleet != 0 && d.can_agree()))?;
+/// on.
+///
+/// # Errors
+/// Nobody answers, and why.
+pub fn jobs(servers: &[String]) -> Result<Vec<JobInfo>, Failure> {
+    let answers = block_on(control_of(servers, |d| d.fleet != 0 && d.can_agree()));
+    let answers = answers.ok_or_else(|| Failure::new(exit::IO, "no runtime"))?;
     let leader = leads(&answers).map(|d| d.jobs.clone());
-    leader.or_else(|| answers.iter().any(|(_, r)| r.is_ok()).then(|| jobs_of(&answers)))
+    let known = leader.or_else(|| answers.iter().any(|(_, r)| r.is_ok()).then(|| jobs_of(&answers)));
+    known.ok_or_else(|| {
+        let causes = answers.iter().filter_map(|(a, r)| Some(format!("\n  {a}: {}", r.as_ref().err()?)));
+        Failure::new(exit::UNAVAILABLE, format!("no server answered{}", causes.collect::<String>()))
+    })
 }
 
 fn jobs_of(answers: &Answers) -> Vec<JobInfo> {

@@ -4,6 +4,7 @@
 mod part;
 
 use crate::{
+    certs::Certs,
     failure::Failure,
     faults::{
         FAULTS_FILE, Faults,
@@ -15,6 +16,7 @@ use crate::{
     standing::On,
 };
 use nix::sys::signal::Signal;
+use paraft_tls::{Access, access::As};
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, exit, slow::Straggle};
 use std::{
@@ -50,6 +52,7 @@ pub struct Fleet {
     rendezvous: Option<Rendezvous>,
     /// What scripts say is kept and not passed on.
     quiet: bool,
+    certs: Certs,
 }
 
 /// From what servers take what they must agree on.
@@ -91,6 +94,7 @@ impl Fleet {
     pub fn servers(job: &Job, run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
         let fault_points = FaultPoints::open(job.servers(), run_dir, &extras)?;
         let mut fleet = Self::empty(Settings::Job, run_dir, fault_points)?;
+        fleet.certs = Certs::of_own(run_dir, Some(&job.name))?;
         (fleet.trace, fleet.slow, fleet.straggle) = (extras.trace, extras.slow, extras.straggle);
         fleet.found(job.servers(), job.cluster.max_restarts)?;
         Ok(fleet)
@@ -115,6 +119,7 @@ impl Fleet {
         let extras = Extras { faults: true, ..Extras::default() };
         let fault_points = FaultPoints::open(servers + 1, run_dir, &extras)?;
         let mut fleet = Self::empty(Settings::Flags { all, founders }, run_dir, fault_points)?;
+        fleet.certs = Certs::of_own(run_dir, None)?;
         fleet.found(servers, 0)?;
         Ok(fleet)
     }
@@ -136,6 +141,7 @@ impl Fleet {
             fault_points,
             rendezvous: None,
             quiet: false,
+            certs: Certs::Ours,
         })
     }
 
@@ -183,6 +189,11 @@ impl Fleet {
         Ok(fault_points.proxies.addresses()[id as usize].clone())
     }
 
+    /// How a process of it comes by connections.
+    pub fn access(&self, shows: As) -> Result<Access, Failure> {
+        self.certs.access(shows)
+    }
+
     /// Where the servers listen themselves, without fault points.
     pub fn listens(&self) -> &[String] {
         &self.listens
@@ -212,6 +223,7 @@ impl Fleet {
             command.arg("--faults").arg(file);
         }
         self.trace(&mut command);
+        self.certs.tell(&mut command);
         Process::start(format!("server-{id}"), command, &self.run_dir)
     }
 
@@ -313,6 +325,7 @@ impl Fleet {
         command.arg(dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
         // The job file has what this process was told, by a flag or by the variable.
         command.env_remove("PARAFT_DEVICE").env_remove("PARAFT_GROUP_SIZE");
+        self.certs.tell(&mut command);
         command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
         command.args(["--metrics", "127.0.0.1:0"]);
         if let Some(checkpoint) = &self.resume {
@@ -349,7 +362,9 @@ impl Fleet {
             own.push(("PARAFT_TRACE", dir.join(TRACE_FOLDER).into()));
             own.push(("PARAFT_TRACE_STEPS", steps.to_string().into()));
         }
-        Process::script(name, script::command(job, rank, at, own), dir, audience)
+        let mut command = script::command(job, rank, at, own);
+        self.certs.tell(&mut command);
+        Process::script(name, command, dir, audience)
     }
 
     /// Does to the links what the faults file says; nothing in a fleet without fault points.

@@ -6,6 +6,11 @@
 
 use crate::failure::Failure;
 use paraft_engines::Place;
+use paraft_tls::{
+    Access, Need,
+    access::Expected,
+    blocking::{ReadHalf, Wire, WriteHalf},
+};
 use paraft_worker::exit;
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -33,6 +38,9 @@ const HELLO: Duration = Duration::from_secs(10);
 
 /// Of one line: the longest has the job file.
 const LINE: u64 = 1 << 20;
+
+/// Of whom the tasks' certificates must be.
+const TASK: Expected = Expected { need: Need::Worker, job: None };
 
 /// What a task says to the first.
 #[derive(Serialize, Deserialize)]
@@ -90,7 +98,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Connections of the tasks that are here.
-    here: BTreeMap<u32, TcpStream>,
+    here: BTreeMap<u32, WriteHalf>,
     /// Where others reach them; they have been here.
     hosts: BTreeMap<u32, IpAddr>,
     /// How those that are not on the first's host reach it.
@@ -149,7 +157,7 @@ impl Drop for First {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         state.over = true;
-        state.here.values().for_each(|s| _ = s.shutdown(Shutdown::Both));
+        state.here.values().for_each(|s| _ = s.socket().shutdown(Shutdown::Both));
     }
 }
 
@@ -158,10 +166,13 @@ impl Shared {
     fn serve(&self, stream: TcpStream) {
         let _ = stream.set_nodelay(true);
         let _ = stream.set_read_timeout(Some(HELLO));
-        let Ok(reader) = stream.try_clone() else { return };
+        let (reader, stream) = match Wire::accept(stream, &Access::ours(), &TASK) {
+            Ok(wire) => wire.into_split(),
+            Err(error) => return tracing::warn!(%error, "somebody who is no task was refused"),
+        };
         let mut reader = BufReader::new(reader);
         let Ok(ToFirst::Hello { id, rank, tasks }) = hear(&mut reader) else { return };
-        let _ = stream.set_read_timeout(None);
+        let _ = stream.socket().set_read_timeout(None);
         let plan = self.admit(&stream, &id, rank, tasks);
         let founded = match plan {
             Ok(plan) => {
@@ -186,7 +197,7 @@ impl Shared {
     }
 
     /// Waits until all are here.
-    fn admit(&self, stream: &TcpStream, id: &str, rank: u32, tasks: u32) -> Result<Plan, String> {
+    fn admit(&self, stream: &WriteHalf, id: &str, rank: u32, tasks: u32) -> Result<Plan, String> {
         let place = &self.place;
         if (id, tasks) != (&*place.id, place.tasks) || rank >= tasks {
             return Err(format!(
@@ -195,7 +206,8 @@ impl Shared {
             ));
         }
         let own = |e: io::Error| format!("its connection: {e}");
-        let (peer, local) = (stream.peer_addr().map_err(own)?.ip(), stream.local_addr().map_err(own)?.ip());
+        let socket = stream.socket();
+        let (peer, local) = (socket.peer_addr().map_err(own)?.ip(), socket.local_addr().map_err(own)?.ip());
         let mut state = self.state.lock();
         if state.over {
             return Err("the run is over".into());
@@ -206,7 +218,7 @@ impl Shared {
         if peer != local {
             state.outside = Some(local);
         }
-        state.here.insert(rank, stream.try_clone().map_err(own)?);
+        state.here.insert(rank, stream.clone());
         state.hosts.insert(rank, peer);
         state.ended.remove(&rank);
         self.changed.notify_all();
@@ -233,7 +245,7 @@ impl Shared {
     /// Hears where its server listens, and says where all do.
     fn found(
         &self,
-        stream: &TcpStream,
+        stream: &WriteHalf,
         reader: &mut impl BufRead,
         rank: u32,
         founded: bool,
@@ -294,8 +306,8 @@ impl Shared {
 
 /// A task's connection to the first.
 pub(crate) struct Meeting {
-    stream: TcpStream,
-    reader: BufReader<TcpStream>,
+    stream: WriteHalf,
+    reader: BufReader<ReadHalf>,
 }
 
 /// How it ends for a task.
@@ -347,7 +359,10 @@ impl Meeting {
             }
         };
         let _ = stream.set_nodelay(true);
-        let reader = stream.try_clone().map_err(lost)?;
+        let _ = stream.set_read_timeout(Some(HELLO));
+        let wire = Wire::dial(stream, &Access::ours(), &TASK).map_err(|e| lost(e.into()))?;
+        let _ = wire.socket().set_read_timeout(None);
+        let (reader, stream) = wire.into_split();
         let mut meeting = Self { stream, reader: BufReader::new(reader) };
         let hello = ToFirst::Hello { id: place.id.clone(), rank: place.rank, tasks: place.tasks };
         say(&meeting.stream, &hello).map_err(lost)?;
@@ -373,7 +388,7 @@ impl Meeting {
     }
 
     fn hear(&mut self, interrupted: &AtomicI32) -> Result<FromFirst, Failure> {
-        let _ = self.stream.set_read_timeout(Some(Duration::from_millis(100)));
+        let _ = self.stream.socket().set_read_timeout(Some(Duration::from_millis(100)));
         while let Err(e) = self.reader.fill_buf() {
             use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
             if !matches!(e.kind(), WouldBlock | TimedOut | Interrupted) {
@@ -381,7 +396,7 @@ impl Meeting {
             }
             go_on(interrupted)?;
         }
-        let _ = self.stream.set_read_timeout(None);
+        let _ = self.stream.socket().set_read_timeout(None);
         match hear(&mut self.reader).map_err(lost)? {
             FromFirst::Refused(why) => Err(Failure::new(exit::UNAVAILABLE, why)),
             said => Ok(said),
@@ -395,7 +410,7 @@ impl Meeting {
 
     /// Whether the end has come, without waiting for it.
     pub(crate) fn over(&mut self) -> Option<Over> {
-        let _ = self.stream.set_read_timeout(Some(Duration::from_millis(1)));
+        let _ = self.stream.socket().set_read_timeout(Some(Duration::from_millis(1)));
         match hear(&mut self.reader) {
             Ok(FromFirst::Over(None)) => Some(Over::Well),
             Ok(FromFirst::Over(Some((rank, code)))) => Some(Over::Failed(rank, code)),
@@ -422,8 +437,13 @@ pub(crate) fn refuse(place: &Place, why: &Failure) {
     while told < place.tasks && Instant::now() < until {
         match listener.accept() {
             Ok((stream, _)) => {
-                let _ = stream.set_nonblocking(false);
-                told += u32::from(say(&stream, &why).is_ok());
+                let told_so = || {
+                    stream.set_nonblocking(false)?;
+                    stream.set_read_timeout(Some(HELLO))?;
+                    let (_, stream) = Wire::accept(stream, &Access::ours(), &TASK)?.into_split();
+                    say(&stream, &why)
+                };
+                told += u32::from(told_so().is_ok());
             }
             Err(_) => thread::sleep(Duration::from_millis(50)),
         }
@@ -435,10 +455,11 @@ fn lost(e: io::Error) -> Failure {
     Failure::new(exit::UNAVAILABLE, why).help("what task 0 says has the reason")
 }
 
-fn say(mut stream: &TcpStream, what: &impl Serialize) -> io::Result<()> {
+fn say(mut stream: &WriteHalf, what: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_string(what)?;
     line.push('\n');
-    stream.write_all(line.as_bytes())
+    stream.write_all(line.as_bytes())?;
+    stream.flush()
 }
 
 /// What is waited for with a timeout is short, and comes whole or not at all.

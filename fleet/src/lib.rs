@@ -26,6 +26,7 @@ macro_rules! out {
 }
 
 pub mod ask;
+pub mod certs;
 pub mod failure;
 pub mod faults;
 pub mod fleet;

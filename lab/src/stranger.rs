@@ -10,11 +10,12 @@ use paraft_server::{
     raft::{ReplicaId, stranger},
     replicated::Change,
 };
+use paraft_tls::Access;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::time::{Duration, Instant};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// What became of a visit.
 #[derive(Debug, Default)]
@@ -30,8 +31,8 @@ const ANSWER: Duration = Duration::from_millis(500);
 /// Connections that never say a word.
 const SILENT: usize = 50;
 
-/// Speaks to each of these servers for about `lasting`.
-pub async fn visit(addresses: &[String], rng: &mut ChaCha8Rng, lasting: Duration) -> Visit {
+/// Speaks to each of these servers for about `lasting`: without a word of TLS, and as somebody who was let in so far.
+pub async fn visit(addresses: &[String], access: &Access, rng: &mut ChaCha8Rng, lasting: Duration) -> Visit {
     let until = Instant::now() + lasting;
     let mut visit = Visit::default();
     let mut held = Vec::new();
@@ -44,8 +45,7 @@ pub async fn visit(addresses: &[String], rng: &mut ChaCha8Rng, lasting: Duration
                 held.extend(TcpStream::connect(address).await.ok());
             }
             noise(address, rng).await;
-            let Ok(endpoint) = Endpoint::from_shared(format!("http://{address}")) else { continue };
-            let Ok(Ok(channel)) = tokio::time::timeout(ANSWER, endpoint.connect()).await else { continue };
+            let Ok(channel) = paraft_client::connect::lazy(address, access) else { continue };
             peers(address, &channel, rng, &mut visit).await;
             control(address, &channel, rng, &mut visit).await;
         }

@@ -31,10 +31,15 @@ impl Purpose {
     }
 }
 
+/// The answer where plain text is not spoken.
+pub const ONLY_TLS: &[u8; 24] = b"PARAFT-LANE/1 only TLS\r\n";
+/// The answer to somebody whose certificate is for something else.
+pub const DENIED: &[u8; 24] = b"PARAFT-LANE/1 denied  \r\n";
+
 /// Begins a lane on a connection that was just made.
 ///
 /// # Errors
-/// [`LaneError::NoLanes`] where the other side answers with anything else, or goes.
+/// [`LaneError::NoLanes`] where the other side answers with anything else, or goes; [`LaneError::Refused`] where it does not take us.
 pub async fn dial(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     purpose: Purpose,
@@ -43,6 +48,8 @@ pub async fn dial(
     let mut answer = [0; 24];
     match socket.read_exact(&mut answer).await {
         Ok(_) if answer == *purpose.preface() => Ok(()),
+        Ok(_) if answer == *ONLY_TLS => Err(LaneError::Refused(paraft_tls::access::ONLY_TLS.into())),
+        Ok(_) if answer == *DENIED => Err(LaneError::Refused(paraft_tls::access::DENIED.into())),
         Ok(_) => Err(LaneError::NoLanes),
         Err(e)
             if matches!(
@@ -52,6 +59,7 @@ pub async fn dial(
         {
             Err(LaneError::NoLanes)
         }
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(LaneError::Refused(e.to_string())),
         Err(e) => Err(e.into()),
     }
 }

@@ -27,7 +27,7 @@ mod send;
 pub mod shared;
 mod write;
 
-pub use begin::{Purpose, answer, dial};
+pub use begin::{DENIED, ONLY_TLS, Purpose, answer, dial};
 pub use pool::Pool;
 pub use receive::Receiver;
 pub use send::{Sender, send};
@@ -46,6 +46,9 @@ pub enum LaneError {
     /// The socket's error.
     #[error("{0}")]
     Io(#[from] std::io::Error),
+    /// The other side does not take us.
+    #[error("{0}")]
+    Refused(String),
     /// The other side does not speak this: an older server, or something between that only knows HTTP/2.
     #[error("it speaks no lanes")]
     NoLanes,

@@ -75,6 +75,7 @@ impl Writer {
             let sent = ready!(self.socket.poll_io(cx, |socket| write(socket, out)))?;
             self.sent(sent)?;
         }
+        ready!(self.socket.poll_io(cx, WriteHalf::try_send))?;
         // Between two frames.
         while let Some(ours) = self.shared.as_deref().and_then(Shared::ours).filter(|_| !self.shown) {
             let frame = memory_comes();
@@ -97,6 +98,10 @@ impl Writer {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(e) => return Err(e.into()),
             }
+        }
+        match self.socket.try_send() {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+            sent => sent?,
         }
         Ok(self.shown || self.shared.as_deref().and_then(Shared::ours).is_none())
     }

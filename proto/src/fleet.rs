@@ -18,6 +18,17 @@ impl Voters<'_> {
 }
 
 impl DescribeReply {
+    /// Of the fleet's jobs these are kept, and what is of others goes. Numbers of servers stay: they say nothing of any job.
+    pub fn keep_jobs(&mut self, seen: impl Fn(&str) -> bool) {
+        self.jobs.retain(|j| seen(&j.name));
+        self.groups.retain(|g| seen(&g.job));
+        let kept: Vec<u32> = self.jobs.iter().map(|j| j.job).collect();
+        self.shards.retain(|s| kept.contains(&s.job));
+        for server in &mut self.servers {
+            (server.asides, server.trouble) = (Vec::new(), String::new());
+        }
+    }
+
     fn control(&self) -> Voters<'_> {
         Voters { all: &self.control_voters, silent: &self.control_silent }
     }

@@ -110,6 +110,8 @@ pub enum RefusalKind {
     OtherFounding(ShardId),
     #[error("{}", no_job(asked, there))]
     NoJob { asked: String, there: Vec<String> },
+    #[error("{0}")]
+    Denied(String),
 }
 
 fn not_leader(shard: ShardId, leader: Option<&str>, stopped: Option<&str>) -> String {
@@ -210,6 +212,7 @@ impl RefusalKind {
             K::OtherFounding(_) => W::OtherFounding,
             K::NoRoom(_) => W::NoRoom,
             K::NoJob { .. } => W::NoJob,
+            K::Denied(_) => W::Denied,
         }
     }
 }

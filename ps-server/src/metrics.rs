@@ -169,7 +169,8 @@ fn connections(registry: &mut Registry, reply: &StatusReply) {
     }
     registry.register("connections", "Connections by what they have shown to be for", open);
     let closed = Family::<Labels, Counter>::default();
-    for (why, count) in [("shed", c.shed), ("refused", c.refused), ("silent", c.silent)] {
+    for (why, count) in [("shed", c.shed), ("refused", c.refused), ("silent", c.silent), ("denied", c.denied)]
+    {
         closed.get_or_create(&[("why", why.to_string())]).inc_by(count);
     }
     registry.register("connections_closed", "Connections that this server has closed or not let in", closed);

@@ -9,9 +9,11 @@ use crate::{
     replicated::GroupId,
     rpc::{
         Lanes,
+        audit::Audit,
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
         exchange::{ShardsService, UNOPENED},
         peers::PeersService,
+        rights::Guard,
         status::StatusService,
     },
     settings,
@@ -20,6 +22,7 @@ use paraft_common::{JobShard, ServerId};
 use paraft_lanes::Pool;
 use paraft_proto::{control_server::ControlServer, limits, services::Route};
 use paraft_store::Disk;
+use paraft_tls::Access;
 use paraft_trace::Stages;
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
@@ -62,8 +65,10 @@ pub struct ServerOptions {
     pub timeouts: Timeouts,
     /// The replicas of each shard are compared this often; `None`: never.
     pub check_every: Option<Duration>,
-    /// Also listen on this Unix socket, for workers on the same host.
+    /// Also listen on this Unix socket, for this user's processes on the same host.
     pub socket: Option<PathBuf>,
+    /// Who is let in over TCP, and how the other servers are reached.
+    pub access: Access,
 }
 
 /// How a server ends.
@@ -108,6 +113,7 @@ pub enum ServerError {
 pub struct Server {
     options: ServerOptions,
     agent: Arc<Agent>,
+    audit: Arc<Audit>,
     replicas: Arc<Replicas>,
     shards: ShardsService,
     peers: PeersService,
@@ -226,8 +232,9 @@ impl Server {
                 Identity { server: *id, node: ReplicaId::new_incarnation(*id), fleet: 0 }
             }
             (None, Place::Joins(at)) => {
-                let reply =
-                    ask_to_join(at, &options.address, JOIN_PATIENCE).await.map_err(ServerError::Join)?;
+                let reply = ask_to_join(at, &options.address, &options.access, JOIN_PATIENCE)
+                    .await
+                    .map_err(ServerError::Join)?;
                 options.shape = shape_of(reply.shape.as_ref())
                     .ok_or_else(|| ServerError::Join("its settings are of another version".into()))?;
                 let server = ServerId(reply.server);
@@ -236,7 +243,7 @@ impl Server {
         };
         // On disk before anyone hears of it: a vote must never be given twice under one name.
         remember(&folder, identity).map_err(data_failed)?;
-        let peers = Arc::new(Peers::default());
+        let peers = Arc::new(Peers::new(options.access.clone()));
         peers.belong(identity.fleet);
         let agreed = Arc::new(Agreed::default());
         let logs = Logs::new(options.disk.clone(), &options.data);
@@ -278,7 +285,7 @@ impl Server {
             started.iter().try_for_each(|s| s.write(&folder))?;
             Ok(remember(&folder, Identity { fleet, ..identity })?)
         });
-        let calls = Box::new(GrpcCalls::default());
+        let calls = Box::new(GrpcCalls::new(options.access.clone()));
         let agent = Arc::new(Agent::new(
             agent,
             control.clone(),
@@ -290,11 +297,13 @@ impl Server {
         ));
         let connections = {
             let (replicas, agent) = (replicas.clone(), agent.clone());
-            Connections::new(move || {
+            let room = move || {
                 let servers = agent.agreed.read(|s| s.servers.len()).max(agent.listed_count());
                 connections::room(paraft_host::descriptor_limit(), replicas.count(), servers)
-            })
+            };
+            Connections::new(room, options.access.clone())
         };
+        let audit = Arc::new(Audit::of(&options.data));
         let status = StatusService {
             server: identity.server.0,
             address: options.address.clone(),
@@ -311,9 +320,11 @@ impl Server {
                 status: status.clone(),
                 streams: Arc::default(),
                 unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
+                audit: audit.clone(),
             },
             peers: PeersService { replicas: replicas.clone(), control, peers },
             agent,
+            audit,
             replicas,
             status,
             connections,
@@ -360,10 +371,10 @@ impl Server {
             }
             drop(stop);
         });
+        tokio::spawn(expire(self.connections.clone(), self.options.access.clone(), stopped.clone()));
         let until = |mut s: watch::Receiver<()>| async move { while s.changed().await.is_ok() {} };
         if let Some(l) = metrics_listener {
-            let listener =
-                connections::BoundedListener { listener: l, connections: self.connections.clone() };
+            let listener = connections::BoundedListener::new(l, self.connections.clone());
             tokio::spawn(metrics::serve(listener, self.status.clone(), until(stopped.clone())));
         }
         let lanes = {
@@ -377,13 +388,25 @@ impl Server {
                 });
             }
         };
+        let mut owns_socket = false;
         if let Some(path) = &self.options.socket {
-            let _ = std::fs::remove_file(path); // left by a process that was killed
-            match UnixListener::bind(path) {
+            // One that nobody answers was left by a process that was killed.
+            let bound = match std::os::unix::net::UnixStream::connect(path) {
+                Ok(_) => Err(std::io::Error::new(
+                    std::io::ErrorKind::AddrInUse,
+                    "another server of this address lives",
+                )),
+                Err(_) => {
+                    let _ = std::fs::remove_file(path);
+                    UnixListener::bind(path)
+                }
+            };
+            match bound {
                 Ok(l) => {
                     let incoming = connections::incoming(l, self.connections.clone(), lanes.clone());
                     let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
                     tokio::spawn(serve);
+                    owns_socket = true;
                 }
                 Err(error) => {
                     tracing::warn!(path = %path.display(), %error, "no Unix socket: workers of this host come over TCP");
@@ -399,7 +422,7 @@ impl Server {
             // Streams of workers stay open; a graceful end must not wait for them for ever.
             () = async { until(stopped.clone()).await; tokio::time::sleep(Duration::from_millis(200)).await } => {}
         }
-        if let Some(path) = &self.options.socket {
+        if let Some(path) = self.options.socket.as_ref().filter(|_| owns_socket) {
             let _ = std::fs::remove_file(path);
         }
         self.agent.control.shutdown().await;
@@ -410,7 +433,10 @@ impl Server {
         misfit
     }
 
-    fn router(&self) -> tonic::transport::server::Router {
+    fn router(
+        &self,
+    ) -> tonic::transport::server::Router<tower::layer::util::Stack<Guard, tower::layer::util::Identity>>
+    {
         tonic::transport::Server::builder()
             .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
             .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
@@ -419,7 +445,11 @@ impl Server {
             .http2_max_header_list_size(limits::HEADER_BYTES)
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
-            .add_service(ControlServer::new(ControlService { agent: self.agent.clone() }))
+            .layer(Guard)
+            .add_service(ControlServer::new(ControlService {
+                agent: self.agent.clone(),
+                audit: self.audit.clone(),
+            }))
             .add_service(Route(self.shards.clone()))
             .add_service(Route(self.peers.clone()))
     }
@@ -427,6 +457,18 @@ impl Server {
     /// This server's status.
     pub fn status(&self) -> StatusService {
         self.status.clone()
+    }
+}
+
+/// Certificates end, and authorities are withdrawn, while connections are open: they are looked at so often.
+const EXPIRE_EVERY: Duration = Duration::from_millis(500);
+
+async fn expire(connections: Arc<Connections>, access: Access, mut stopped: watch::Receiver<()>) {
+    let Access::Certificates(credentials) = access else { return };
+    let mut withdrawn = credentials.withdrawn();
+    while tokio::time::timeout(EXPIRE_EVERY, stopped.changed()).await.is_err() {
+        let now = credentials.withdrawn();
+        connections.expire(std::mem::replace(&mut withdrawn, now) != now);
     }
 }
 

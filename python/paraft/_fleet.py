@@ -33,6 +33,8 @@ class Fleet:
         self.shards = shards or min(servers, 8)
         self.replicas = min(3, servers if servers % 2 else servers - 1) or 1
         self.durability = durability
+        #: The folder of its certificates; None: it speaks plain text (``PARAFT_INSECURE``).
+        self.certs: Optional[str] = None
         self._folder = tempfile.TemporaryDirectory(prefix="paraft-fleet-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._owner = os.getpid()
@@ -45,6 +47,13 @@ class Fleet:
             raise
 
     def _start(self, servers: int) -> None:
+        environment = dict(os.environ)
+        if not environment.get("PARAFT_INSECURE"):
+            self.certs = os.path.join(self._folder.name, "certs")
+            made = subprocess.run([program(), "certs", "new", self.certs], capture_output=True, text=True)
+            if made.returncode:
+                raise UnavailableError(f"no certificates for the servers: {made.stderr.strip()}")
+            environment["PARAFT_CERTS"] = self.certs
         for i in range(servers):
             command = [program(), "server", "--supervised", "--listen", "127.0.0.1:0", "--id", str(i)]
             command += ["--shards", str(self.shards), "--replicas", str(self.replicas), "--durability", self.durability]
@@ -52,7 +61,7 @@ class Fleet:
             # Not our group: Ctrl-C is for the script, and the servers are needed until it has left.
             with open(self._log(i) + ".err", "wb") as err:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True, env=environment
                 )
             self._processes.append(process)
         for i, process in enumerate(self._processes):

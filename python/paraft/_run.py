@@ -197,6 +197,7 @@ class Run:
             trace=(trace, int(os.environ.get("PARAFT_TRACE_STEPS", "50"))) if trace else None,
             slow=_factor("PARAFT_SLOW"),
             straggle=os.environ.get("PARAFT_STRAGGLE") or None,
+            certs=fleet.certs if fleet is not None else None,
         )
         try:
             self._session = join() if self._group is None else self._group.open(join)
@@ -458,7 +459,8 @@ def init(
 
     Args:
         fleet: servers of :func:`paraft.local`; this process is then the job's only worker, unless ``workers`` says more.
-        servers: ``host:port`` of all servers, a list or with commas between. Default: ``PARAFT_SERVERS``.
+        servers: ``host:port`` of all servers, a list or with commas between. Default: ``PARAFT_SERVERS``. They are reached with the
+            certificates of ``PARAFT_CERTS`` (docs/security.md); a launcher sets both.
         rank: this worker, from 0. Default: ``PARAFT_RANK``, ``RANK`` (torchrun), ``SLURM_PROCID``, else 0.
         workers: of the job. Default: ``PARAFT_WORKERS``, ``WORLD_SIZE``, ``SLURM_NTASKS``, else 1.
         mode: ``bsp`` (lock-step), ``ssp:S`` (bounded staleness), ``asp`` (asynchronous) or ``auto``.

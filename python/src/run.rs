@@ -5,6 +5,7 @@ use crate::{
     memory::{self, Memory},
     signals::Signals,
 };
+use paraft_tls::{Access, access::As};
 use paraft_worker::{
     Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, TensorKind, TensorSpec,
     Went, WorkerError, WorkerOptions, slow::Slowness,
@@ -49,7 +50,7 @@ impl Run {
     /// new job begins with; `state`: the addresses of the optimizer's state vectors, each as long as what is trained, after so many
     /// `updates`. `note`: what checkpoints are to say of the script. `samples`: of the training data, for leased chunks.
     #[new]
-    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None))]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -75,6 +76,7 @@ impl Run {
         trace: Option<(PathBuf, u64)>,
         slow: f64,
         straggle: Option<String>,
+        certs: Option<PathBuf>,
     ) -> PyResult<Self> {
         let job = match job {
             Some(path) => Job::load(&path, &set),
@@ -91,6 +93,11 @@ impl Run {
         let metrics = metrics.map(|m| m.parse()).transpose();
         let metrics = metrics.map_err(|e| errors::config(py, &format!("metrics address: {e}")))?;
         let slow = Slowness::of(slow, straggle.as_deref()).map_err(|e| errors::config(py, &e))?;
+        let access = match &certs {
+            None => Access::of_environment(As::Worker),
+            certs => Access::of(certs.as_deref(), false, As::Worker),
+        };
+        access.map_err(|e| errors::config(py, &format!("PARAFT_CERTS: {e}")))?.set();
         logs::start(log_file.as_deref())?;
         paraft_host::raise_descriptor_limit();
         let signals = Arc::new(Signals::new());

@@ -1,8 +1,8 @@
 //! Servers in this process.
 
-use crate::wait;
+use crate::{closed::closed, wait};
 use anyhow::{Context, Result, bail, ensure};
-use paraft_client::{Transport, status};
+use paraft_client::{Transport, connect::lazy, status};
 use paraft_common::{Durability, JobId, JobShard, ServerId, ShardId};
 use paraft_fleet::faults::{Faults, link::Links, proxy::Proxies};
 use paraft_proto::{
@@ -15,6 +15,7 @@ use paraft_server::{
     server::Place,
 };
 use paraft_store::RealDisk;
+use paraft_tls::{Access, Credentials};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::TcpListener,
@@ -24,7 +25,6 @@ use std::{
 };
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
-use tonic::transport::Endpoint;
 
 pub use paraft_proof::At;
 
@@ -48,6 +48,7 @@ pub struct Fleet {
     election: Duration,
     data: TempDir,
     asking: Runtime,
+    access: Access,
 }
 
 /// A server's life: bound, running, dead.
@@ -73,6 +74,8 @@ pub struct FleetOptions {
     pub election: Duration,
     /// Each server is behind a proxy, for [`Fleet::put`].
     pub proxies: bool,
+    /// The servers speak TLS, with certificates of [`closed`]'s authority. So are all fleets of a process, or none.
+    pub closed: bool,
 }
 
 impl Default for FleetOptions {
@@ -84,6 +87,7 @@ impl Default for FleetOptions {
             durability: Durability::default(),
             election: ELECTION,
             proxies: false,
+            closed: false,
         }
     }
 }
@@ -117,6 +121,13 @@ impl Fleet {
 
     /// Takes the ports; no server runs yet.
     pub fn bind(options: FleetOptions) -> Result<Self> {
+        let access = match options.closed {
+            false => Access::Insecure,
+            true => Access::Certificates(Credentials::of_folder(&closed().folder("peer"))?),
+        };
+        if !options.closed {
+            Access::Insecure.set();
+        }
         let listeners = (0..options.servers)
             .map(|_| TcpListener::bind("127.0.0.1:0"))
             .collect::<std::io::Result<Vec<_>>>()?;
@@ -137,6 +148,7 @@ impl Fleet {
             election: options.election,
             data,
             asking: Builder::new_current_thread().enable_all().build()?,
+            access,
         })
     }
 
@@ -212,6 +224,7 @@ impl Fleet {
             timeouts: Timeouts::new(self.election.min(ELECTION), REPLACE),
             check_every: Some(CHECK_EVERY),
             socket: paraft_host::socket_path(&self.at.addresses[id as usize]),
+            access: self.access.clone(),
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let (server, listener) = runtime.block_on(async {
@@ -333,9 +346,10 @@ impl Fleet {
 
     /// Who a server is, and whom it knows.
     pub fn hello(&self, id: u32) -> Result<HelloReply> {
-        let to = Endpoint::from_shared(format!("http://{}", self.at.addresses[id as usize]))?;
         self.asking.block_on(async {
-            let mut client = ControlClient::new(to.connect().await?);
+            let channel =
+                lazy(&self.at.addresses[id as usize], &Access::ours()).map_err(|e| anyhow::anyhow!(e))?;
+            let mut client = ControlClient::new(channel);
             Ok(client.hello(HelloRequest {}).await?.into_inner())
         })
     }

@@ -9,6 +9,7 @@
 //! - [`stream`]: a worker's stream by hand, for messages that no client sends.
 //! - [`wait`]: waiting for a condition, with a deadline and the last state in the message.
 
+pub mod closed;
 pub mod fleet;
 pub mod raw;
 pub mod stream;

@@ -9,10 +9,14 @@ use crate::{
     slow::{Slowness, Straggle},
     worker::{WorkerError, WorkerOptions, run},
 };
-use clap::{Args, Parser};
+use clap::{Args, Parser, builder::FalseyValueParser};
 use paraft_common::group::MAX_RANKS;
 use paraft_data::Split;
 use paraft_models::Model;
+use paraft_tls::{
+    Access,
+    access::{self, As},
+};
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use std::{
     net::SocketAddr,
@@ -80,11 +84,46 @@ pub struct WorkerArgs {
     pub supervised: bool,
 }
 
+/// How a process comes by connections: flags of every command.
+#[derive(Args, Clone, Debug)]
+pub struct AccessArgs {
+    /// Certificates to speak TLS with: a folder with ca.crt, tls.crt and tls.key, or one as `paraft certs new` makes it; `-`: all
+    /// three on standard input.
+    #[arg(long, global = true, value_name = "FOLDER", env = access::CERTS)]
+    pub certs: Option<PathBuf>,
+    /// Speak plain text over TCP: whoever reaches a port may read and change everything.
+    #[arg(long, global = true, env = access::INSECURE, conflicts_with = "certs", value_parser = FalseyValueParser::new())]
+    pub insecure: bool,
+}
+
+impl AccessArgs {
+    /// From now on this process comes by connections as they say.
+    ///
+    /// # Errors
+    /// The certificates will not do.
+    pub fn take(&self, shows: As) -> Result<(), String> {
+        let access = Access::of(self.certs.as_deref(), self.insecure, shows);
+        access.map_err(|e| format!("--certs: {e}")).map(Access::set)
+    }
+}
+
 #[derive(Parser)]
 #[command(about = "A Paraft worker with a model of its own")]
 struct Cli {
     #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
     args: WorkerArgs,
+}
+
+/// The flags of a worker, which have been taken in where they are the process's.
+fn flags() -> WorkerArgs {
+    let Cli { access, args } = Cli::parse();
+    if let Err(e) = access.take(As::Worker) {
+        eprintln!("error: {e}");
+        std::process::exit(exit::CONFIG);
+    }
+    args
 }
 
 /// A model and its data, made from the job and its folder. In the job that it gets, `train.device` is `cpu` or a certain GPU.
@@ -93,7 +132,7 @@ pub type Factory = fn(&Job) -> Result<(Box<dyn Model>, Split), WorkerError>;
 /// `main` of a worker binary with a model of its own: reads the flags, trains, ends the process with the exit
 /// code of docs/configuration.md.
 pub fn main(factory: Factory) -> ! {
-    let code = train(&Cli::parse().args, factory);
+    let code = train(&flags(), factory);
     std::process::exit(code)
 }
 
@@ -113,7 +152,7 @@ pub fn main(factory: Factory) -> ! {
 /// # }
 /// ```
 pub fn main_of_loop(own: impl FnOnce(&Job, &WorkerOptions) -> Result<(), WorkerError>) -> ! {
-    std::process::exit(under_flags(&Cli::parse().args, own))
+    std::process::exit(under_flags(&flags(), own))
 }
 
 /// Runs a worker; errors go to standard error as "error: ..." and into the exit code.

@@ -20,6 +20,7 @@ use paraft_common::{
 };
 use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring};
 use paraft_models::{Model, ModelError, Nccl, UniqueId};
+use paraft_tls::Access;
 use std::{
     ops::Range,
     sync::{Arc, mpsc},
@@ -69,6 +70,7 @@ struct Bound {
 /// This process as a rank.
 pub(crate) struct Ranks {
     member: Member,
+    job: String,
     listener: Listener,
     stop: Arc<dyn Interrupt>,
     /// Of the last group.
@@ -82,12 +84,19 @@ pub(crate) type Together<T = ()> = Result<T, GroupError>;
 impl Ranks {
     /// Asks nobody yet.
     pub fn new(mut options: MemberOptions, stop: Arc<dyn Interrupt>) -> Result<Self, WorkerError> {
+        if matches!(Access::ours(), Access::Closed) {
+            let why = Access::no_certificate();
+            return Err(WorkerError::Job(format!(
+                "the ranks of a group speak to each other over TCP: {why}"
+            )));
+        }
         let server = options.servers.first().cloned().unwrap_or_default();
         let listener = Listener::towards(&server).map_err(|e| {
             WorkerError::Job(format!("the other ranks of the group cannot reach this one: {server}: {e}"))
         })?;
         options.address = listener.address().to_string();
-        Ok(Self { member: Member::new(options)?, listener, stop, lost: Vec::new(), bound: None })
+        let job = options.job.clone();
+        Ok(Self { member: Member::new(options)?, job, listener, stop, lost: Vec::new(), bound: None })
     }
 
     /// Leaves the group, if there is one, and waits for an assignment in the next. False: the job is done.
@@ -147,6 +156,7 @@ impl Ranks {
         let rendezvous = Rendezvous {
             generation: assignment.generation,
             secret: assignment.secret(),
+            job: self.job.clone(),
             place,
             ranks: assignment.ranks.iter().map(peer).collect(),
         };

@@ -2,6 +2,7 @@
 
 use crate::worker::WorkerError;
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
+use paraft_tls::{Need, Wire, listen::wires};
 use paraft_trace::Stages;
 use prometheus_client::{
     encoding::text::encode,
@@ -20,6 +21,7 @@ use std::{
     },
     thread,
 };
+use tokio::sync::mpsc;
 
 /// Numbers that the training loop stores and a scrape reads.
 #[derive(Debug, Default)]
@@ -80,18 +82,37 @@ impl Gauges {
 }
 
 /// Serves `/metrics` where the options say so.
-pub fn serve_at(at: Option<SocketAddr>, gauges: &Arc<Gauges>) -> Result<(), WorkerError> {
+pub fn serve_at(at: Option<SocketAddr>, gauges: &Arc<Gauges>, job: &str) -> Result<(), WorkerError> {
     let Some(at) = at else { return Ok(()) };
     let cannot = |e: std::io::Error| format!("--metrics {at}: {e}");
     let listener = TcpListener::bind(at)
         .map_err(|e| WorkerError::Job(format!("{}; choose another port or 0", cannot(e))))?;
     let bound = listener.local_addr().map_or(at, |a| a);
     tracing::info!(at = %bound, "serving /metrics");
-    serve(listener, gauges.clone()).map_err(|e| WorkerError::Job(cannot(e)))
+    serve(listener, gauges.clone(), job.into()).map_err(|e| WorkerError::Job(cannot(e)))
+}
+
+/// Connections at whose other end somebody is who may look at the job.
+struct Wires(mpsc::Receiver<Wire>);
+
+impl axum::serve::Listener for Wires {
+    type Io = Wire;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Wire, ()) {
+        match self.0.recv().await {
+            Some(wire) => (wire, ()),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Serves `/metrics` on a thread of its own until the process ends.
-fn serve(listener: TcpListener, gauges: Arc<Gauges>) -> std::io::Result<()> {
+fn serve(listener: TcpListener, gauges: Arc<Gauges>, job: String) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let page = |State(g): State<Arc<Gauges>>| async move {
@@ -102,7 +123,7 @@ fn serve(listener: TcpListener, gauges: Arc<Gauges>) -> std::io::Result<()> {
     let serve = move || {
         runtime.block_on(async move {
             if let Ok(listener) = tokio::net::TcpListener::from_std(listener) {
-                let _ = axum::serve(listener, app).await;
+                let _ = axum::serve(Wires(wires(listener, Need::Reader, job)), app).await;
             }
         });
     };

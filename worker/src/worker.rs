@@ -126,7 +126,7 @@ pub fn run(
     }
     let plan = Plan::new(job, &data.train)?;
     let gauges = Arc::new(Gauges::default());
-    metrics::serve_at(options.metrics, &gauges)?;
+    metrics::serve_at(options.metrics, &gauges, &job.name)?;
     let digest = data.digest()?;
     let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), digest, plan, gauges };
     let reduces = job.train.exchange == Exchange::AllReduce;

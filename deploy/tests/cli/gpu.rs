@@ -30,6 +30,9 @@ impl Gpus {
             .env("LD_LIBRARY_PATH", &self.libraries)
             .env("PARAFT_CACHE", self.scratch.path().join("cache"))
             .envs(self.settings.iter().map(|(k, v)| (k, v)));
+        if args.first() == Some(&"worker") {
+            c.env("PARAFT_INSECURE", "1"); // as the servers that are started by hand here
+        }
         c
     }
 
@@ -111,7 +114,11 @@ fn a_gpu_that_fails_ends_its_worker_with_the_kernels_name_and_the_fleet_goes_on(
     let _fleet: Vec<_> = (0..3)
         .map(|id| {
             let mut c = paraft();
-            c.arg("server").arg(&path).args(["--id", &id.to_string()]).stderr(Stdio::null());
+            c.env("PARAFT_INSECURE", "1")
+                .arg("server")
+                .arg(&path)
+                .args(["--id", &id.to_string()])
+                .stderr(Stdio::null());
             Held(c.arg("--data").arg(gpus.dir(&format!("s{id}"))).spawn().expect("server"))
         })
         .collect();
@@ -253,7 +260,12 @@ fn ranks_on_cpus_and_on_gpus_make_no_group() {
     let body = digits("bsp", 1, 2) + &format!("addresses = {servers:?}\n");
     let path = job(gpus.scratch.path(), &body);
     let mut c = paraft();
-    c.arg("server").arg(&path).args(["--id", "0", "--data"]).arg(gpus.dir("s0")).stderr(Stdio::null());
+    c.env("PARAFT_INSECURE", "1")
+        .arg("server")
+        .arg(&path)
+        .args(["--id", "0", "--data"])
+        .arg(gpus.dir("s0"))
+        .stderr(Stdio::null());
     let _server = Held(c.spawn().expect("server"));
     let rank = |rank: &str, device: &str| {
         let mut c = gpus.paraft(&["worker"]);

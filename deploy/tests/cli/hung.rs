@@ -28,6 +28,7 @@ fn leader(fleet: &Fleet) -> u64 {
 }
 
 fn fleet(folder: &Path, transport: Transport) -> (Fleet, At) {
+    paraft_tls::Access::Insecure.set(); // as its servers
     let fleet = Fleet::start(folder, None);
     fleet.all("serving");
     let at = At { addresses: fleet.addresses.clone(), shards: 3, replicas: 3, transport };

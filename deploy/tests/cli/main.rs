@@ -2,6 +2,7 @@
 
 mod agreement;
 mod bench;
+mod closed;
 mod common;
 mod compare;
 mod crowds;

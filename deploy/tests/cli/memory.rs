@@ -99,7 +99,7 @@ fn serve_after(fleet: &mut Fleet, id: usize, first: &str) {
     let (job, data) = (job.display(), fleet.data(id));
     let line = format!("{first} && exec {paraft} server {job} --id {id} --data {}", data.display());
     let mut shell = Command::new("sh");
-    shell.args(["-c", &line]).env_remove("PARAFT_SERVERS");
+    shell.args(["-c", &line]).env_remove("PARAFT_SERVERS").env("PARAFT_INSECURE", "1");
     let server = Process::start(format!("server-{id}"), shell, &fleet.folder).expect("a shell");
     fleet.servers[id] = Some(server);
 }
@@ -237,7 +237,12 @@ fn a_server_whose_address_space_is_limited_says_so_or_counts_with_it() {
             data.display()
         );
         let mut shell = Command::new("sh");
-        shell.args(["-c", &line]).stdin(Stdio::null()).stderr(Stdio::piped()).env_remove("PARAFT_SERVERS");
+        shell
+            .args(["-c", &line])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .env_remove("PARAFT_SERVERS")
+            .env("PARAFT_INSECURE", "1");
         shell.spawn().expect("a shell")
     };
     let out = start(700_000).wait_with_output().expect("it ends");

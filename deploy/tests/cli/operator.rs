@@ -16,7 +16,11 @@ fn the_same_job_runs_by_hand() {
     let fleet: Vec<_> = (0..3)
         .map(|id| {
             let mut c = paraft();
-            c.arg("server").arg(&path).args(["--id", &id.to_string()]).stderr(Stdio::null());
+            c.env("PARAFT_INSECURE", "1")
+                .arg("server")
+                .arg(&path)
+                .args(["--id", &id.to_string()])
+                .stderr(Stdio::null());
             c.arg("--data").arg(scratch.path().join(format!("s{id}")));
             if id == 0 {
                 c.args(["--metrics", metrics]);
@@ -89,7 +93,7 @@ fn a_worker_that_finds_no_servers_says_so_for_each_address() {
     let free = free_addresses(1).remove(0);
     let body = digits("bsp", 1, 1) + &format!("addresses = [\"{free}\"]\ntimeout_ms = 700\n");
     let path = job(scratch.path(), &body);
-    let out = run(&["worker", path.to_str().expect("utf-8"), "--rank", "0"]);
+    let out = run(&["worker", path.to_str().expect("utf-8"), "--rank", "0", "--insecure"]);
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(69), "{err}");
     assert!(err.contains(&free) && err.contains("refused"), "{err}");
@@ -129,7 +133,10 @@ fn a_control_group_without_a_majority_is_said_with_who_answers_and_what_to_do() 
     contains(&text(&out.stderr), &["control group", &answers]);
 
     let mut joins = paraft();
-    joins.args(["server", "--listen", "127.0.0.1:0", "--join", &fleet.list(), "--data"]).arg(fleet.data(3));
+    joins
+        .env("PARAFT_INSECURE", "1")
+        .args(["server", "--listen", "127.0.0.1:0", "--join", &fleet.list(), "--data"])
+        .arg(fleet.data(3));
     let mut joins = Held(joins.stderr(Stdio::piped()).spawn().expect("server"));
     let (tell, said) = mpsc::channel();
     let lines = BufReader::new(joins.0.stderr.take().expect("stderr")).lines().map_while(Result::ok);

@@ -107,7 +107,7 @@ fn a_taken_port_is_named_with_the_line_that_asks_for_it() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("port");
     let address = taken.local_addr().expect("address").to_string();
     let path = job(scratch.path(), &(digits("bsp", 1, 1) + &format!("addresses = [\"{address}\"]\n")));
-    let out = run(&["server", path.to_str().expect("utf-8"), "--id", "0"]);
+    let out = run(&["server", path.to_str().expect("utf-8"), "--id", "0", "--insecure"]);
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(78), "{err}");
     for w in ["job.toml:15", address.as_str(), "in use", "help"] {

@@ -80,6 +80,7 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     for (servers, flags, words) in cases {
         let mut command = paraft();
         command
+            .env("PARAFT_INSECURE", "1")
             .args(["server", "--id", "0", "--election-ms", "200", "--servers", servers, "--data"])
             .arg(fleet.data(0));
         let out = command.args(flags).output().expect("paraft starts");
@@ -95,6 +96,7 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     ] {
         let mut command = paraft();
         command
+            .env("PARAFT_INSECURE", "1")
             .args(["server", "--id", "0", "--election-ms", "200", "--servers", &list, "--data"])
             .arg(&fresh);
         let out = command.args(flags).output().expect("paraft starts");
@@ -105,7 +107,10 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     // Its identity is gone, and what it held is there.
     fs::rename(fleet.data(0).join("identity"), fleet.data(0).join("elsewhere")).expect("moved");
     let mut command = paraft();
-    command.args(["server", "--id", "0", "--servers", &list, "--data"]).arg(fleet.data(0));
+    command
+        .env("PARAFT_INSECURE", "1")
+        .args(["server", "--id", "0", "--servers", &list, "--data"])
+        .arg(fleet.data(0));
     let out = command.output().expect("paraft starts");
     assert_eq!(out.status.code(), Some(78), "{}", text(&out.stderr));
     contains(&text(&out.stderr), &["identity", "is gone"]);
@@ -118,7 +123,12 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     {
         let log = scratch.path().join(format!("{name}.log"));
         let mut command = paraft();
-        command.args(["server", "--listen", "127.0.0.1:0"]).args(place).arg("--log-file").arg(&log);
+        command
+            .env("PARAFT_INSECURE", "1")
+            .args(["server", "--listen", "127.0.0.1:0"])
+            .args(place)
+            .arg("--log-file")
+            .arg(&log);
         let stray = command.arg("--data").arg(scratch.path().join(name)).spawn().expect("it starts");
         let _stray = Held(stray);
         wait("it to say that it is kept out", || {

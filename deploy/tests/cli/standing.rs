@@ -12,6 +12,9 @@ struct Standing {
 impl Standing {
     fn start(folder: &Path) -> Self {
         let addresses = free_addresses(3);
+        let out =
+            paraft().args(["certs", "new", "certs"]).current_dir(folder).output().expect("paraft starts");
+        assert!(out.status.success(), "{}", text(&out.stderr));
         let mut fleet = Self { addresses, folder: folder.into(), servers: vec![None, None, None] };
         (0..3).for_each(|id| fleet.serve(id));
         wait("the fleet to stand", || match fleet.say(&["status", fleet.any(), "--wait", "whole"]) {
@@ -23,6 +26,7 @@ impl Standing {
 
     fn serve(&mut self, id: usize) {
         let mut c = paraft();
+        c.arg("--certs").arg(self.folder.join("certs"));
         c.args(["server", "--shards", "0", "--replicas", "3", "--election-ms", "200"]);
         c.args(["--servers", &self.addresses.join(","), "--id", &id.to_string()])
             .arg("--data")
@@ -41,7 +45,9 @@ impl Standing {
 
     /// Runs a command of the fleet's in its folder; gives its exit code and what it has said.
     fn say(&self, args: &[&str]) -> (Option<i32>, String) {
-        let out = paraft().args(args).current_dir(&self.folder).output().expect("paraft starts");
+        let mut c = paraft();
+        c.env("PARAFT_CERTS", self.folder.join("certs"));
+        let out = c.args(args).current_dir(&self.folder).output().expect("paraft starts");
         (out.status.code(), text(&out.stdout) + &text(&out.stderr))
     }
 

@@ -160,7 +160,7 @@ fn nothing_is_recorded_unless_it_is_asked_for_and_the_sums_are_served_all_the_sa
         line["fields"]["at"].as_str().map(str::to_string).ok_or(line.to_string())
     });
     let page = wait("sums of the stages", || {
-        let page = get(&server);
+        let page = get(&server, &l.run_dir);
         let counted = |stage: &str| {
             let line = format!("paraft_stage_spans_total{{stage=\"{stage}\"}} ");
             page.lines().find_map(|l| l.strip_prefix(&line)?.parse::<u64>().ok()).unwrap_or(0) > 0
@@ -187,10 +187,14 @@ fn nothing_is_recorded_unless_it_is_asked_for_and_the_sums_are_served_all_the_sa
     assert_eq!(out.status.code(), Some(2), "steps of what? {}", text(&out.stderr));
 }
 
-fn get(address: &str) -> String {
+/// As Prometheus gets it, with a certificate of the run's.
+fn get(address: &str, run_dir: &Path) -> String {
+    use paraft_tls::{Access, access::As, access::Expected, blocking::Wire};
     use std::io::{Read, Write};
     let mut page = String::new();
-    let Ok(mut stream) = std::net::TcpStream::connect(address) else { return page };
+    let Ok(socket) = std::net::TcpStream::connect(address) else { return page };
+    let access = Access::of(Some(&run_dir.join("certs")), false, As::Admin).expect("certificates");
+    let mut stream = Wire::dial(socket, &access, &Expected::SERVER).expect("TLS");
     let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let _ = stream.read_to_string(&mut page);
     page

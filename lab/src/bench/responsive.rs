@@ -22,7 +22,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 #[derive(Args)]
 pub struct ResponsiveBenchArgs {
@@ -186,8 +186,7 @@ fn ask_digests(address: &str, count: u64, made: &AtomicU64, over: &AtomicBool) {
 }
 
 async fn connect(address: &str) -> Option<Channel> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).ok()?.tcp_nodelay(true);
-    endpoint.connect_timeout(TIMEOUT).connect().await.ok()
+    paraft_client::connect::channel(address, paraft_client::Transport::Tcp).await.ok()
 }
 
 fn in_runtime(work: impl Future<Output = ()>) {

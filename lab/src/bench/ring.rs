@@ -12,7 +12,7 @@ use super::{
 use clap::Args;
 use paraft_common::codec::F32_BYTES;
 use paraft_compute::collective::{Group, Listener, Peer, Rendezvous};
-use paraft_fleet::{failure::Failure, launch};
+use paraft_fleet::{certs::Certs, failure::Failure, launch};
 use paraft_worker::exit;
 use std::{
     io::{Read, Write},
@@ -69,6 +69,8 @@ fn failed(e: impl std::fmt::Display) -> Failure {
 }
 
 fn one(args: &RingBenchArgs, bytes: usize, interrupted: &AtomicI32) -> Result<Times, Failure> {
+    let scratch = tempfile::tempdir().map_err(failed)?;
+    let _ = Certs::of_own(scratch.path(), None)?;
     let n = args.ranks as usize;
     let listen = || Listener::towards("127.0.0.1:1").map_err(failed);
     let listeners = (0..n).map(|_| listen()).collect::<Result<Vec<_>, _>>()?;
@@ -82,7 +84,8 @@ fn one(args: &RingBenchArgs, bytes: usize, interrupted: &AtomicI32) -> Result<Ti
     thread::scope(|s| {
         let mut running = Vec::new();
         for (place, mut listener) in listeners.into_iter().enumerate() {
-            let rendezvous = Rendezvous { generation: 1, secret: 1, place, ranks: ranks.clone() };
+            let rendezvous =
+                Rendezvous { generation: 1, secret: 1, job: String::new(), place, ranks: ranks.clone() };
             let (together, (mut next, mut previous)) = (together.clone(), pipes.remove(0));
             running.push(s.spawn(move || {
                 let met = Group::form(rendezvous, &mut listener, Duration::from_secs(10));

@@ -9,9 +9,10 @@ use paraft_proof::At;
 use paraft_proto::{
     DescribeRequest, DrainRequest, StatusReply, StatusRequest, control_client::ControlClient,
 };
+use paraft_tls::{Access, access::As};
 use paraft_worker::exit;
 use std::{path::Path, time::Duration};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// What the fleet looks like.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +84,7 @@ impl TestCluster {
     /// Prepares questions to a server that is new where it listens.
     fn connect(&mut self, place: usize) -> Result<(), Failure> {
         let direct = &self.fleet.listens()[place];
-        let lazy = async { Endpoint::from_shared(format!("http://{direct}")).map(|e| e.connect_lazy()) };
+        let lazy = async { paraft_client::connect::lazy(direct, &Access::ours()) };
         let channel = self.asking.block_on(lazy);
         let channel =
             channel.map_err(|e| Failure::new(exit::FAILED, format!("server-{place}: {direct}: {e}")))?;
@@ -92,6 +93,11 @@ impl TestCluster {
             None => self.channels.push(channel),
         }
         Ok(())
+    }
+
+    /// As its servers come by connections: with a certificate that is good, to say what is not.
+    pub fn as_server(&self) -> Result<Access, Failure> {
+        self.fleet.access(As::Peer)
     }
 
     /// The fleet as workers see it.

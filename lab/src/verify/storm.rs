@@ -132,7 +132,8 @@ impl Storm<'_> {
             Kind::Stranger => {
                 let mut rng = ChaCha8Rng::seed_from_u64(self.schedule.pick(usize::MAX) as u64);
                 let addresses = self.cluster.direct();
-                let visit = self.cluster.ask(stranger::visit(&addresses, &mut rng, lasting));
+                let access = self.cluster.as_server()?;
+                let visit = self.cluster.ask(stranger::visit(&addresses, &access, &mut rng, lasting));
                 if let Some(taken) = visit.taken.first() {
                     return Err(Failure::new(exit::FAILED, format!("BROKEN: a stranger was heard: {taken}")));
                 }

@@ -1,6 +1,7 @@
 //! The halves of a lane's socket. Over a Unix socket descriptors come and go with the bytes.
 
 use super::{Shared, lock};
+use paraft_tls::{Wire, stream as tls};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
@@ -27,6 +28,8 @@ const DESCRIPTORS: usize = 2;
 pub enum ReadHalf {
     /// Of a connection over TCP.
     Tcp(tcp::OwnedReadHalf),
+    /// Of one under TLS.
+    Tls(Box<tls::ReadHalf>),
     /// Of one over a Unix socket, and where descriptors go. Nobody is woken here because there is room to write: the kernel says
     /// so whenever the other side has read anything.
     Unix(AsyncFd<Arc<OwnedFd>>, Arc<Shared>),
@@ -37,14 +40,24 @@ pub enum ReadHalf {
 pub enum WriteHalf {
     /// Of a connection over TCP.
     Tcp(tcp::OwnedWriteHalf),
+    /// Of one under TLS.
+    Tls(tls::WriteHalf),
     /// Of one over a Unix socket, and what waits for room in it, while there is none.
     Unix(Arc<OwnedFd>, Option<AsyncFd<OwnedFd>>),
 }
 
 /// Both halves of a connection over TCP.
-pub fn over_tcp(socket: TcpStream) -> (ReadHalf, WriteHalf) {
-    let (read, write) = socket.into_split();
-    (ReadHalf::Tcp(read), WriteHalf::Tcp(write))
+pub fn over_tcp(wire: Wire) -> (ReadHalf, WriteHalf) {
+    match wire {
+        Wire::Plain(socket) => {
+            let (read, write) = socket.into_split();
+            (ReadHalf::Tcp(read), WriteHalf::Tcp(write))
+        }
+        Wire::Tls(stream) => {
+            let (read, write) = stream.into_split();
+            (ReadHalf::Tls(Box::new(read)), WriteHalf::Tls(write))
+        }
+    }
 }
 
 /// Both halves of a connection over a Unix socket, whose ends share this.
@@ -66,7 +79,7 @@ impl ReadHalf {
     /// What the ends of the lane share, if they can.
     pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
         match self {
-            Self::Tcp(_) => None,
+            Self::Tcp(_) | Self::Tls(_) => None,
             Self::Unix(_, shared) => Some(shared),
         }
     }
@@ -76,6 +89,7 @@ impl AsyncRead for ReadHalf {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (socket, shared) = match self.get_mut() {
             Self::Tcp(half) => return Pin::new(half).poll_read(cx, buf),
+            Self::Tls(half) => return Pin::new(half).poll_read(cx, buf),
             Self::Unix(socket, shared) => (socket, shared),
         };
         let most = buf.remaining();
@@ -109,13 +123,22 @@ fn receive(socket: &OwnedFd, into: &mut [u8], shared: &Shared) -> io::Result<usi
 }
 
 impl WriteHalf {
-    /// Writes what there is room for, on any thread, and waits for nothing.
+    /// Writes what there is room for, on any thread, and waits for nothing. Under TLS some of it may wait for [`Self::try_send`].
     pub(crate) fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(half) => half.try_write_vectored(bufs),
+            Self::Tls(half) => half.try_write(bufs),
             Self::Unix(socket, _) => {
                 Ok(sendmsg(socket, bufs, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
             }
+        }
+    }
+
+    /// Sends what was written and waits; `WouldBlock`: some of it is left.
+    pub(crate) fn try_send(&self) -> io::Result<()> {
+        match self {
+            Self::Tls(half) => half.try_send(),
+            Self::Tcp(_) | Self::Unix(..) => Ok(()),
         }
     }
 
@@ -142,6 +165,8 @@ impl WriteHalf {
                     ready!(socket.poll_write_ready(cx))?;
                     write(self)
                 }
+                // What it has sealed goes first, and may be all that there is room for.
+                Self::Tls(_) => write(self),
                 Self::Unix(_, None) => write(self),
                 Self::Unix(_, Some(waits)) => {
                     ready!(waits.poll_write_ready(cx))?.clear_ready();
@@ -149,7 +174,10 @@ impl WriteHalf {
                 }
             };
             match done {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.wait()?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => match self {
+                    Self::Tls(half) => ready!(half.poll_ready(cx))?,
+                    _ => self.wait()?,
+                },
                 done => {
                     if let Self::Unix(_, waits) = self {
                         *waits = None;
@@ -174,13 +202,14 @@ impl AsyncWrite for WriteHalf {
         self.get_mut().poll_io(cx, |half| half.try_write(&[IoSlice::new(buf)]))
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().poll_io(cx, Self::try_send)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(half) => Pin::new(half).poll_shutdown(cx),
+            Self::Tls(half) => Pin::new(half).poll_shutdown(cx),
             Self::Unix(socket, _) => Poll::Ready(Ok(shutdown(&*socket, Shutdown::Write)?)),
         }
     }

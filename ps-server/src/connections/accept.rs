@@ -1,13 +1,13 @@
 //! The listeners. No error of `accept` ends one: tonic would ask again at once, which with no descriptor left takes a
 //! whole core and brings nothing.
 
-use super::{Connections, Guarded, Lane, Origin, lanes::Carries};
+use super::{Connections, Guarded, Lane, Origin, door::Opens};
 use futures::Stream;
 use paraft_host::is_shortage;
 use paraft_proto::limits;
+use paraft_tls::{Need, Wire};
 use std::{future::Future, io, sync::Arc, time::Duration};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::mpsc,
 };
@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What connections come from.
 pub trait Listen: Send + 'static {
     /// A connection.
-    type Socket: AsyncRead + AsyncWrite + Carries + Unpin + Send + 'static;
+    type Socket: Opens;
     /// The next connection, and where it comes from. Dropping the future loses none.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Socket, Origin)>> + Send;
 }
@@ -71,16 +71,18 @@ impl Connections {
     }
 }
 
-/// Connections whose first bytes have come, and that tonic has not taken yet.
+/// Connections whose first bytes have come, and that nobody has taken yet.
 const BEGUN: usize = 64;
 
-/// The connections of a listener, for tonic; those that ask for lanes go to `lanes`. It does not end, and there is no error
-/// among them.
-pub fn incoming<L: Listen + Sync>(
+/// The connections of a listener, once it is known who is at their other end.
+fn opened<L: Listen + Sync, T: Send + 'static, F>(
     listener: L,
     connections: Arc<Connections>,
-    lanes: impl Fn(Lane) + Clone + Send + 'static,
-) -> impl Stream<Item = io::Result<Guarded<L::Socket>>> {
+    begin: impl Fn(Guarded<<L::Socket as Opens>::Wire>) -> F + Clone + Send + 'static,
+) -> mpsc::Receiver<T>
+where
+    F: Future<Output = Option<T>> + Send,
+{
     let (tx, rx) = mpsc::channel(BEGUN);
     tokio::spawn(async move {
         loop {
@@ -88,34 +90,68 @@ pub fn incoming<L: Listen + Sync>(
                 () = tx.closed() => return,
                 socket = connections.accept(&listener) => socket,
             };
-            let (tx, lanes) = (tx.clone(), lanes.clone());
-            // What it speaks is waited for on the side: one that is slow to say it holds up no other.
+            let (tx, begin) = (tx.clone(), begin.clone());
+            // Who it is, and what it speaks, is waited for on the side: one that is slow to say it holds up no other.
             tokio::spawn(async move {
-                match socket.begins().await {
-                    Some(Ok(socket)) => drop(tx.send(Ok(socket)).await),
-                    Some(Err(lane)) => lanes(lane),
-                    None => {}
+                if let Some(socket) = socket.opened().await
+                    && let Some(begun) = begin(socket).await
+                {
+                    let _ = tx.send(begun).await;
                 }
             });
         }
     });
-    ReceiverStream::new(rx)
+    rx
 }
 
-/// The same for axum. What comes by it stays unknown: `/metrics` is for whoever reads it, and gives way first.
-pub struct BoundedListener {
-    /// Where they come from.
-    pub listener: TcpListener,
-    /// What they are counted among.
-    pub connections: Arc<Connections>,
+/// The connections of a listener, for tonic; those that ask for lanes go to `lanes`. It does not end, and there is no error
+/// among them.
+pub fn incoming<L: Listen + Sync>(
+    listener: L,
+    connections: Arc<Connections>,
+    lanes: impl Fn(Lane) + Clone + Send + 'static,
+) -> impl Stream<Item = io::Result<Guarded<<L::Socket as Opens>::Wire>>> {
+    let begun = opened(listener, connections, move |socket: Guarded<<L::Socket as Opens>::Wire>| {
+        let lanes = lanes.clone();
+        async move {
+            match socket.begins().await? {
+                Ok(socket) => Some(Ok(socket)),
+                Err(lane) => {
+                    lanes(lane);
+                    None
+                }
+            }
+        }
+    });
+    ReceiverStream::new(begun)
+}
+
+/// The same for axum. What comes by it stays unknown: `/metrics` is for whoever may look at all jobs, and gives way first.
+pub struct BoundedListener(mpsc::Receiver<Guarded<Wire>>);
+
+impl BoundedListener {
+    /// Those of a listener.
+    pub fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
+        Self(opened(listener, connections, |socket: Guarded<Wire>| async move {
+            let visitor = socket.visitor();
+            if visitor.rights().are_for_all(Need::Reader) {
+                return Some(socket);
+            }
+            visitor.denied("/metrics, which is of all jobs", Need::Reader).await;
+            None
+        }))
+    }
 }
 
 impl axum::serve::Listener for BoundedListener {
-    type Io = Guarded<TcpStream>;
+    type Io = Guarded<Wire>;
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, ()) {
-        (self.connections.accept(&self.listener).await, ())
+        match self.0.recv().await {
+            Some(socket) => (socket, ()),
+            None => std::future::pending().await,
+        }
     }
 
     fn local_addr(&self) -> io::Result<()> {

@@ -42,7 +42,7 @@ impl Place {
     fn stays(&self, cx: &Context<'_>) -> io::Result<()> {
         self.0.held.waker.register(cx.waker());
         match self.0.is_shed() {
-            true => Err(io::Error::new(ErrorKind::ConnectionAborted, "closed to make room for another")),
+            true => Err(io::Error::new(ErrorKind::ConnectionAborted, "closed from here")),
             false => Ok(()),
         }
     }
@@ -55,9 +55,21 @@ impl Place {
 
 impl<S> Guarded<S> {
     pub(super) fn new(socket: S, visitor: Visitor) -> Self {
-        let limit = visitor.connections.preface;
+        Self::at(socket, Place(visitor))
+    }
+
+    pub(super) fn at(socket: S, place: Place) -> Self {
+        let limit = place.0.connections.preface;
         let silent = Some((PREFACE_BYTES, Box::pin(tokio::time::sleep(limit))));
-        Self { socket, place: Place(visitor), silent, begun: ([0; PREFACE_BYTES], PREFACE_BYTES) }
+        Self { socket, place, silent, begun: ([0; PREFACE_BYTES], PREFACE_BYTES) }
+    }
+
+    pub(super) fn apart(self) -> (S, Place) {
+        (self.socket, self.place)
+    }
+
+    pub(super) fn visitor(&self) -> Visitor {
+        self.place.0.clone()
     }
 
     fn stays(&self, cx: &Context<'_>) -> io::Result<()> {

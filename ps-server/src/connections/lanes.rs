@@ -5,8 +5,9 @@ use paraft_lanes::{
     Purpose,
     shared::{ReadHalf, Shared, Trust, WriteHalf, over_tcp, over_unix},
 };
+use paraft_tls::Wire;
 use std::{io, sync::Arc};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 
 /// What a lane's socket is made of, and what its ends share: a server copies what lies in a worker's memory.
 pub type Halves = (ReadHalf, WriteHalf, Option<Arc<Shared>>);
@@ -20,7 +21,7 @@ pub trait Carries {
     fn halves(self) -> io::Result<Halves>;
 }
 
-impl Carries for TcpStream {
+impl Carries for Wire {
     fn halves(self) -> io::Result<Halves> {
         let (read, write) = over_tcp(self);
         Ok((read, write, None))

@@ -6,13 +6,15 @@
 //! connections, and no server, worker or log its descriptor.
 //!
 //! - `table`: who is admitted and who goes, decided in pure functions.
+//! - `door`: who is at the other end.
 //! - `guarded`: the stream around the socket.
 //! - `accept`: the listeners, which no error ends.
 //! - `lanes`: connections whose first bytes ask for a lane instead of HTTP/2.
 //!
-//! Who may speak at all is not decided here.
+//! What who was let in may ask for is decided in `rpc::rights`.
 
 mod accept;
+mod door;
 mod guarded;
 mod lanes;
 mod table;
@@ -22,16 +24,18 @@ pub use guarded::Guarded;
 pub use lanes::Lane;
 pub use table::{Bounds, Origin, Rank};
 
+use door::Refusals;
 use futures::task::AtomicWaker;
+use paraft_tls::{Access, Rights};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 use table::Table;
 
@@ -71,6 +75,8 @@ pub fn room(limit: u64, replicas: usize, servers: usize) -> usize {
 /// All connections of a server. One for the process.
 pub struct Connections {
     room: Box<dyn Fn() -> usize + Send + Sync>,
+    access: Access,
+    refusals: Refusals,
     preface: Duration,
     state: Mutex<State>,
     began: Instant,
@@ -95,6 +101,10 @@ struct Held {
     /// Seconds since the process's first connection could come, at its last message.
     used: AtomicU64,
     rank: Mutex<Rank>,
+    /// Where it comes from.
+    origin: Origin,
+    /// What who is at its other end may do; empty until that is known.
+    rights: OnceLock<Arc<Rights>>,
     /// Is called when it is closed.
     tells: Mutex<Option<Tells>>,
 }
@@ -120,6 +130,8 @@ pub struct Counts {
     pub refused: u64,
     /// Closed because they did not begin to speak in time.
     pub silent: u64,
+    /// Not let in, or asked for what they may not.
+    pub denied: u64,
 }
 
 /// The connection that a request came on.
@@ -136,15 +148,21 @@ impl fmt::Debug for Visitor {
 }
 
 impl Connections {
-    /// None yet. `room` says how many there may be, whenever one comes.
-    pub fn new(room: impl Fn() -> usize + Send + Sync + 'static) -> Arc<Self> {
-        Self::with_preface(room, PREFACE)
+    /// None yet. `room` says how many there may be, whenever one comes; `access`, who is let in over TCP.
+    pub fn new(room: impl Fn() -> usize + Send + Sync + 'static, access: Access) -> Arc<Self> {
+        Self::with_preface(room, access, PREFACE)
     }
 
     /// As [`Self::new`], with another time to begin to speak.
-    pub fn with_preface(room: impl Fn() -> usize + Send + Sync + 'static, preface: Duration) -> Arc<Self> {
+    pub fn with_preface(
+        room: impl Fn() -> usize + Send + Sync + 'static,
+        access: Access,
+        preface: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
             room: Box::new(room),
+            access,
+            refusals: Refusals::default(),
             preface,
             state: Mutex::default(),
             began: Instant::now(),
@@ -168,6 +186,25 @@ impl Connections {
             shed: self.shed.load(Relaxed),
             refused: self.refused.load(Relaxed),
             silent: self.silent.load(Relaxed),
+            denied: self.refusals.count(),
+        }
+    }
+
+    /// Closes the connections whose certificates have ended. Where somebody is not trusted any more who was, all that came with
+    /// one must come again.
+    pub fn expire(&self, withdrawn: bool) {
+        let now = SystemTime::now();
+        let over = |held: &Arc<Held>| {
+            let rights = held.rights.get();
+            rights.is_some_and(|r| r.have_ended(now) || (withdrawn && r.ends().is_some()))
+        };
+        let all: Vec<Arc<Held>> =
+            self.state.lock().open.values().filter(|held| over(held)).cloned().collect();
+        for held in all {
+            if !held.shed.swap(true, Relaxed) {
+                tracing::info!(from = %held.origin, rights = ?held.rights.get().map(|r| r.to_string()), "its certificate is good no more: closed");
+            }
+            held.waker.wake();
         }
     }
 
@@ -186,6 +223,8 @@ impl Connections {
             waker: AtomicWaker::new(),
             used: AtomicU64::new(now),
             rank: Mutex::new(Rank::Unknown),
+            origin: from,
+            rights: OnceLock::new(),
             tells: Mutex::default(),
         });
         state.open.insert(id, held.clone());

@@ -36,6 +36,15 @@ pub enum Origin {
     There(IpAddr),
 }
 
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here => f.write_str("this host"),
+            Self::There(ip) => write!(f, "{ip}"),
+        }
+    }
+}
+
 impl Origin {
     /// Of an address.
     pub fn of(address: IpAddr) -> Self {

@@ -60,7 +60,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_does_not_begin_to_speak_in_time_is_closed_and_one_that_does_stays() {
-    let connections = Connections::with_preface(|| 100, Duration::from_millis(300));
+    let connections = Connections::with_preface(|| 100, Access::Insecure, Duration::from_millis(300));
     let address = reads(&connections).await;
     let (mut silent, mut slow, mut speaks) = (dial(address).await, dial(address).await, dial(address).await);
     slow.write_all(&[1; 23]).await.expect("written");
@@ -75,7 +75,7 @@ async fn one_that_does_not_begin_to_speak_in_time_is_closed_and_one_that_does_st
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_of_strangers_costs_the_oldest_of_them_their_places() {
-    let connections = Connections::with_preface(|| 20, DEADLINE * 10);
+    let connections = Connections::with_preface(|| 20, Access::Insecure, DEADLINE * 10);
     let address = reads(&connections).await;
     let mut crowd = Vec::new();
     for _ in 0..100 {
@@ -93,7 +93,7 @@ async fn a_crowd_of_strangers_costs_the_oldest_of_them_their_places() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_with_a_rank_outlives_a_crowd_that_comes_later() {
-    let connections = Connections::with_preface(|| 20, DEADLINE * 10);
+    let connections = Connections::with_preface(|| 20, Access::Insecure, DEADLINE * 10);
     let visitor = connections.admit(Origin::Here).expect("room");
     visitor.is(Rank::Server);
     visitor.is(Rank::Reader);
@@ -124,7 +124,7 @@ impl Listen for Short {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_descriptor_a_listener_waits_strangers_give_way_and_it_goes_on() {
-    let connections = Connections::with_preface(|| 20, DEADLINE * 10);
+    let connections = Connections::with_preface(|| 20, Access::Insecure, DEADLINE * 10);
     let (stranger, friend) = (connections.admit(Origin::Here), connections.admit(Origin::Here));
     let (stranger, friend) = (stranger.expect("room"), friend.expect("room"));
     friend.is(Rank::Worker);

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (server, address, election) = (ServerId(0), "127.0.0.1:1".to_string(), Duration::from_millis(200));
-    let (peers, agreed) = (Arc::new(Peers::default()), Arc::new(Agreed::default()));
+    let (peers, agreed) = (Arc::new(Peers::new(paraft_tls::Access::Insecure)), Arc::new(Agreed::default()));
     let me = ReplicaId::new_incarnation(server);
     let options =
         GroupOptions { group: GroupId::Control.into(), me, folder: None, election, check_every: None };
@@ -38,7 +38,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
         election,
         timeouts: Timeouts::new(election, Duration::from_secs(3)),
     };
-    let calls = Box::new(GrpcCalls::default());
+    let calls = Box::new(GrpcCalls::new(paraft_tls::Access::Insecure));
     let agent =
         Arc::new(Agent::new(options, Arc::new(control), agreed, replicas, calls, 0, Box::new(|_| Ok(()))));
     tokio::spawn(agent.clone().run());

@@ -17,6 +17,7 @@ use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, StreamAppendRe
 use paraft_common::Payload;
 use paraft_lanes::LaneError;
 use paraft_proto::{Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, services};
+use paraft_tls::Wire;
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
@@ -25,7 +26,6 @@ use std::{
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
-use tokio::net::TcpStream;
 
 /// Messages under way. Each takes what has been proposed meanwhile, up to 1 MiB: small entries travel together also where many
 /// messages could.
@@ -238,8 +238,8 @@ impl Connection {
     }
 
     /// A lane to the follower; `None`: it speaks none.
-    async fn lane(&mut self, address: &str) -> Result<Option<TcpStream>, CallError> {
-        match lane::dial(address).await {
+    async fn lane(&mut self, address: &str) -> Result<Option<Wire>, CallError> {
+        match lane::dial(address, self.peers.access()).await {
             Ok(socket) => {
                 self.silent = false;
                 Ok(Some(socket))

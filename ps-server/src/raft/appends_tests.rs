@@ -19,7 +19,7 @@ use std::{
 };
 use tokio::{
     io::AsyncReadExt,
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::{mpsc, watch},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -99,7 +99,7 @@ impl Host {
     async fn lane(self, mut socket: TcpStream) {
         let mut first = [0; 24];
         socket.read_exact(&mut first).await.expect("peeked at");
-        let (read, mut write) = over_tcp(socket);
+        let (read, mut write) = over_tcp(paraft_tls::Wire::Plain(socket));
         paraft_lanes::answer(&mut write, Purpose::Append).await.expect("answered");
         let limit = 4 * limits::MAX_MESSAGE_BYTES;
         let requests = Receiver::<PeerRequest>::new(read, limit, Pool::new(1 << 20));
@@ -158,7 +158,7 @@ impl Pair {
             let me = ReplicaId::new_incarnation(ServerId(server));
             let election = Duration::from_secs(10);
             let options = GroupOptions { group: name(), me, folder: None, election, check_every: None };
-            let peers = Arc::new(Peers::default());
+            let peers = Arc::new(Peers::new(paraft_tls::Access::Insecure));
             let group = Group::start(options, state.clone(), peers).await.expect("it starts");
             members.insert(me, listen(Host { group: group.clone(), line: line.clone() }).await);
             groups.push(group);

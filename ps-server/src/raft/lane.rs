@@ -3,18 +3,17 @@
 use futures::{FutureExt, Stream, StreamExt, stream};
 use paraft_lanes::{LaneError, Pool, Purpose, Receiver, send, shared::over_tcp};
 use paraft_proto::{Incoming, PeerReply, PeerRequest, WithBulk, limits};
+use paraft_tls::{Access, Wire, access::Expected};
 use std::{task::Poll, time::Duration};
-use tokio::net::TcpStream;
 use tonic::Status;
 
 /// Until a server has taken a connection, and said that it is a lane.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Makes a connection to a server, and begins a lane on it.
-pub(super) async fn dial(address: &str) -> Result<TcpStream, LaneError> {
+pub(super) async fn dial(address: &str, access: &Access) -> Result<Wire, LaneError> {
     let begins = async {
-        let mut socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
+        let mut socket = access.dial(address, &Expected::SERVER).await?;
         paraft_lanes::dial(&mut socket, Purpose::Append).await?;
         Ok(socket)
     };
@@ -24,7 +23,7 @@ pub(super) async fn dial(address: &str) -> Result<TcpStream, LaneError> {
 /// Sends these requests for as long as somebody waits for their answers, until `is_over`. A refusal of the other side, which ends
 /// the lane, is an error.
 pub(super) fn carry(
-    socket: TcpStream,
+    socket: Wire,
     requests: impl Stream<Item = WithBulk<PeerRequest>> + Send + Unpin + 'static,
     is_over: impl Fn() -> bool + Send + 'static,
 ) -> Incoming<PeerReply> {

@@ -70,7 +70,7 @@ pub use leadership::{Leadership, Role};
 pub use log::LogSize;
 pub use logs::Logs;
 pub use membership::Membership;
-pub use network::{Peers, endpoint};
+pub use network::{Peers, channel};
 pub use replay::{Replayed, replay};
 pub use replica::{GroupName, ReplicaId};
 pub use replicated::{Logged, Outdated, Replicated, StateOf};

@@ -29,6 +29,7 @@ use openraft::{
 };
 use paraft_common::{Payload, ServerId};
 use paraft_proto::{PeerCall, PeerRequest, WithBulk, limits, services};
+use paraft_tls::Access;
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -51,6 +52,7 @@ pub(super) const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections to the other servers. One for the whole process.
 pub struct Peers {
+    access: Access,
     channels: Mutex<HashMap<(String, bool), Channel>>,
     /// Addresses where gRPC is spoken and lanes are not, and since when that is known.
     http_alone: Mutex<HashMap<String, Instant>>,
@@ -63,10 +65,19 @@ pub struct Peers {
     closings: broadcast::Sender<ServerId>,
 }
 
+#[cfg(test)]
 impl Default for Peers {
     fn default() -> Self {
+        Self::new(Access::Insecure)
+    }
+}
+
+impl Peers {
+    /// None yet. `access` says how they are reached.
+    pub fn new(access: Access) -> Self {
         let closings = broadcast::channel(CLOSINGS).0;
         Self {
+            access,
             channels: Mutex::default(),
             http_alone: Mutex::default(),
             heard_at: Mutex::default(),
@@ -139,6 +150,11 @@ impl Peers {
         self.heard_at.lock().get(&server).cloned()
     }
 
+    /// How they are reached.
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
     /// For how long this process has run.
     pub(super) fn runs(&self) -> Duration {
         self.began.elapsed()
@@ -176,7 +192,7 @@ impl Peers {
         if let Some(c) = channels.get(&key) {
             return Ok(c.clone());
         }
-        let channel = endpoint(address)?.connect_lazy();
+        let channel = channel(address, &self.access)?;
         if channels.len() >= MAX_CHANNELS {
             channels.clear();
         }
@@ -185,12 +201,15 @@ impl Peers {
     }
 }
 
-/// How servers connect to each other.
-pub fn endpoint(address: &str) -> Result<Endpoint, String> {
+/// A connection to another server, made when it is first used.
+pub fn channel(address: &str, access: &Access) -> Result<Channel, String> {
+    Ok(endpoint(address)?.connect_with_connector_lazy(access.connector()))
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, String> {
     Ok(Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| format!("`{address}` is no address: {e}"))?
         .connect_timeout(Duration::from_secs(1))
-        .tcp_nodelay(true)
         .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
         .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
         .max_frame_size(limits::FRAME_BYTES)

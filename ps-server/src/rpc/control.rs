@@ -10,7 +10,7 @@ mod describe;
 mod jobs;
 mod join;
 
-use super::{groups, jobs as checkpoints, memory};
+use super::{audit::Audit, groups, jobs as checkpoints, memory, rights::visitor};
 use crate::{
     connections::{self, Rank},
     control::{Advice, Agent, Command, NotTaken, Outcome, Refused},
@@ -29,6 +29,7 @@ use paraft_proto::{
     NoteCheckpointsRequest, ReportReply, ReportRequest, RoomReply, RoomRequest, SubmitReply, SubmitRequest,
     control_server::Control, limits::MAX_JOB_BYTES,
 };
+use paraft_tls::Need;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
@@ -37,6 +38,8 @@ use tonic::{Request, Response, Status};
 pub struct ControlService {
     /// This server's part.
     pub agent: Arc<Agent>,
+    /// What is asked of the fleet by people, and of new servers.
+    pub audit: Arc<Audit>,
 }
 
 impl ControlService {
@@ -110,6 +113,7 @@ impl Control for ControlService {
     }
 
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        let by = visitor(request.extensions())?;
         let address = request.into_inner().address;
         let leader = self.leader();
         let refuse = |why: String| JoinReply { leader: leader.clone(), why, ..JoinReply::default() };
@@ -122,7 +126,14 @@ impl Control for ControlService {
         if let Err(why) = self.agent.may_join(&address).await {
             return Ok(Response::new(refuse(why)));
         }
-        let reply = match self.agent.propose(Command::Join { address }).await {
+        let act = format!("join of a server at {address}");
+        let outcome = self.agent.propose(Command::Join { address }).await;
+        let refused = match &outcome {
+            Ok(Outcome::Refused(why)) | Err(why) => Some(why.as_str()),
+            Ok(_) => None,
+        };
+        self.audit.note(&by, act, refused);
+        let reply = match outcome {
             Ok(Outcome::Joined(server)) => JoinReply {
                 accepted: true,
                 server: server.0,
@@ -139,6 +150,7 @@ impl Control for ControlService {
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        let by = visitor(request.extensions())?;
         let request = request.into_inner();
         let leader = self.leader();
         let reply = |accepted, why: String| DrainReply { accepted, leader: leader.clone(), why };
@@ -146,27 +158,49 @@ impl Control for ControlService {
             return Ok(Response::new(reply(false, NO_LEADER.into())));
         }
         let command = Command::Drain { server: ServerId(request.server), draining: !request.undo };
-        Ok(Response::new(match self.agent.propose(command).await {
-            Ok(Outcome::Refused(why)) | Err(why) => reply(false, why),
-            Ok(_) => reply(true, String::new()),
-        }))
+        let what = if request.undo { "drain taken back of" } else { "drain of" };
+        let refused = match self.agent.propose(command).await {
+            Ok(Outcome::Refused(why)) | Err(why) => Some(why),
+            Ok(_) => None,
+        };
+        self.audit.note(&by, format!("{what} s{}", request.server), refused.as_deref());
+        Ok(Response::new(reply(refused.is_none(), refused.unwrap_or_default())))
     }
 
     async fn forget(&self, request: Request<ForgetRequest>) -> Result<Response<ForgetReply>, Status> {
+        let by = visitor(request.extensions())?;
         let server = ServerId(request.into_inner().server);
         let leader = self.leader();
         let reply = |accepted, why: String| ForgetReply { accepted, leader: leader.clone(), why };
-        Ok(Response::new(match self.agent.forget(server).await {
+        let outcome = self.agent.forget(server).await;
+        if let Ok(()) | Err(Some(_)) = &outcome {
+            self.audit.note(
+                &by,
+                format!("forget {server}"),
+                outcome.as_ref().err().and_then(Option::as_deref),
+            );
+        }
+        Ok(Response::new(match outcome {
             Ok(()) => reply(true, String::new()),
             Err(why) => reply(false, why.unwrap_or_else(|| NO_LEADER.into())),
         }))
     }
 
     async fn abandon(&self, request: Request<AbandonRequest>) -> Result<Response<AbandonReply>, Status> {
+        let by = visitor(request.extensions())?;
         let AbandonRequest { shard, accept_loss } = request.into_inner();
         let leader = self.leader();
         let reply = |accepted, why: String| AbandonReply { accepted, leader: leader.clone(), why };
-        Ok(Response::new(match self.agent.abandon(JobShard::from_number(shard), accept_loss).await {
+        let shard = JobShard::from_number(shard);
+        let outcome = self.agent.abandon(shard, accept_loss).await;
+        if let Ok(_) | Err(Some(_)) = &outcome {
+            self.audit.note(
+                &by,
+                format!("abandon {shard}"),
+                outcome.as_ref().err().and_then(Option::as_deref),
+            );
+        }
+        Ok(Response::new(match outcome {
             Ok(given_up) => reply(true, given_up),
             Err(why) => reply(false, why.unwrap_or_else(|| NO_LEADER.into())),
         }))
@@ -176,6 +210,7 @@ impl Control for ControlService {
         &self,
         request: Request<NoteCheckpointsRequest>,
     ) -> Result<Response<NoteCheckpointsReply>, Status> {
+        let by = visitor(request.extensions())?;
         let request = request.into_inner();
         let leader = self.leader();
         let reply = |accepted, why: String| NoteCheckpointsReply { accepted, leader: leader.clone(), why };
@@ -183,6 +218,12 @@ impl Control for ControlService {
             return Ok(Response::new(reply(false, NO_LEADER.into())));
         }
         let (job, folder) = (request.job, request.folder.clone());
+        let named = self
+            .agent
+            .agreed
+            .read(|s| s.jobs.iter().find(|(_, j)| j.founding() == job).map(|(_, j)| j.name.clone()));
+        // One that nobody knows any more is refused below, to those who may do as much with any.
+        by.may(Need::Worker, &named.unwrap_or_default()).await?;
         let held = match checkpoints::held_in(request) {
             Ok(held) => held,
             Err(why) => return Ok(Response::new(reply(false, why))),
@@ -197,6 +238,7 @@ impl Control for ControlService {
         &self,
         request: Request<JoinGroupRequest>,
     ) -> Result<Response<JoinGroupReply>, Status> {
+        visitor(request.extensions())?.may(Need::Worker, &request.get_ref().job).await?;
         let refuse = |why: String| JoinGroupReply { leader: self.leader(), why, ..JoinGroupReply::default() };
         let leads = || self.agent.leads();
         Ok(Response::new(match leads() {
@@ -215,6 +257,7 @@ impl Control for ControlService {
         &self,
         request: Request<GroupHeartbeatRequest>,
     ) -> Result<Response<GroupHeartbeatReply>, Status> {
+        visitor(request.extensions())?.may(Need::Worker, &request.get_ref().job).await?;
         connections::mark(request.extensions(), Rank::Worker);
         let refuse = |why: String| GroupHeartbeatReply {
             leader: self.leader(),
@@ -241,18 +284,25 @@ impl Control for ControlService {
     }
 
     async fn submit(&self, request: Request<SubmitRequest>) -> Result<Response<SubmitReply>, Status> {
+        let by = visitor(request.extensions())?;
+        by.may(Need::Submit, &request.get_ref().name).await?;
         let leader = self.leader();
         let reply = |accepted, why, job| SubmitReply { accepted, leader: leader.clone(), why, job };
         if !self.agent.leads() {
             return Ok(Response::new(reply(false, NO_LEADER.into(), 0)));
         }
-        Ok(Response::new(match jobs::submit(&self.agent, request.into_inner()).await {
+        let act = format!("submit of job `{}`", request.get_ref().name);
+        let outcome = jobs::submit(&self.agent, request.into_inner()).await;
+        self.audit.note(&by, act, outcome.as_ref().err().map(String::as_str));
+        Ok(Response::new(match outcome {
             Ok(job) => reply(true, String::new(), job),
             Err(why) => reply(false, why, 0),
         }))
     }
 
     async fn end_job(&self, request: Request<EndJobRequest>) -> Result<Response<EndJobReply>, Status> {
+        let by = visitor(request.extensions())?;
+        by.may(Need::Submit, &request.get_ref().job).await?;
         let leader = self.leader();
         let reply = |accepted, why, state: &str| EndJobReply {
             accepted,
@@ -263,7 +313,11 @@ impl Control for ControlService {
         if !self.agent.leads() {
             return Ok(Response::new(reply(false, NO_LEADER.into(), "")));
         }
-        Ok(Response::new(match jobs::end(&self.agent, request.into_inner()).await {
+        let what = if request.get_ref().delete { "delete" } else { "stop" };
+        let act = format!("{what} of job `{}`", request.get_ref().job);
+        let outcome = jobs::end(&self.agent, request.into_inner()).await;
+        self.audit.note(&by, act, outcome.as_ref().err().map(String::as_str));
+        Ok(Response::new(match outcome {
             Ok(state) => reply(true, String::new(), state),
             Err(why) => reply(false, why, ""),
         }))
@@ -271,6 +325,11 @@ impl Control for ControlService {
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         connections::mark(request.extensions(), Rank::Reader);
-        Ok(Response::new(describe::reply(&self.agent, self.leader())))
+        let by = visitor(request.extensions())?;
+        let mut all = describe::reply(&self.agent, self.leader());
+        if !by.sees_all() {
+            all.keep_jobs(|name| by.sees(name));
+        }
+        Ok(Response::new(all))
     }
 }

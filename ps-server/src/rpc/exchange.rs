@@ -1,6 +1,6 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's leader, in order.
 
-use super::{checkpoint, convert, status::StatusService, switch};
+use super::{audit::Audit, checkpoint, convert, rights::visitor, status::StatusService, switch};
 use crate::{
     connections::{self, Rank, Visitor},
     control::Agent,
@@ -24,6 +24,7 @@ use paraft_proto::{
     shards_server::{Shards, ShardsServer},
     to_shard,
 };
+use paraft_tls::{Need, access::DENIED};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     pin::Pin,
@@ -68,13 +69,22 @@ pub struct ShardsService {
     pub streams: Arc<AtomicU64>,
     /// Room for those that have not said what they want: [`UNOPENED`].
     pub unopened: Arc<Semaphore>,
+    /// What is asked of jobs by people.
+    pub audit: Arc<Audit>,
 }
 
 #[tonic::async_trait]
 impl Shards for ShardsService {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         connections::mark(request.extensions(), Rank::Reader);
-        Ok(Response::new(self.status.reply(request.into_inner().digest).await))
+        let by = visitor(request.extensions())?;
+        let mut all = self.status.reply(request.into_inner().digest).await;
+        if !by.sees_all() {
+            // One that has not begun has no name yet, and nothing to be seen.
+            all.shards.retain(|s| by.sees(&s.job_name));
+            all.stopped.clear();
+        }
+        Ok(Response::new(all))
     }
 
     async fn switch_mode(
@@ -82,9 +92,18 @@ impl Shards for ShardsService {
         request: Request<SwitchModeRequest>,
     ) -> Result<Response<SwitchModeReply>, Status> {
         connections::mark(request.extensions(), Rank::Reader);
+        let by = visitor(request.extensions())?;
         let request = request.into_inner();
-        let hosted = self.hosted(&request.job, request.shard);
-        Ok(Response::new(switch::reply(hosted, &request).await))
+        let hosted = self.may(&by, Need::Submit, &request.job, request.shard).await.and_then(|hosted| hosted);
+        let reply = switch::reply(hosted, &request).await;
+        let why = reply.refused.as_ref().map(|r| r.message.as_str());
+        // Who does not lead the shard refuses, and knows nothing of it.
+        if reply.refused.as_ref().is_none_or(|r| r.leader.is_empty()) {
+            let act =
+                format!("switch of job `{}`, shard {}, to {}", request.job, request.shard, request.mode);
+            self.audit.note(&by, act, why);
+        }
+        Ok(Response::new(reply))
     }
 }
 
@@ -103,10 +122,7 @@ impl Handler for ShardsService {
                 Err(refused) => refused,
             },
             services::CHECKPOINT => match self.only(request).await {
-                Ok(request) => {
-                    visitor.inspect(|v| v.is(Rank::Reader));
-                    bulk::respond(self.checkpoint(request).await)
-                }
+                Ok(request) => bulk::respond(self.checkpoint(request, visitor).await),
                 Err(refused) => refused,
             },
             _ => match ShardsServer::new(self).call(request).await {
@@ -115,6 +131,11 @@ impl Handler for ShardsService {
             },
         }
     }
+}
+
+/// A request whose connection the door doesn't know.
+pub(super) fn nobody() -> RefusalKind {
+    RefusalKind::Denied("nobody knows who asks".into())
 }
 
 /// What is wrong with a message's bytes, or with its connection.
@@ -231,8 +252,45 @@ impl ShardsService {
         Ok(self.opened(only).await.map_err(not_heard)??.message)
     }
 
-    async fn checkpoint(&self, request: CheckpointRequest) -> checkpoint::Parts {
-        checkpoint::parts(self.hosted(&request.job, request.shard), request).await
+    async fn checkpoint(&self, request: CheckpointRequest, by: Option<Visitor>) -> checkpoint::Parts {
+        let hosted = match &by {
+            Some(by) => {
+                self.may(by, Need::Worker, &request.job, request.shard).await.and_then(|hosted| hosted)
+            }
+            None => Err(nobody()),
+        };
+        if hosted.is_ok() {
+            by.inspect(|v| v.is(Rank::Reader));
+        }
+        checkpoint::parts(hosted, request).await
+    }
+
+    /// The replica here of a job's shard, if who asks may do that with the job; the inner error says why it is not here.
+    pub(super) async fn may(
+        &self,
+        by: &Visitor,
+        need: Need,
+        job: &str,
+        shard: u32,
+    ) -> Result<Result<Replica, RefusalKind>, RefusalKind> {
+        let denied = |_| RefusalKind::Denied(DENIED.into());
+        // By the name that was asked for, before it is said whether there is such a job; and by that of what was found, which may be
+        // another where none was named.
+        if !job.is_empty() {
+            by.may(need, job).await.map_err(denied)?;
+        }
+        let hosted = self.hosted(job, shard);
+        let found = match &hosted {
+            Ok(replica) => replica.shard.configured().as_ref().map(|c| c.job.name.clone()),
+            Err(_) if job.is_empty() => {
+                self.agent.agreed.read(|s| s.jobs.get(JobId(0)).map(|j| j.name.clone()))
+            }
+            Err(_) => None,
+        };
+        if let Some(found) = found.filter(|found| found != job) {
+            by.may(need, &found).await.map_err(denied)?;
+        }
+        Ok(hosted)
     }
 
     /// The replica here of a job's shard; `job` is its name.
@@ -286,7 +344,8 @@ impl ShardsService {
         }
         let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
         let job = ServerJob::decode(&open.job).map_err(bad)?;
-        let hosted = self.hosted(&job.name, open.shard)?;
+        let by = visitor.as_ref().ok_or_else(nobody)?;
+        let hosted = self.may(by, Need::Worker, &job.name, open.shard).await??;
         let (name, shard) = (hosted.shard.name(), hosted.shard.id());
         if open.founding != 0 && open.founding != hosted.founding {
             // What this client was told is in, is not: going on would hide that.

@@ -7,12 +7,13 @@ use super::{
 use crate::connections::{Lane, Visitor};
 use futures::{Stream, StreamExt};
 use paraft_lanes::{
-    LaneError, Pool, Purpose, Receiver, answer, send,
+    DENIED, LaneError, Pool, Purpose, Receiver, answer, send,
     shared::{ReadHalf, Shared, WriteHalf},
 };
 use paraft_proto::{Incoming, PeerRequest, ToShard, WithBulk, bulk::Bulk, limits};
+use paraft_tls::Need;
 use std::{future::ready, sync::Arc, time::Duration};
-use tokio::sync::oneshot;
+use tokio::{io::AsyncWriteExt, sync::oneshot};
 use tonic::Status;
 
 /// What was said last may still be on its way when the other side has gone silent, or has said its last.
@@ -35,6 +36,15 @@ impl Lanes {
         let (purpose, visitor) = (lane.purpose, lane.visitor());
         let ((read, mut write, shared), must_go) = lane.parts();
         let serves = async {
+            let need = match purpose {
+                Purpose::Exchange => Need::Worker,
+                Purpose::Append => Need::Peer,
+            };
+            if !visitor.rights().are_enough_for(need, None) {
+                visitor.denied("a lane", need).await;
+                write.write_all(DENIED).await?;
+                return Ok(write.shutdown().await?);
+            }
             answer(&mut write, purpose).await?;
             match purpose {
                 Purpose::Exchange => self.exchange(read, write, shared, visitor).await,

@@ -1,5 +1,6 @@
 //! The gRPC services. Wire types stop here.
 //!
+//! - [`rights`]: which request needs which role; [`audit`]: what was asked for.
 //! - `checkpoint`: a shard's part of a checkpoint, to the worker that writes it.
 //! - `auto`: the rule that chooses a job's staleness bound, between servers.
 //! - [`control`]: how servers form a fleet.
@@ -11,6 +12,7 @@
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
+pub mod audit;
 mod auto;
 mod checkpoint;
 pub mod control;
@@ -23,6 +25,7 @@ mod lane;
 pub mod memory;
 pub mod peers;
 mod reads;
+pub mod rights;
 pub mod status;
 mod switch;
 

@@ -2,13 +2,14 @@
 
 use super::{
     convert,
-    exchange::{Replies, ShardsService},
+    exchange::{Replies, ShardsService, nobody},
 };
 use crate::{
     connections::{Rank, Visitor},
     shard::leader::Reply,
 };
 use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};
+use paraft_tls::Need;
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
@@ -36,7 +37,8 @@ impl ShardsService {
         if request.protocol != PROTOCOL {
             return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
         }
-        let hosted = self.hosted(&request.job, request.shard)?;
+        let by = visitor.as_ref().ok_or_else(nobody)?;
+        let hosted = self.may(by, Need::Reader, &request.job, request.shard).await??;
         let shard = hosted.shard.id();
         if request.founding != 0 && request.founding != hosted.founding {
             // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.

@@ -94,6 +94,7 @@ impl From<Counts> for proto::Connections {
             shed: c.shed,
             refused: c.refused,
             silent: c.silent,
+            denied: c.denied,
         }
     }
 }

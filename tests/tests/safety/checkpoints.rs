@@ -33,6 +33,7 @@ const ONE: FleetOptions = FleetOptions {
     durability: Durability::QuorumMemory,
     election: ELECTION,
     proxies: false,
+    closed: false,
 };
 const THREE_SHARDS: FleetOptions = FleetOptions {
     servers: 1,
@@ -41,6 +42,7 @@ const THREE_SHARDS: FleetOptions = FleetOptions {
     durability: Durability::QuorumMemory,
     election: ELECTION,
     proxies: false,
+    closed: false,
 };
 
 /// A job with checkpoints in `dir`, by default every ten steps (but none while another is being written: only the

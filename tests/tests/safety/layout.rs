@@ -11,11 +11,12 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 30] = [
+const EDGES: [(&str, &[&str]); 31] = [
     ("simd", &[]),
     ("common", &["simd"]),
     ("host", &[]),
-    ("compute", &["simd"]),
+    ("tls", &[]),
+    ("compute", &["tls", "simd"]),
     ("data", &["host", "common"]),
     ("proto", &["common"]),
     ("record", &["common"]),
@@ -23,13 +24,13 @@ const EDGES: [(&str, &[&str]); 30] = [
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
     ("job", &["models", "data", "common"]),
-    ("lanes", &["proto", "common"]),
+    ("lanes", &["proto", "tls", "common"]),
     ("session", &["proto", "common"]),
     ("trainer", &["session", "common"]),
-    ("client", &["session", "lanes", "proto", "trace", "host", "common"]),
+    ("client", &["session", "lanes", "proto", "tls", "trace", "host", "common"]),
     ("proof", &["worker", "client", "models", "data", "common"]),
     ("store", &["common"]),
-    ("server", &["store", "lanes", "proto", "trace", "host", "common"]),
+    ("server", &["store", "lanes", "proto", "tls", "trace", "host", "common"]),
     (
         "worker",
         &[
@@ -42,6 +43,7 @@ const EDGES: [(&str, &[&str]); 30] = [
             "data",
             "record",
             "trace",
+            "tls",
             "host",
             "common",
             "simd",
@@ -55,9 +57,12 @@ const EDGES: [(&str, &[&str]); 30] = [
     ("decoders", &["common", "proto", "lanes", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     ("example-own-loop", &["worker", "models", "data", "common"]),
-    ("python", &["worker", "host"]),
+    ("python", &["worker", "tls", "host"]),
     ("engines", &[]),
-    ("fleet", &["engines", "worker", "client", "checkpoint", "record", "trace", "proto", "host", "common"]),
+    (
+        "fleet",
+        &["engines", "worker", "client", "checkpoint", "record", "tls", "trace", "proto", "host", "common"],
+    ),
     (
         "lab",
         &[
@@ -73,6 +78,7 @@ const EDGES: [(&str, &[&str]); 30] = [
             "data",
             "compute",
             "proto",
+            "tls",
             "host",
             "common",
             "simd",
@@ -94,6 +100,7 @@ const EDGES: [(&str, &[&str]); 30] = [
             "models",
             "compute",
             "proto",
+            "tls",
             "host",
             "common",
             "simd",
@@ -103,6 +110,7 @@ const EDGES: [(&str, &[&str]); 30] = [
         "tests",
         &[
             "common",
+            "tls",
             "host",
             "compute",
             "data",

@@ -10,6 +10,7 @@ use paraft_proto::{
     DescribeReply, DescribeRequest, Refused, StatusReply, StatusRequest, SwitchModeRequest,
     control_client::ControlClient, limits, shards_client::ShardsClient,
 };
+use paraft_tls::{Access, access::Expected};
 use std::{
     collections::BTreeMap,
     path::Path,
@@ -18,7 +19,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
+    net::UnixStream,
     sync::OnceCell,
 };
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -111,7 +112,9 @@ async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
         begins.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))??;
         Ok(socket)
     }
-    let path = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
+    let own = socket_path(address).filter(|_| transport == Transport::Auto);
+    let may_come = own.is_some() && matches!(Access::ours(), Access::Closed);
+    let path = own.filter(|p| p.exists());
     // A socket left by a process that was killed refuses; TCP then tells what is the matter.
     if let Some(path) = path
         && let Ok(socket) = unix(&path).await
@@ -120,9 +123,16 @@ async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
         let (read, write) = lanes::over_unix(begin(socket).await?, shared.clone())?;
         return Ok((read, write, Some(shared)));
     }
-    let connects = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
-    let socket = connects.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))??;
-    socket.set_nodelay(true)?;
+    let connects = tokio::time::timeout(CONNECT_TIMEOUT, async {
+        Access::ours().dial(address, &Expected::SERVER).await
+    });
+    let socket = match connects.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))? {
+        // The server may be about to open its socket.
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && !may_come => {
+            return Err(LaneError::Refused(e.to_string()));
+        }
+        socket => socket?,
+    };
     let (read, write) = lanes::over_tcp(begin(socket).await?);
     Ok((read, write, None))
 }
@@ -136,18 +146,14 @@ async fn unix(path: &Path) -> std::io::Result<UnixStream> {
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A channel to one server over TCP, connected when it is first used, by `access`.
+pub fn lazy(address: &str, access: &Access) -> Result<Channel, String> {
+    Ok(endpoint(address)?.connect_with_connector_lazy(access.connector()))
+}
+
 /// Connects to one server. The error names the cause in words.
 pub async fn channel(address: &str, transport: Transport) -> Result<Channel, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|_| format!("`{address}` is no address (write host:port)"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
-        .max_frame_size(limits::FRAME_BYTES)
-        .http2_keep_alive_interval(limits::KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(limits::KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true);
+    let endpoint = endpoint(address)?;
     let socket = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
     if let Some(path) = socket {
         let connector = tower::service_fn(move |_: Uri| {
@@ -159,7 +165,20 @@ pub async fn channel(address: &str, transport: Transport) -> Result<Channel, Str
             return Ok(channel);
         }
     }
-    endpoint.connect().await.map_err(|e| cause(&e))
+    endpoint.connect_with_connector(Access::ours().connector()).await.map_err(|e| cause(&e))
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| format!("`{address}` is no address (write host:port)"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .max_frame_size(limits::FRAME_BYTES)
+        .http2_keep_alive_interval(limits::KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(limits::KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true);
+    Ok(endpoint)
 }
 
 /// The innermost cause: "transport error" alone helps nobody.
@@ -179,7 +198,7 @@ pub fn shards(channel: Channel) -> ShardsClient<Channel> {
 /// Asks a server what it knows. With `digest` it also hashes its replicated state, which reads all of it.
 pub async fn status(address: &str, digest: bool, within: Duration) -> Result<StatusReply, String> {
     let ask = async {
-        let mut client = shards(channel(address, Transport::Tcp).await?);
+        let mut client = shards(channel(address, Transport::Auto).await?);
         let reply = client.status(StatusRequest { digest }).await;
         reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
     };
@@ -193,7 +212,7 @@ pub async fn status(address: &str, digest: bool, within: Duration) -> Result<Sta
 /// in full; `fleet` is 0 in the answer of another, and `leader` says where to ask.
 pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, String> {
     let ask = async {
-        let mut client = ControlClient::new(channel(address, Transport::Tcp).await?);
+        let mut client = ControlClient::new(channel(address, Transport::Auto).await?);
         let reply = client.describe(DescribeRequest {}).await;
         reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
     };
@@ -212,7 +231,7 @@ pub async fn switch_mode(
 ) -> Result<(u64, String), Refused> {
     let failed = |message: String| Refused { message, ..Refused::default() };
     let ask = async {
-        let mut client = shards(channel(address, Transport::Tcp).await.map_err(failed)?);
+        let mut client = shards(channel(address, Transport::Auto).await.map_err(failed)?);
         let reply =
             client.switch_mode(request).await.map_err(|s| failed(s.message().to_string()))?.into_inner();
         reply.refused.map_or(Ok((reply.number, reply.mode)), Err)

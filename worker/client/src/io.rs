@@ -15,7 +15,10 @@ use crate::{
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
 use paraft_lanes::{LaneError, Pool, Receiver, Sender, shared::Memory};
-use paraft_proto::{FromShard, Heartbeat, Incoming, ToShard, WithBulk, limits, services, to_shard::Kind};
+use paraft_proto::{
+    Advice, FromShard, Heartbeat, Incoming, Refused, ToShard, WireKind, WithBulk, from_shard, limits,
+    services, to_shard::Kind,
+};
 use paraft_session::{Effect, Event, Input, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -504,6 +507,15 @@ impl Reader {
                 Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
                 Err(cause) => cause,
             },
+            // Where it was let in before, its certificate may be about to be renewed.
+            Err(LaneError::Refused(why)) if !self.io.lock().said.contains_key(&self.shard) => {
+                let message = format!("{}: {why}", self.address);
+                let (advice, kind) = (Advice::Fix as i32, WireKind::Denied as i32);
+                let refused = Refused { advice, kind, message, ..Refused::default() };
+                let message = FromShard { kind: Some(from_shard::Kind::Refused(refused)) }.into();
+                self.io.handle(Input::Message { shard: self.shard, dial: self.dial, message });
+                why
+            }
             Err(e) => e.to_string(),
         };
         self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });

@@ -88,7 +88,7 @@ async fn order<T>(
     ask: impl AsyncFnOnce(ControlClient<Channel>) -> Result<Result<T, (String, String)>, Status>,
 ) -> Result<T, (String, String)> {
     let asking = async {
-        let channel = channel(address, Transport::Tcp).await.map_err(|e| (e, String::new()))?;
+        let channel = channel(address, Transport::Auto).await.map_err(|e| (e, String::new()))?;
         ask(ControlClient::new(channel)).await.map_err(|s| (s.message().to_string(), String::new()))?
     };
     let late = |_| Err((format!("no answer within {within:?}"), String::new()));

@@ -9,6 +9,7 @@ use paraft_proto::{
     services::{self, Handler, Route},
     to_shard::Kind,
 };
+use paraft_tls::Access;
 use std::{
     sync::{Arc, Mutex, OnceLock, mpsc},
     thread,
@@ -87,6 +88,7 @@ fn serve(script: Arc<Script>) -> String {
 }
 
 fn options(address: String) -> ClientOptions {
+    Access::Insecure.set();
     ClientOptions {
         servers: vec![address],
         shards: 1,

@@ -1,17 +1,30 @@
 //! Groups of ranks, one to a thread, over real sockets.
 
 use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring};
+use paraft_tls::{Access, Credentials, authority::Authority};
 use std::{
     io::Write,
     net::TcpStream,
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, Once},
     thread,
     time::{Duration, Instant},
 };
 
 const WITHIN: Duration = Duration::from_secs(20);
 
+/// They speak TLS, as ranks do, with one certificate.
+fn closed() {
+    static CLOSED: Once = Once::new();
+    CLOSED.call_once(|| {
+        let authority = Authority::new("test").expect("made");
+        let worker = "worker:t".parse().expect("a role");
+        let issued = authority.issue("test", &[worker], Duration::from_secs(3600)).expect("issued");
+        Access::Certificates(Credentials::of_issued(&issued).expect("good")).set();
+    });
+}
+
 fn listener() -> Listener {
+    closed();
     Listener::towards("127.0.0.1:1").expect("loopback")
 }
 
@@ -19,7 +32,7 @@ fn assigns(listeners: &[Listener]) -> Vec<Rendezvous> {
     let at = |(rank, l): (usize, &Listener)| Peer { rank: rank as u32, address: l.address().to_string() };
     let ranks: Vec<Peer> = listeners.iter().enumerate().map(at).collect();
     (0..ranks.len())
-        .map(|place| Rendezvous { generation: 3, secret: 99, place, ranks: ranks.clone() })
+        .map(|place| Rendezvous { generation: 3, secret: 99, job: "t".into(), place, ranks: ranks.clone() })
         .collect()
 }
 
@@ -213,6 +226,7 @@ fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
     let ranks = [&a, &b].map(|l| l.address().to_string());
     let rendezvous = |generation, place| Rendezvous {
         generation,
+        job: "t".into(),
         secret: 1,
         place,
         ranks: (0..).zip(&ranks).map(|(rank, at)| Peer { rank, address: at.clone() }).collect(),

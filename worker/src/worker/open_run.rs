@@ -110,7 +110,7 @@ impl OpenRun {
             SamplerKind::Leased => Plan::of(job, setup.samples)?,
         };
         let gauges = Arc::new(Gauges::default());
-        metrics::serve_at(options.metrics, &gauges)?;
+        metrics::serve_at(options.metrics, &gauges, &job.name)?;
         let Joined { mut driver, author, flush, .. } = join(job, options, setup, &plan, gauges, false)?;
         let (len, has) = (driver.layout.len(), weights.weights().len());
         if has != len {

@@ -7,11 +7,12 @@ use super::{
 use crate::{
     admission::Answer,
     control::{Calls, Hello, Reported, Told},
-    raft::{ReplicaId, endpoint},
+    raft::{ReplicaId, channel},
 };
 use futures::{FutureExt, future::BoxFuture};
 use paraft_common::ServerId;
 use paraft_proto::{HelloRequest, RoomRequest, control_client::ControlClient};
+use paraft_tls::Access;
 use parking_lot::Mutex;
 use std::{collections::HashMap, future::Future, time::Duration};
 use tonic::{Response, Status, transport::Channel};
@@ -22,18 +23,23 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_CHANNELS: usize = 1024;
 
 /// One connection to each server, made when it is first asked.
-#[derive(Default)]
 pub struct GrpcCalls {
+    access: Access,
     channels: Mutex<HashMap<String, ControlClient<Channel>>>,
 }
 
 impl GrpcCalls {
+    /// None yet. `access` says how they are reached.
+    pub fn new(access: Access) -> Self {
+        Self { access, channels: Mutex::default() }
+    }
+
     fn client(&self, address: &str) -> Result<ControlClient<Channel>, String> {
         let mut channels = self.channels.lock();
         if let Some(c) = channels.get(address) {
             return Ok(c.clone());
         }
-        let client = ControlClient::new(endpoint(address)?.connect_lazy());
+        let client = ControlClient::new(channel(address, &self.access)?);
         if channels.len() >= MAX_CHANNELS {
             channels.clear();
         }

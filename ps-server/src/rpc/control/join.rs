@@ -1,30 +1,36 @@
 //! How a new server asks a fleet to take it in.
 
-use crate::raft::endpoint;
+use crate::raft::channel;
 use paraft_proto::{DescribeRequest, JoinReply, JoinRequest, control_client::ControlClient, no_leader};
+use paraft_tls::Access;
 use parking_lot::Mutex;
 use std::time::Duration;
 
 /// A new server asks a fleet for its id: the first address that leads there, or knows who does. Says in the log, in the
 /// meantime, what it waits for.
-pub async fn ask_to_join(at: &[String], address: &str, within: Duration) -> Result<JoinReply, String> {
+pub async fn ask_to_join(
+    at: &[String],
+    address: &str,
+    access: &Access,
+    within: Duration,
+) -> Result<JoinReply, String> {
     let refused = Mutex::default();
     let tell = async {
         let mut pause = JOIN_QUIET;
         loop {
             tokio::time::sleep(pause).await;
-            let why = why_nobody_leads(at, &refused).await;
+            let why = why_nobody_leads(at, access, &refused).await;
             tracing::warn!("no fleet has taken this server in yet: {why}. It goes on asking");
             pause = JOIN_REPEAT;
         }
     };
     let outcome = tokio::select! {
-        outcome = tokio::time::timeout(within, ask(at, address, &refused)) => outcome,
+        outcome = tokio::time::timeout(within, ask(at, address, access, &refused)) => outcome,
         never = tell => never,
     };
     match outcome {
         Ok(outcome) => outcome,
-        Err(_) => Err(why_nobody_leads(at, &refused).await),
+        Err(_) => Err(why_nobody_leads(at, access, &refused).await),
     }
 }
 
@@ -37,7 +43,12 @@ const DESCRIBE: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Until a leader takes it in. Keeps what a leader refused with.
-async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<JoinReply, String> {
+async fn ask(
+    at: &[String],
+    address: &str,
+    access: &Access,
+    refused: &Mutex<String>,
+) -> Result<JoinReply, String> {
     let mut next: Vec<String> = Vec::new();
     loop {
         if next.is_empty() {
@@ -46,7 +57,7 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
         }
         let Some(to) = next.pop() else { return Err("no address was given".into()) };
         let join = async {
-            let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
+            let mut client = ControlClient::new(channel(&to, access)?);
             let reply = client.join(JoinRequest { address: address.into() }).await;
             reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
         };
@@ -68,10 +79,10 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
 }
 
 /// What these servers say of the control group.
-async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
+async fn why_nobody_leads(at: &[String], access: &Access, refused: &Mutex<String>) -> String {
     let describe = |to: String| async move {
         let ask = async {
-            let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
+            let mut client = ControlClient::new(channel(&to, access)?);
             let reply = client.describe(DescribeRequest {}).await;
             reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
         };

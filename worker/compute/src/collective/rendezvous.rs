@@ -2,6 +2,7 @@
 //! says which group it is for, so that what is left of an earlier one, or a stranger, is not taken for a rank.
 
 use super::GroupError;
+use paraft_tls::{Access, access::Expected, blocking::Wire};
 use std::{
     collections::BTreeMap,
     io::{self, Read, Write},
@@ -25,6 +26,8 @@ pub struct Rendezvous {
     pub generation: u64,
     /// Known to its ranks only.
     pub secret: u64,
+    /// The job's name: under TLS its ranks show certificates for it.
+    pub job: String,
     /// This process's place among `ranks`; the first leads.
     pub place: usize,
     /// Who is in it.
@@ -78,14 +81,14 @@ enum Use {
 /// Connections to the ranks beside this one.
 #[derive(Debug)]
 pub(super) struct Neighbours {
-    pub next: TcpStream,
-    pub previous: TcpStream,
+    pub next: Wire,
+    pub previous: Wire,
 }
 
 #[derive(Debug)]
 pub(super) struct Connected {
     /// By place.
-    pub peers: BTreeMap<usize, TcpStream>,
+    pub peers: BTreeMap<usize, Wire>,
     /// None in a group of one.
     pub bulk: Option<Neighbours>,
     pub small: Option<Neighbours>,
@@ -127,29 +130,23 @@ pub(super) fn connect(
     }
     let deadline = Instant::now() + within;
     let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
-    // The kernel takes a connection before its owner asks for it, so that nobody waits here for one who dials too.
-    let mut dialled = BTreeMap::new();
     let watched = (0..me).map(|place| (place, Use::Watch));
-    for (place, to) in watched.chain([(next, Use::Bulk), (next, Use::Small)]) {
-        dialled.insert((place, to), dial(rendezvous, place, to, deadline)?);
-    }
+    let to_dial: Vec<(usize, Use)> = watched.chain([(next, Use::Bulk), (next, Use::Small)]).collect();
     let mut expected: Vec<(usize, Use)> = (me + 1..n).map(|place| (place, Use::Watch)).collect();
     expected.extend([(previous, Use::Bulk), (previous, Use::Small)]);
-    let mut accepted = BTreeMap::new();
-    while accepted.len() < expected.len() {
-        match accept(rendezvous, listener) {
-            Some((key, stream)) if expected.contains(&key) => {
-                accepted.insert(key, stream);
-            }
-            Some(_) => {}
-            None if Instant::now() > deadline => {
-                let missing = expected.iter().find(|k| !accepted.contains_key(k)).map_or(previous, |k| k.0);
-                let how = format!("it did not come within {within:?}");
-                return Err(GroupError::Lost { rank: rendezvous.ranks[missing].rank, how });
-            }
-            None => std::thread::sleep(Duration::from_millis(1)),
-        }
-    }
+    // Each at the same time, beside those who dial here: under TLS who dials waits for an answer, and so may the other.
+    let (mut dialled, accepted) = std::thread::scope(|scope| {
+        let dials: Vec<_> = (to_dial.iter())
+            .map(|(place, to)| scope.spawn(move || dial(rendezvous, *place, *to, deadline)))
+            .collect();
+        let accepted = accept_all(rendezvous, listener, &expected, deadline, within);
+        let gone = || GroupError::Broken("a thread that dialled has ended".into());
+        let dialled: Result<BTreeMap<_, _>, GroupError> = (to_dial.iter().zip(dials))
+            .map(|(key, dial)| Ok((*key, dial.join().map_err(|_| gone())??)))
+            .collect();
+        Ok::<_, GroupError>((dialled?, accepted?))
+    })?;
+    let mut accepted = accepted;
     let mut pair = |to| {
         Some(Neighbours { next: dialled.remove(&(next, to))?, previous: accepted.remove(&(previous, to))? })
     };
@@ -158,7 +155,33 @@ pub(super) fn connect(
     Ok(Connected { peers, bulk, small })
 }
 
-fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Result<TcpStream, GroupError> {
+/// Waits for those who dial here.
+fn accept_all(
+    rendezvous: &Rendezvous,
+    listener: &mut Listener,
+    expected: &[(usize, Use)],
+    deadline: Instant,
+    within: Duration,
+) -> Result<BTreeMap<(usize, Use), Wire>, GroupError> {
+    let mut accepted = BTreeMap::new();
+    while accepted.len() < expected.len() {
+        match accept(rendezvous, listener) {
+            Some((key, stream)) if expected.contains(&key) => {
+                accepted.insert(key, stream);
+            }
+            Some(_) => {}
+            None if Instant::now() > deadline => {
+                let missing = expected.iter().find(|k| !accepted.contains_key(k)).map_or(0, |k| k.0);
+                let how = format!("it did not come within {within:?}");
+                return Err(GroupError::Lost { rank: rendezvous.ranks[missing].rank, how });
+            }
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    Ok(accepted)
+}
+
+fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Result<Wire, GroupError> {
     let Peer { rank, address } = &rendezvous.ranks[place];
     let dial = || {
         let at = address
@@ -166,30 +189,37 @@ fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Re
             .next()
             .ok_or_else(|| io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address"))?;
         let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let mut stream = TcpStream::connect_timeout(&at, timeout)?;
-        stream.set_nodelay(true)?;
-        stream.write_all(&hello(rendezvous, to))?;
-        Ok::<_, io::Error>(stream)
+        let socket = TcpStream::connect_timeout(&at, timeout)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(timeout))?;
+        let mut wire = Wire::dial(socket, &Access::ours(), &Expected::worker_of(&rendezvous.job))?;
+        wire.socket().set_read_timeout(None)?;
+        wire.write_all(&hello(rendezvous, to))?;
+        wire.flush()?;
+        Ok::<_, io::Error>(wire)
     };
     dial()
         .map_err(|e| GroupError::Lost { rank: *rank, how: format!("it cannot be reached at {address}: {e}") })
 }
 
 /// The next that dialled, if it is of this group.
-fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, Use), TcpStream)> {
-    let (mut stream, from) = listener.socket.accept().ok()?;
-    let mut line = [0; HELLO_BYTES];
-    let heard = stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(HELLO_PATIENCE)))
-        .and_then(|()| stream.read_exact(&mut line))
-        .and_then(|()| stream.set_read_timeout(None))
-        .and_then(|()| stream.set_nodelay(true));
-    match (heard, understood(rendezvous, &line)) {
-        (Ok(()), Some(key)) => Some((key, stream)),
-        _ => {
+fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, Use), Wire)> {
+    let (socket, from) = listener.socket.accept().ok()?;
+    let hear = || {
+        socket.set_nonblocking(false)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(HELLO_PATIENCE))?;
+        let mut wire = Wire::accept(socket, &Access::ours(), &Expected::worker_of(&rendezvous.job))?;
+        let mut line = [0; HELLO_BYTES];
+        wire.read_exact(&mut line)?;
+        wire.socket().set_read_timeout(None)?;
+        Ok::<_, io::Error>((wire, line))
+    };
+    match hear() {
+        Ok((wire, line)) => understood(rendezvous, &line).map(|key| (key, wire)),
+        Err(error) => {
             // It may have been of an earlier group.
-            tracing::debug!(%from, "somebody dialled who is not of this group");
+            tracing::debug!(%from, %error, "somebody dialled who is not of this group");
             None
         }
     }

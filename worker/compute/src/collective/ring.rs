@@ -9,9 +9,9 @@ use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
+use paraft_tls::blocking::Wire;
 use std::{
     io::{self, ErrorKind, Read, Write},
-    net::TcpStream,
     ops::Range,
     os::fd::AsFd,
     sync::Arc,
@@ -74,7 +74,7 @@ impl Ring {
     ) -> Result<Self, GroupError> {
         for stream in neighbours.iter().flat_map(|n| [&n.next, &n.previous]) {
             let cannot = |e: io::Error| GroupError::Broken(format!("its ring cannot be closed: {e}"));
-            stream.set_nonblocking(true).map_err(cannot)?;
+            stream.socket().set_nonblocking(true).map_err(cannot)?;
         }
         Ok(Self { place, size, neighbours, watch })
     }
@@ -91,7 +91,7 @@ impl Ring {
 
     /// Each value becomes its sum over the ranks.
     pub fn all_reduce<T: Number>(&mut self, values: &mut [T]) -> Result<(), GroupError> {
-        let Some(n) = &self.neighbours else { return Ok(()) };
+        let Some(n) = &mut self.neighbours else { return Ok(()) };
         let (place, size, len) = (self.place, self.size, values.len());
         let part = |i: usize| -> Range<usize> {
             let i = i % size;
@@ -123,7 +123,7 @@ impl Ring {
 
     /// Each value becomes the first rank's.
     pub fn broadcast<T: Number>(&mut self, values: &mut [T]) -> Result<(), GroupError> {
-        let Some(n) = &self.neighbours else { return Ok(()) };
+        let Some(n) = &mut self.neighbours else { return Ok(()) };
         let (first, last) = (self.place == 0, self.place == self.size - 1);
         let all = bytes_mut(values);
         // Of what has come, all is handed on but what comes just now.
@@ -169,17 +169,17 @@ fn both<T>(values: &mut [T], out: Range<usize>, to: Range<usize>) -> (&[T], &mut
 }
 
 /// Sends and receives at the same time: two ranks that first sent and then received would wait for each other.
-fn exchange(n: &Neighbours, mut out: &[u8], mut to: &mut [u8]) -> Result<(), GroupError> {
+fn exchange(n: &mut Neighbours, mut out: &[u8], mut to: &mut [u8]) -> Result<(), GroupError> {
     let ended = |e: io::Error| GroupError::Broken(format!("a connection of its ring has ended: {e}"));
     loop {
-        send(&n.next, &mut out).map_err(ended)?;
-        receive(&n.previous, &mut to).map_err(ended)?;
+        send(&mut n.next, &mut out).map_err(ended)?;
+        receive(&mut n.previous, &mut to).map_err(ended)?;
         let mut fds = Vec::with_capacity(2);
-        if !out.is_empty() {
-            fds.push(PollFd::new(n.next.as_fd(), PollFlags::POLLOUT));
+        if !out.is_empty() || n.next.has_to_send() {
+            fds.push(PollFd::new(n.next.socket().as_fd(), PollFlags::POLLOUT));
         }
         if !to.is_empty() {
-            fds.push(PollFd::new(n.previous.as_fd(), PollFlags::POLLIN));
+            fds.push(PollFd::new(n.previous.socket().as_fd(), PollFlags::POLLIN));
         }
         if fds.is_empty() {
             return Ok(());
@@ -192,9 +192,10 @@ fn exchange(n: &Neighbours, mut out: &[u8], mut to: &mut [u8]) -> Result<(), Gro
     }
 }
 
-fn send(mut to: &TcpStream, out: &mut &[u8]) -> io::Result<()> {
-    while !out.is_empty() {
-        match to.write(out) {
+fn send(to: &mut Wire, out: &mut &[u8]) -> io::Result<()> {
+    while !out.is_empty() || to.has_to_send() {
+        let sent = if out.is_empty() { to.flush().map(|()| 0) } else { to.write(out) };
+        match sent {
             Ok(n) => *out = &out[n..],
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) if e.kind() == ErrorKind::WouldBlock => break,
@@ -204,7 +205,7 @@ fn send(mut to: &TcpStream, out: &mut &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn receive(mut from: &TcpStream, to: &mut &mut [u8]) -> io::Result<()> {
+fn receive(from: &mut Wire, to: &mut &mut [u8]) -> io::Result<()> {
     while !to.is_empty() {
         match from.read(to) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),

@@ -6,11 +6,12 @@ use super::{
     rendezvous::{Neighbours, Rendezvous},
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use paraft_tls::blocking::Wire;
 use std::{
     collections::BTreeMap,
     fmt,
     io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpStream},
+    net::Shutdown,
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -85,14 +86,14 @@ pub struct Watch {
 impl Watch {
     pub(super) fn start(
         rendezvous: &Rendezvous,
-        peers: BTreeMap<usize, TcpStream>,
+        peers: BTreeMap<usize, Wire>,
         rings: [&Option<Neighbours>; 2],
     ) -> Result<Self, GroupError> {
         let cannot = |e: std::io::Error| GroupError::Broken(format!("its ranks cannot be watched: {e}"));
         let shared = Arc::new(Shared::default());
         for pair in rings.into_iter().flatten() {
             for stream in [&pair.next, &pair.previous] {
-                let stream = stream.try_clone().map_err(cannot)?;
+                let stream = stream.socket().try_clone().map_err(cannot)?;
                 // Whoever waits on it wakes up.
                 shared.lock().endings.push(Box::new(move || drop(stream.shutdown(Shutdown::Both))));
             }
@@ -100,7 +101,7 @@ impl Watch {
         let (wake, woken) = UnixStream::pair().map_err(cannot)?;
         let mut others = Vec::with_capacity(peers.len());
         for (place, stream) in peers {
-            stream.set_nonblocking(true).map_err(cannot)?;
+            stream.socket().set_nonblocking(true).map_err(cannot)?;
             let rank = rendezvous.ranks[place].rank;
             others.push(Other {
                 rank,
@@ -179,7 +180,7 @@ impl Drop for Watch {
 
 struct Other {
     rank: u32,
-    stream: TcpStream,
+    stream: Wire,
     heard: Instant,
     leaving: bool,
     noted: bool,
@@ -201,7 +202,7 @@ impl Watcher {
             let mut fds = vec![PollFd::new(self.woken.as_fd(), PollFlags::POLLIN)];
             let there = |o: &&Other| !o.leaving;
             let streams = self.others.iter().filter(there);
-            fds.extend(streams.map(|o| PollFd::new(o.stream.as_fd(), PollFlags::POLLIN)));
+            fds.extend(streams.map(|o| PollFd::new(o.stream.socket().as_fd(), PollFlags::POLLIN)));
             let _ = poll(&mut fds, PollTimeout::from(wait));
             let mut byte = [0];
             self.woken.set_nonblocking(true).ok();
@@ -281,6 +282,8 @@ impl Other {
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                // Under TLS who goes in order says so.
+                Err(e) if e.kind() == ErrorKind::UnexpectedEof => return lost("its process has ended"),
                 Err(e) => return lost(&format!("its connection has ended: {e}")),
             }
         }

@@ -1,0 +1,195 @@
+//! The door: who is at the other end of a connection, found out before anything is read from it.
+//!
+//! Over TCP a certificate says so, over a Unix socket the kernel. Who is not let in is told why, counted and logged; and its
+//! connection is held for a while, so that it does not come again at once.
+
+use super::{Guarded, Origin, Visitor, lanes::Carries};
+use paraft_lanes::ONLY_TLS;
+use paraft_tls::{Access, Need, Rights, TlsError, Wire, access};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    fmt::Display,
+    future::Future,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpStream, UnixStream},
+};
+
+/// Who is not let in hears no more for so long, and holds the place of a stranger meanwhile.
+pub const HOLD: Duration = Duration::from_secs(1);
+/// Of one host as much is logged in this time.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+/// Hosts of which that is remembered.
+const HOSTS: usize = 1024;
+
+/// HTTP/2's end of a connection: its settings, and that it goes because plain text will not do.
+const HTTP2_ONLY_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x10\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0cTLS only";
+const HTTP1_ONLY_TLS: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nThis port speaks TLS only.\n";
+
+/// A socket at whose other end somebody is.
+pub trait Opens: Send + 'static {
+    /// What is spoken over.
+    type Wire: AsyncRead + AsyncWrite + Carries + Unpin + Send + 'static;
+    /// Finds out who it is.
+    fn open(self, access: &Access) -> impl Future<Output = Result<(Self::Wire, Rights), Stranger>> + Send;
+}
+
+/// Somebody who is not let in.
+pub struct Stranger {
+    why: String,
+    /// What it is still told, and on what.
+    last: Option<(TcpStream, &'static [u8])>,
+}
+
+impl Opens for TcpStream {
+    type Wire = Wire;
+
+    async fn open(self, access: &Access) -> Result<(Wire, Rights), Stranger> {
+        access.accept(self).await.map_err(|failed| {
+            let tells: &'static [u8] = match (&failed.why, &failed.said[..]) {
+                (TlsError::Plain, [b'P', b'A', ..]) => ONLY_TLS,
+                (TlsError::Plain, [b'P', b'R', b'I', ..]) => HTTP2_ONLY_TLS,
+                (TlsError::Plain, [b'G' | b'H' | b'P', ..]) => HTTP1_ONLY_TLS,
+                _ => b"",
+            };
+            let why = match failed.why {
+                TlsError::Plain => "it does not speak TLS".into(),
+                why => why.to_string(),
+            };
+            Stranger { why, last: Some((failed.socket, tells)) }
+        })
+    }
+}
+
+impl Opens for UnixStream {
+    type Wire = UnixStream;
+
+    async fn open(self, _: &Access) -> Result<(UnixStream, Rights), Stranger> {
+        let ours = rustix::process::geteuid().as_raw();
+        match self.peer_cred().map(|of| of.uid()) {
+            Ok(uid) if uid == ours || uid == 0 => {
+                Ok((self, Rights::all(&format!("user {uid} of this host"))))
+            }
+            Ok(uid) => {
+                Err(Stranger { why: format!("it is of user {uid}, and this server of {ours}"), last: None })
+            }
+            Err(e) => Err(Stranger { why: format!("the kernel does not say whose it is: {e}"), last: None }),
+        }
+    }
+}
+
+impl Stranger {
+    /// Tells it, and waits.
+    async fn leaves(self) {
+        let over = tokio::time::sleep(HOLD);
+        if let Some((mut socket, tells)) = self.last {
+            let tells = async {
+                socket.write_all(tells).await?;
+                socket.shutdown().await?;
+                // What is not read would make the kernel throw away what it was told.
+                let mut rest = [0; 4096];
+                while socket.read(&mut rest).await? > 0 {}
+                Ok::<_, io::Error>(())
+            };
+            let _ = tokio::time::timeout(HOLD, tells).await;
+        }
+        over.await;
+    }
+}
+
+/// Who was not let in, or not for what it wanted.
+#[derive(Default)]
+pub struct Refusals {
+    count: AtomicU64,
+    hosts: Mutex<HashMap<Origin, (Instant, u64)>>,
+}
+
+impl Refusals {
+    /// How often, since the process began.
+    pub fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    fn note(&self, from: Origin, what: impl Display) {
+        self.count.fetch_add(1, Relaxed);
+        let mut hosts = self.hosts.lock();
+        if hosts.len() >= HOSTS {
+            hosts.retain(|_, (at, _)| at.elapsed() < LOG_EVERY);
+        }
+        if hosts.len() >= HOSTS {
+            return;
+        }
+        match hosts.get_mut(&from) {
+            Some((at, unsaid)) if at.elapsed() < LOG_EVERY => *unsaid += 1,
+            known => {
+                let unsaid = known.map_or(0, |(_, unsaid)| *unsaid);
+                hosts.insert(from, (Instant::now(), 0));
+                tracing::warn!(%from, more = unsaid, "refused: {what}");
+            }
+        }
+    }
+}
+
+impl<S: Opens> Guarded<S> {
+    /// Finds out who is at the other end; `None`: somebody who is not let in, or who must go.
+    pub(super) async fn opened(self) -> Option<Guarded<S::Wire>> {
+        let (socket, place) = self.apart();
+        let connections = place.0.connections.clone();
+        let opens = tokio::time::timeout(connections.preface, socket.open(&connections.access));
+        let opened = tokio::select! {
+            opened = opens => opened,
+            () = place.must_go() => return None,
+        };
+        match opened {
+            Ok(Ok((wire, rights))) => {
+                let _ = place.0.held.rights.set(Arc::new(rights));
+                Some(Guarded::at(wire, place))
+            }
+            Ok(Err(stranger)) => {
+                // A dial that looks whether anybody is there says nothing and goes.
+                if !stranger.why.contains(ENDED) {
+                    connections.refusals.note(place.0.held.origin, &stranger.why);
+                }
+                tokio::select! { () = stranger.leaves() => {}, () = place.must_go() => {} }
+                None
+            }
+            Err(_) => {
+                connections.silent.fetch_add(1, Relaxed);
+                None
+            }
+        }
+    }
+}
+
+/// What a connection's end is called before a word was said.
+const ENDED: &str = access::ENDED;
+
+impl Visitor {
+    /// What who is at the other end may do.
+    pub fn rights(&self) -> &Rights {
+        static NONE: std::sync::OnceLock<Rights> = std::sync::OnceLock::new();
+        self.held.rights.get().map_or_else(|| NONE.get_or_init(Rights::none), |r| &**r)
+    }
+
+    /// Where it comes from.
+    pub fn origin(&self) -> Origin {
+        self.held.origin
+    }
+
+    /// Notes that it asked for something that it may not, and holds it for a while.
+    pub async fn denied(&self, what: &str, need: Need) {
+        let rights = self.rights();
+        let said = format!("{rights} asked for {what}, which needs the role {need}");
+        self.connections.refusals.note(self.held.origin, said);
+        tokio::time::sleep(HOLD).await;
+    }
+}
