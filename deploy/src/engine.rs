@@ -5,7 +5,9 @@
 
 use crate::train::find_checkpoint;
 use clap::{Args, Subcommand, ValueEnum};
-use paraft_engines::{Engine, Fleet, Handle, Member, Part, Role, slurm::Slurm};
+use paraft_engines::{
+    Engine, Fleet, Handle, Member, Mount, Part, Role, kubernetes::Kubernetes, slurm::Slurm,
+};
 use paraft_fleet::{
     ask,
     failure::Failure,
@@ -52,6 +54,16 @@ pub struct EngineArgs {
     /// Print what would be submitted, and do nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// The image, for engines that run images; it has `paraft` and what the job needs.
+    #[arg(long, value_name = "NAME")]
+    pub image: Option<String>,
+    /// What all processes see besides, and where: WHAT:/PATH. On Kubernetes a PersistentVolumeClaim. May be given often.
+    #[arg(long, value_name = "WHAT:/PATH")]
+    pub mount: Vec<Mount>,
+    /// A volume of so many bytes, as the engine writes it, that follows each server wherever it is started. Default: what is on a
+    /// server's disk goes with its host.
+    #[arg(long, value_name = "SIZE")]
+    pub server_disk: Option<String>,
     /// Processors of each server.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub server_cpus: u32,
@@ -82,7 +94,7 @@ pub struct EngineArgs {
     /// Handed to the engine unread, for example --arg=--partition=batch; may be given often.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub arg: Vec<String>,
-    /// The program on the engine's hosts. Default: this one's path.
+    /// The program on the engine's hosts, or in the image. Default: this one's path; in an image `paraft`.
     #[arg(long, value_name = "PATH")]
     pub program: Option<String>,
 }
@@ -92,13 +104,32 @@ pub struct EngineArgs {
 pub enum On {
     /// Slurm, by sbatch, squeue and scancel.
     Slurm,
+    /// Kubernetes, by kubectl: servers as a StatefulSet, workers as an Indexed Job.
+    Kubernetes,
+    /// Kubernetes with JobSet, 0.12 or later: all as one JobSet.
+    Jobset,
+    /// Kubernetes with Kubeflow Trainer: a ClusterTrainingRuntime and a TrainJob.
+    Trainer,
 }
 
 impl On {
     fn engine(self) -> Box<dyn Engine> {
         match self {
             Self::Slurm => Box::new(Slurm),
+            Self::Kubernetes => Box::new(Kubernetes::Sets),
+            Self::Jobset => Box::new(Kubernetes::JobSet),
+            Self::Trainer => Box::new(Kubernetes::Trainer),
         }
+    }
+
+    /// Its processes see the files of this machine, at the same paths.
+    fn shares_files(self) -> bool {
+        !matches!(self, Self::Kubernetes | Self::Jobset | Self::Trainer)
+    }
+
+    /// It runs images.
+    fn runs_images(self) -> bool {
+        matches!(self, Self::Kubernetes | Self::Jobset | Self::Trainer)
     }
 }
 
@@ -157,7 +188,16 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
         )
         .help("take the key out: the engine decides where servers are"));
     }
-    launch::absolute_paths(&mut job)?;
+    if args.on.shares_files() {
+        launch::absolute_paths(&mut job)?;
+    } else if args.resume.is_some() {
+        let why = format!(
+            "--resume names a checkpoint of this machine, which processes on {} do not see",
+            engine.name()
+        );
+        return Err(Failure::new(exit::USAGE, why)
+            .help("begin from its weights: --set train.init=PATH, where PATH is what processes see there"));
+    }
     let resume =
         args.resume.as_deref().map(|p| find_checkpoint(p, &job, args.run_dir.as_deref())).transpose()?;
     if args.engine.dry_run {
@@ -176,7 +216,8 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
         return Err(Failure::new(exit::CONFIG, format!("{} has been submitted already", dir.display()))
             .help("choose another --run-dir, or end that one: paraft fleet down"));
     }
-    let files = engine.render(&described(args, &job, &dir, with_workers)?)?;
+    let fleet = described(args, &job, &dir, with_workers)?;
+    let files = engine.render(&fleet)?;
     // Whole before anything can start.
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
@@ -185,7 +226,7 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
     write(JOB_FILE, &job.to_toml())?;
     Folder::of(&dir)?.start_after(0, || resume)?;
     files.iter().try_for_each(|f| write(&f.name, &f.text))?;
-    let handle = engine.submit(&dir)?;
+    let handle = engine.submit(&fleet)?;
     keep(&dir, &handle)?;
     for (role, id) in &handle.parts {
         out!("{role}s  {} {id}", engine.name());
@@ -196,9 +237,12 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
 
 /// The job on its engine.
 fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Result<Fleet, Failure> {
-    let args = &args.engine;
-    let own = || std::env::current_exe().map(|p| p.to_string_lossy().into_owned());
-    let whole = |p: String| match p.contains('/') {
+    let (on, args) = (args.on, &args.engine);
+    let own = || match on.runs_images() {
+        true => Ok("paraft".into()),
+        false => std::env::current_exe().map(|p| p.to_string_lossy().into_owned()),
+    };
+    let whole = |p: String| match p.contains('/') && !on.runs_images() {
         true => std::path::absolute(&p).map(|p| p.to_string_lossy().into_owned()),
         false => Ok(p),
     };
@@ -207,6 +251,10 @@ fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Result
     let count = if with_workers { job.train.workers } else { 0 };
     Ok(Fleet {
         name,
+        job: job.to_toml(),
+        image: args.image.clone(),
+        disk: args.server_disk.clone(),
+        mounts: args.mount.clone(),
         program: program.map_err(|e| Failure::new(exit::IO, e).help("name it with --program"))?,
         run_dir: dir.to_path_buf(),
         servers: Part {
@@ -227,6 +275,7 @@ fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Result
         time: args.time.clone(),
         spread: !args.together,
         args: args.arg.clone(),
+        ..Fleet::default()
     })
 }
 
@@ -254,7 +303,7 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
         FleetCommand::Up(a) => submit(a, false),
         FleetCommand::Down(a) => {
             let (engine, handle) = submitted(&a.run)?;
-            engine.cancel(&handle)?;
+            engine.cancel(&handle, &a.run)?;
             Ok(exit::OK)
         }
         FleetCommand::Status(a) => status(&a.run),
@@ -278,7 +327,7 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
 fn status(run: &Path) -> Result<i32, Failure> {
     let (engine, handle) = submitted(run)?;
     let folder = Folder::of(run)?;
-    let members = engine.members(&handle)?;
+    let members = engine.members(&handle, run)?;
     let servers = folder.servers()?;
     let known: Vec<String> = servers.values().map(|at| at.address.clone()).collect();
     let seen = if known.is_empty() { None } else { ask::describe(&known) };
@@ -314,17 +363,12 @@ fn line(engine: &str, member: &Member, fleet: &str, address: &str) -> String {
 }
 
 fn logs(args: &LogArgs) -> Result<i32, Failure> {
-    let (engine, _) = submitted(&args.run)?;
+    let (engine, handle) = submitted(&args.run)?;
     if let Some(Ended::Failed { worker, node, code, said }) = Folder::of(&args.run)?.ended()? {
         out!("first failure: w{worker} on {node}, with code {code}: {said}\n");
     }
-    for file in engine.logs(&args.run)? {
-        let text = fs::read(&file).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-        let name = file.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        for line in &lines[lines.len().saturating_sub(args.lines)..] {
-            out!("{name}  {line}");
-        }
+    for said in engine.logs(&handle, &args.run, args.lines)? {
+        said.text.lines().for_each(|line| out!("{}  {line}", said.name));
     }
     Ok(exit::OK)
 }

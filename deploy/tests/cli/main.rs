@@ -5,6 +5,7 @@ mod bench;
 mod common;
 mod compare;
 mod crowds;
+mod engines;
 mod gpu;
 mod groups;
 mod hazards;
