@@ -2,7 +2,7 @@
 //!
 //! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
-//! - [`engine`]: a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
+//! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
 //!
@@ -30,6 +30,7 @@ mod jobs;
 mod launch;
 mod memory;
 mod mode;
+mod on;
 mod replay;
 mod role;
 mod serve;

@@ -14,6 +14,9 @@ pub struct Certs {
     pub worker: String,
 }
 
+/// The files of a folder of certificates; the keys of a Secret of type kubernetes.io/tls.
+pub(crate) const FILES: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
+
 impl Certs {
     /// Those of a role.
     pub fn of(&self, role: Role) -> &str {

@@ -32,6 +32,9 @@ pub struct Handle {
     /// With what the engine's commands are run.
     #[serde(default)]
     pub args: Vec<String>,
+    /// Where its servers are, by their numbers, where that was known beforehand and can be reached from here.
+    #[serde(default)]
+    pub servers: Vec<String>,
 }
 
 /// A process as its engine knows it.
@@ -94,6 +97,13 @@ pub(crate) fn told(program: &str, args: &[&str], input: &str) -> Result<String, 
             Err(Wrong::new(Kind::Refused, format!("{program} {}: {}", args.join(" "), said(&out.stderr))))
         }
     }
+}
+
+/// Runs a command of the user's and gives what it says, on both streams.
+pub(crate) fn all_said(program: &str, args: &[&str]) -> Result<String, Wrong> {
+    let out = output(program, args, "")
+        .map_err(|e| Wrong::new(Kind::Unavailable, format!("`{program}` does not start: {e}")))?;
+    Ok(String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).trim_end().to_string())
 }
 
 fn output(program: &str, args: &[&str], input: &str) -> std::io::Result<Output> {

@@ -141,7 +141,7 @@ impl Engine for Kubernetes {
             (role, object)
         };
         let parts = fleet.roles().map(part).collect();
-        Ok(Handle { engine: self.name().into(), parts, args: fleet.args.clone() })
+        Ok(Handle { engine: self.name().into(), parts, args: fleet.args.clone(), ..Handle::default() })
     }
 
     fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, Wrong> {
