@@ -148,21 +148,23 @@ impl Ssh {
     fn end(&self, handle: &Handle, dir: &Path, which: impl Fn(Role, u32) -> bool) -> Result<(), Wrong> {
         let dir = whole(dir)?;
         let mut failed = Ok(());
-        for (host, parts) in by_host(handle) {
-            let names =
-                parts.iter().filter(|(role, n)| which(*role, *n)).map(|(role, n)| format!("{role}-{n}"));
-            let names: Vec<_> = names.collect();
-            if names.is_empty() {
-                continue;
+        // All are told before any is waited for: they hand over at the same time.
+        let tell = "alive \"$name\" && kill -TERM \"$pid\"";
+        let wait = "n=0; while alive \"$name\"; do\n[ $n -lt 1200 ] || kill -KILL -- \"-$pid\"; n=$((n + 1)); sleep 0.1\ndone";
+        for what in [tell, wait] {
+            for (host, parts) in by_host(handle) {
+                let names = parts.iter().filter(|(role, n)| which(*role, *n));
+                let names: Vec<_> = names.map(|(role, n)| format!("{role}-{n}")).collect();
+                if names.is_empty() {
+                    continue;
+                }
+                let names = names.join(" ");
+                let text = format!(
+                    "cd {dir} 2>/dev/null || exit 0\n{ALIVE}for name in {names}; do\n{what}\ndone\ntrue\n"
+                );
+                // The others are ended all the same.
+                failed = remote(handle, &host, &text).map(drop).and(failed);
             }
-            let text = format!(
-                "cd {dir} 2>/dev/null || exit 0\n{ALIVE}for name in {names}; do alive \"$name\" && kill -TERM \"$pid\"; done\n\
-                 for name in {names}; do n=0; while alive \"$name\"; do\n\
-                 [ $n -lt 1200 ] || kill -KILL -- \"-$pid\"; n=$((n + 1)); sleep 0.1\ndone; done\n",
-                names = names.join(" "),
-            );
-            // The others are ended all the same.
-            failed = remote(handle, &host, &text).map(drop).and(failed);
         }
         failed
     }
