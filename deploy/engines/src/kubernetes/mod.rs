@@ -198,13 +198,10 @@ fn name_of(name: &str) -> Result<String, Wrong> {
 
 fn written(file: &str, what: &str, all: &[Value]) -> Result<Artifact, Wrong> {
     let mut text = format!("# {what}\n");
-    for (n, one) in all.iter().enumerate() {
-        if n > 0 {
-            text.push_str("---\n");
-        }
-        text.push_str(
-            &serde_norway::to_string(one).map_err(|e| Wrong::new(Kind::Io, format!("{file}: {e}")))?,
-        );
+    // Before the first too: what --dry-run prints of all files is one stream.
+    for one in all {
+        let one = serde_norway::to_string(one).map_err(|e| Wrong::new(Kind::Io, format!("{file}: {e}")))?;
+        text.push_str(&format!("---\n{one}"));
     }
     Ok(Artifact { name: file.into(), text })
 }
