@@ -15,7 +15,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use paraft_fleet::failure::{self, Failure};
 use paraft_lab::{bench, chaos, compare, simulate, verify};
 use paraft_worker::exit;
-use std::io::Write;
+use std::{io::Write, path::PathBuf};
 
 mod checkpoint;
 mod control;
@@ -112,6 +112,13 @@ enum Command {
         /// For which shell.
         shell: clap_complete::Shell,
     },
+    /// Write man pages, one a command, into a folder: for packages.
+    #[command(hide = true)]
+    Man {
+        /// The folder, which is there.
+        #[arg(long)]
+        out: PathBuf,
+    },
 }
 
 fn main() {
@@ -154,6 +161,10 @@ fn main() {
             // A reader that closes the pipe early (head) is no failure.
             let _ = std::io::stdout().write_all(&script);
             exit::OK
+        }
+        Command::Man { out } => {
+            let written = clap_mangen::generate_to(Cli::command(), &out).map_err(|e| Failure::write(&out, e));
+            failure::report(written.map(|()| exit::OK))
         }
     };
     std::process::exit(code);
