@@ -1,7 +1,7 @@
 //! A job on an engine, as far as can be seen without one: what is printed is what is submitted, and by which commands.
 
 use crate::common::*;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 /// A folder of programs that stands before all others, and what they were told.
 struct Tools {
@@ -112,5 +112,50 @@ fn what_the_cluster_does_not_admit_is_said_and_starts_nothing() {
         let out = tools.paraft(&[&base[..], more].concat());
         assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
         assert!(text(&out.stderr).contains(why), "{}", text(&out.stderr));
+    }
+}
+
+#[test]
+fn units_are_linked_enabled_asked_for_and_disabled() {
+    let show = r#"case "$*" in *show*)
+printf 'Id=paraft-t-server@1.service\nActiveState=active\nSubState=running\nStateChangeTimestamp=then\nNRestarts=1\nExecMainStatus=0\n';;
+esac"#;
+    let tools = Tools::new("systemctl", show);
+    job(tools.scratch.path(), &digits("bsp", 3, 1));
+    let printed =
+        tools.prints(&["fleet", "up", "job.toml", "--on", "systemd", "--run-dir", "run", "--dry-run"]);
+    tools.prints(&["fleet", "up", "job.toml", "--on", "systemd", "--run-dir", "run"]);
+    tools.all_printed("run", &printed, &["paraft-t-server@.service"]);
+    let root = fs::metadata("/proc/self").expect("it runs").uid() == 0;
+    let mine = if root { "" } else { "--user " };
+    let all = [0, 1, 2].map(|n| format!("paraft-t-server@{n}.service")).join(" ");
+    let told = format!("{mine}link /run/paraft-t-server@.service\n{mine}enable --now {all}\n");
+    assert_eq!(tools.told(), told);
+    let status = tools.prints(&["fleet", "status", "run"]);
+    assert!(
+        status.contains("server 1: systemd: active (running), since then, started again 1 times"),
+        "{status}"
+    );
+    tools.told();
+    tools.prints(&["fleet", "down", "run"]);
+    assert_eq!(tools.told(), format!("{mine}disable --now {all}\n"));
+}
+
+#[test]
+fn hosts_are_named_or_it_is_refused_before_anything_is_done() {
+    let tools = Tools::new("ssh", "exit 1");
+    job(tools.scratch.path(), &digits("bsp", 3, 1));
+    fs::write(tools.path("hosts"), "a\nb\n").expect("a file");
+    for (flags, code, why) in [
+        (&[][..], 2, "--hosts"),
+        (&["--hosts", "none"], 2, "--hosts none"),
+        (&["--hosts", "hosts"], 2, "3 servers, and 2 hosts"),
+        (&["--hosts", "hosts", "--together", "--resume"], 2, "--resume"),
+        (&["--hosts", "hosts", "--together"], 78, "a: ssh"),
+    ] {
+        let out = tools.paraft(&[&["submit", "job.toml", "--on", "ssh"][..], flags].concat());
+        assert_eq!(out.status.code(), Some(code), "{flags:?}: {}", text(&out.stderr));
+        assert!(text(&out.stderr).contains(why), "{why}: {}", text(&out.stderr));
+        assert_eq!(tools.told().is_empty(), code == 2, "{flags:?}");
     }
 }
