@@ -147,4 +147,32 @@ mod tests {
         };
         assert_eq!((mode(&run_dir) & 0o777, mode(&run_dir.join("job.toml")) & 0o777), (0o700, 0o600));
     }
+
+    #[test]
+    fn keys_are_given_to_hosts_that_need_them_and_to_nobody_else_there() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let folder = |name: &str| {
+            let folder = scratch.path().join(name);
+            fs::create_dir(&folder).expect("a folder");
+            FILES
+                .iter()
+                .for_each(|file| fs::write(folder.join(file), format!("{name} {file}\n")).expect("written"));
+            folder.to_string_lossy().into_owned()
+        };
+        let certs = Some(crate::Certs { server: folder("peer"), worker: folder("worker") });
+        let run_dir = scratch.path().join("run");
+        let fleet =
+            Fleet { run_dir: run_dir.clone(), program: "sh".into(), certs, ..super::super::tests::fleet() };
+        let text = put(&fleet, &vec![(Role::Worker, 0)], &carried(&fleet).expect("files")).expect("text");
+        assert!(!text.contains("peer tls.key"), "a host without a server has a server's key");
+        told("sh", &["-s"], &text).expect("put");
+        let key = run_dir.join("certs-worker/tls.key");
+        assert_eq!(fs::read_to_string(&key).expect("there"), "worker tls.key\n");
+        let mode = |path: &Path| {
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).expect("there").permissions()) & 0o777
+        };
+        assert_eq!((mode(&run_dir.join("certs-worker")), mode(&key)), (0o700, 0o600));
+        let script = fs::read_to_string(run_dir.join(SCRIPT)).expect("there");
+        assert!(script.contains("/certs-worker ") && !script.contains("tls.key"), "{script}");
+    }
 }
