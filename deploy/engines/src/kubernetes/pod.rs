@@ -53,6 +53,11 @@ pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, tol
     }
     set("automountServiceAccountToken", json!(false));
     set("containers", json!([container(fleet, name, role, told)]));
+    // An answer that is lost on the way is asked for again after 1 s, not after 5: servers look each other's names up.
+    set(
+        "dnsConfig",
+        json!({"options": [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]}),
+    );
     // A variable for each service of the namespace is of no use, and some look like ours.
     set("enableServiceLinks", json!(false));
     set("restartPolicy", json!(restart));
