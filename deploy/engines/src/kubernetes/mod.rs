@@ -1,7 +1,7 @@
 //! Kubernetes: servers as a StatefulSet and workers as an Indexed Job; or both as one JobSet; or as a runtime of Kubeflow Trainer.
 //!
-//! - [`pod`]: what all pods have in common. [`objects`]: the kinds that every cluster has. [`jobset`]: those of JobSet and Trainer.
-//!   [`ask`]: `kubectl`, and what it says.
+//! - `pod`: what all pods have in common. `objects`: the kinds that every cluster has. `jobset`: those of JobSet and Trainer.
+//!   `ask`: `kubectl`, and what it says.
 //!
 //! The servers are known by the names of their pods, which stay the same on whatever node they are started. Nothing here asks
 //! whether a server has a leader: a partition must not have Kubernetes restart servers that are well.
