@@ -1,11 +1,14 @@
 //! `paraft submit --on` and `paraft fleet`: a fleet whose processes an engine starts, places and starts again.
 //!
 //! What is written are the engine's own files, in the run's folder, and what is run are the user's own commands
-//! (`paraft-engines`); `paraft launch --role` is what they start.
+//! (`paraft-engines`); `paraft launch --role` is what they start. The flags that say what is to be written are in `on`.
 
-use crate::train::find_checkpoint;
+use crate::{
+    on::{On, OnArgs, described},
+    train::find_checkpoint,
+};
 use clap::{Args, Subcommand, ValueEnum};
-use paraft_engines::{Engine, Fleet, Handle, Member, Part, Role, slurm::Slurm};
+use paraft_engines::{Engine, Handle, Member, Role};
 use paraft_fleet::{
     ask, certs,
     failure::Failure,
@@ -24,84 +27,6 @@ use std::{
 
 /// What was submitted, in the run's folder.
 const HANDLE: &str = "engine.json";
-
-/// What is to run on an engine, and how.
-#[derive(Args)]
-pub struct OnArgs {
-    /// The job file.
-    pub job: PathBuf,
-    /// The engine.
-    #[arg(long)]
-    pub on: On,
-    /// The run's folder, on a file system that all hosts share. Default: runs/NAME-N, the first N that is free.
-    #[arg(long)]
-    pub run_dir: Option<PathBuf>,
-    /// Overrides a key of the job file; may be given often.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Begin from a checkpoint, as in `paraft train`.
-    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
-    pub resume: Option<PathBuf>,
-    #[command(flatten)]
-    pub engine: EngineArgs,
-}
-
-/// What the engine is asked for.
-#[derive(Args, Clone)]
-#[command(next_help_heading = "On an engine")]
-pub struct EngineArgs {
-    /// Print what would be submitted, and do nothing.
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Processors of each server.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub server_cpus: u32,
-    /// Memory of each server, as the engine writes it.
-    #[arg(long, value_name = "SIZE")]
-    pub server_memory: Option<String>,
-    /// Processors of each worker.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub worker_cpus: u32,
-    /// Memory of each worker, as the engine writes it.
-    #[arg(long, value_name = "SIZE")]
-    pub worker_memory: Option<String>,
-    /// GPUs of each worker.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub worker_gpus: u32,
-    /// A time limit, as the engine writes it. Shortly before it all hand over, and go on in a new one.
-    #[arg(long)]
-    pub time: Option<String>,
-    /// Let several servers share a host: one lost host may then end the job.
-    #[arg(long)]
-    pub together: bool,
-    /// Seconds that a process has to hand over what it holds when its host is taken away.
-    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
-    pub grace: u32,
-    /// How often the engine starts each of them again.
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub restarts: u32,
-    /// Handed to the engine unread, for example --arg=--partition=batch; may be given often.
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub arg: Vec<String>,
-    /// The program on the engine's hosts. Default: this one's path.
-    #[arg(long, value_name = "PATH")]
-    pub program: Option<String>,
-}
-
-/// An engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum On {
-    /// Slurm, by sbatch, squeue and scancel.
-    Slurm,
-}
-
-impl On {
-    fn engine(self) -> Box<dyn Engine> {
-        match self {
-            Self::Slurm => Box::new(Slurm),
-        }
-    }
-}
 
 #[derive(Args)]
 pub struct FleetArgs {
@@ -158,7 +83,15 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
         )
         .help("take the key out: the engine decides where servers are"));
     }
-    launch::absolute_paths(&mut job)?;
+    // In pods, paths are those of the image.
+    if !args.on.is_kubernetes() {
+        launch::absolute_paths(&mut job)?;
+    }
+    if args.resume.is_some() && !args.on.shares_folder() {
+        let why = format!("--resume: processes on {} share no folder that names a checkpoint", engine.name());
+        return Err(Failure::new(exit::USAGE, why)
+            .help("begin from its weights: --set train.init=PATH, where PATH is what processes see there"));
+    }
     let resume =
         args.resume.as_deref().map(|p| find_checkpoint(p, &job, args.run_dir.as_deref())).transpose()?;
     if args.engine.dry_run {
@@ -177,7 +110,8 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
         return Err(Failure::new(exit::CONFIG, format!("{} has been submitted already", dir.display()))
             .help("choose another --run-dir, or end that one: paraft fleet down"));
     }
-    let files = engine.render(&described(args, &job, &dir, with_workers)?)?;
+    let fleet = described(args, &job, &dir, with_workers)?;
+    let files = engine.render(&fleet)?;
     // Whole before anything can start.
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
@@ -187,49 +121,13 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
     Folder::of(&dir)?.start_after(0, || resume)?;
     certs::of_shared(&dir, As::Admin)?;
     files.iter().try_for_each(|f| write(&f.name, &f.text))?;
-    let handle = engine.submit(&dir)?;
+    let handle = engine.submit(&fleet)?;
     keep(&dir, &handle)?;
     for (role, id) in &handle.parts {
         out!("{role}s  {} {id}", engine.name());
     }
     out!("run     {}", dir.display());
     Ok(exit::OK)
-}
-
-/// The job on its engine.
-fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Result<Fleet, Failure> {
-    let args = &args.engine;
-    let own = || std::env::current_exe().map(|p| p.to_string_lossy().into_owned());
-    let whole = |p: String| match p.contains('/') {
-        true => std::path::absolute(&p).map(|p| p.to_string_lossy().into_owned()),
-        false => Ok(p),
-    };
-    let program = args.program.clone().map_or_else(own, whole);
-    let name: String = job.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let count = if with_workers { job.train.workers } else { 0 };
-    Ok(Fleet {
-        name,
-        program: program.map_err(|e| Failure::new(exit::IO, e).help("name it with --program"))?,
-        run_dir: dir.to_path_buf(),
-        servers: Part {
-            count: job.servers(),
-            cpus: args.server_cpus,
-            gpus: 0,
-            memory: args.server_memory.clone(),
-        },
-        workers: Part {
-            count,
-            cpus: args.worker_cpus,
-            gpus: args.worker_gpus,
-            memory: args.worker_memory.clone(),
-        },
-        until_done: with_workers,
-        grace: args.grace,
-        restarts: args.restarts,
-        time: args.time.clone(),
-        spread: !args.together,
-        args: args.arg.clone(),
-    })
 }
 
 fn keep(dir: &Path, handle: &Handle) -> Result<(), Failure> {
@@ -256,7 +154,7 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
         FleetCommand::Up(a) => submit(a, false),
         FleetCommand::Down(a) => {
             let (engine, handle) = submitted(&a.run)?;
-            engine.cancel(&handle)?;
+            engine.cancel(&handle, &a.run)?;
             Ok(exit::OK)
         }
         FleetCommand::Status(a) => status(&a.run),
@@ -281,16 +179,18 @@ fn status(run: &Path) -> Result<i32, Failure> {
     let (engine, handle) = submitted(run)?;
     let folder = Folder::of(run)?;
     certs::take(run)?;
-    let members = engine.members(&handle)?;
-    let servers = folder.servers()?;
-    let known: Vec<String> = servers.values().map(|at| at.address.clone()).collect();
+    let members = engine.members(&handle, run)?;
+    let mut servers: BTreeMap<u32, String> =
+        folder.servers()?.into_iter().map(|(n, at)| (n, at.address)).collect();
+    servers.extend((0..).zip(handle.servers.iter().cloned()));
+    let known: Vec<String> = servers.values().cloned().collect();
     let seen = if known.is_empty() { None } else { ask::describe(&known) };
     let states: BTreeMap<&str, &str> =
         seen.iter().flat_map(|d| &d.servers).map(|s| (&*s.address, &*s.state)).collect();
     for member in &members {
         let at = member.index.and_then(|n| servers.get(&n)).filter(|_| member.role == Role::Server);
-        let fleet = at.map_or("", |at| states.get(&*at.address).copied().unwrap_or("not in the fleet"));
-        out!("{}", line(engine.name(), member, fleet, at.map_or("", |at| &at.address)));
+        let fleet = at.map_or("", |at| states.get(&**at).copied().unwrap_or("not in the fleet"));
+        out!("{}", line(engine.name(), member, fleet, at.map_or("", |at| at)));
     }
     for job in seen.iter().flat_map(|d| &d.jobs) {
         out!("job {}: {}", job.name, job.state);
@@ -317,17 +217,12 @@ fn line(engine: &str, member: &Member, fleet: &str, address: &str) -> String {
 }
 
 fn logs(args: &LogArgs) -> Result<i32, Failure> {
-    let (engine, _) = submitted(&args.run)?;
+    let (engine, handle) = submitted(&args.run)?;
     if let Some(Ended::Failed { worker, node, code, said }) = Folder::of(&args.run)?.ended()? {
         out!("first failure: w{worker} on {node}, with code {code}: {said}\n");
     }
-    for file in engine.logs(&args.run)? {
-        let text = fs::read(&file).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-        let name = file.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        for line in &lines[lines.len().saturating_sub(args.lines)..] {
-            out!("{name}  {line}");
-        }
+    for said in engine.logs(&handle, &args.run, args.lines)? {
+        said.text.lines().for_each(|line| out!("{}  {line}", said.name));
     }
     Ok(exit::OK)
 }

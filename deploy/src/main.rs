@@ -2,7 +2,7 @@
 //!
 //! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
-//! - [`engine`]: a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
+//! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in.
@@ -17,7 +17,7 @@ use paraft_fleet::failure::{self, Failure};
 use paraft_lab::{bench, chaos, compare, simulate, verify};
 use paraft_tls::access::As;
 use paraft_worker::{cli::AccessArgs, exit};
-use std::io::Write;
+use std::{io::Write, path::PathBuf};
 
 mod certs;
 mod checkpoint;
@@ -33,6 +33,7 @@ mod jobs;
 mod launch;
 mod memory;
 mod mode;
+mod on;
 mod replay;
 mod role;
 mod serve;
@@ -118,6 +119,13 @@ enum Command {
         /// For which shell.
         shell: clap_complete::Shell,
     },
+    /// Write man pages, one a command, into a folder: for packages.
+    #[command(hide = true)]
+    Man {
+        /// The folder, which is there.
+        #[arg(long)]
+        out: PathBuf,
+    },
 }
 
 impl Command {
@@ -176,6 +184,10 @@ fn main() {
             // A reader that closes the pipe early (head) is no failure.
             let _ = std::io::stdout().write_all(&script);
             exit::OK
+        }
+        Command::Man { out } => {
+            let written = clap_mangen::generate_to(Cli::command(), &out).map_err(|e| Failure::write(&out, e));
+            failure::report(written.map(|()| exit::OK))
         }
     };
     std::process::exit(code);

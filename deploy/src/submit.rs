@@ -2,7 +2,10 @@
 //!
 //! What is behind `--on` is in `engine`. What `--to` leaves behind is `paraft train --to`, which launches the workers on this machine and has the run's folder.
 
-use crate::engine::{self, EngineArgs, On, OnArgs};
+use crate::{
+    engine,
+    on::{EngineArgs, On, OnArgs},
+};
 use clap::Args;
 use paraft_fleet::{certs::Certs, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir, standing::Keep};
 use paraft_worker::{Job, exit};
@@ -34,8 +37,8 @@ pub struct SubmitArgs {
     /// Go on from a checkpoint, as in `paraft train`.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
-    /// Where the run's files go; with --on, on a file system that all hosts share. Default: runs/NAME-N, the first N that
-    /// is free.
+    /// Where the run's files go; on Slurm on a file system that all hosts share. Default: runs/NAME-N, the first N that is
+    /// free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
     #[command(flatten)]

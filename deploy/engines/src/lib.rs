@@ -2,19 +2,28 @@
 //!
 //! - [`mod@place`]: what this process is among those that an engine has started, from its variables alone.
 //! - [`engine`]: the interface to one: its files rendered, submitted, asked for, ended. [`fleet`]: what is to be run, without an
-//!   engine. [`slurm`].
+//!   engine; [`certs`]: by what its processes know each other. [`slurm`],
+//!   [`kubernetes`], [`compose`], [`systemd`], [`ssh`].
 //! - [`wrong`]: why that can't be, or an engine's command failed.
 //!
 //! What it is not: it starts and restarts nothing by itself, and knows neither servers nor workers. Engines place and restart; what
 //! a process then does with its place is `paraft-fleet`'s.
 
+pub mod certs;
+pub mod compose;
 pub mod engine;
 pub mod fleet;
+#[cfg(test)]
+mod golden;
+pub mod kubernetes;
 pub mod place;
 pub mod slurm;
+pub mod ssh;
+pub mod systemd;
 pub mod wrong;
 
-pub use engine::{Artifact, Engine, Handle, Member};
-pub use fleet::{Fleet, Part};
+pub use certs::Certs;
+pub use engine::{Artifact, Engine, Handle, Member, Said};
+pub use fleet::{Fleet, Mount, Part};
 pub use place::{Asked, Place, Role, Surroundings, place, variables};
 pub use wrong::{Kind, Wrong};

@@ -7,14 +7,11 @@
 
 use crate::{
     Role,
-    engine::{Artifact, Engine, Handle, Member, run},
-    fleet::{Fleet, Part, quoted},
-    wrong::{Kind, Wrong},
+    engine::{Artifact, Engine, Handle, Member, Said, run, said_in},
+    fleet::{Files, Fleet, Part, inside, quoted},
+    wrong::Wrong,
 };
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 /// Slurm by `sbatch`, `squeue`, `scancel`.
 pub struct Slurm;
@@ -35,23 +32,18 @@ impl Engine for Slurm {
             return Err(Wrong::usage(format!("`{dir}`: Slurm's directives take no such path"))
                 .help("choose a --run-dir without blanks, quotes, % and backslashes"));
         }
-        let all = [(Role::Server, &fleet.servers), (Role::Worker, &fleet.workers)];
-        let some = all.into_iter().filter(|(_, part)| part.count > 0);
-        Ok(some.map(|(role, part)| Artifact { name: script(role), text: batch(fleet, role, part) }).collect())
+        let one = |role| Artifact { name: script(role), text: batch(fleet, role, fleet.part(role)) };
+        Ok(fleet.roles().map(one).collect())
     }
 
-    fn submit(&self, dir: &Path) -> Result<Handle, Wrong> {
-        let mut handle = Handle { engine: self.name().into(), parts: Vec::new() };
-        for role in [Role::Server, Role::Worker] {
-            let file = dir.join(script(role));
-            if !file.exists() {
-                continue;
-            }
-            match submitted(&file, &[]) {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+        let mut handle = Handle { engine: self.name().into(), ..Handle::default() };
+        for role in fleet.roles() {
+            match submitted(&fleet.run_dir.join(script(role)), &[]) {
                 Ok(id) => handle.parts.push((role, id)),
                 Err(e) => {
                     // Half a fleet would wait for the other half.
-                    let _ = self.cancel(&handle);
+                    let _ = self.cancel(&handle, &fleet.run_dir);
                     return Err(e);
                 }
             }
@@ -59,7 +51,7 @@ impl Engine for Slurm {
         Ok(handle)
     }
 
-    fn members(&self, handle: &Handle) -> Result<Vec<Member>, Wrong> {
+    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, Wrong> {
         let mut members = Vec::new();
         for (role, id) in &handle.parts {
             let text = match run("squeue", &["-h", "-r", "-j", id, "-o", "%K|%T|%N|%r|%S"]) {
@@ -73,18 +65,18 @@ impl Engine for Slurm {
         Ok(members)
     }
 
-    fn cancel(&self, handle: &Handle) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, _: &Path) -> Result<(), Wrong> {
         let ids: Vec<&str> = handle.parts.iter().map(|(_, id)| &**id).collect();
         if ids.is_empty() { Ok(()) } else { run("scancel", &ids).map(drop) }
     }
 
-    fn logs(&self, dir: &Path) -> Result<Vec<PathBuf>, Wrong> {
-        outputs(dir)
+    fn logs(&self, _: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+        said_in(dir, lines)
     }
 
     fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
         let mut handle = handle.clone();
-        let there = self.members(&handle)?;
+        let there = self.members(&handle, dir)?;
         let next = there
             .iter()
             .filter(|m| m.role == Role::Worker)
@@ -105,18 +97,6 @@ impl Engine for Slurm {
         }
         Ok(handle)
     }
-}
-
-/// What processes said, of engines that write it into the run's folder.
-pub(crate) fn outputs(dir: &Path) -> Result<Vec<PathBuf>, Wrong> {
-    let files = fs::read_dir(dir).map_err(|e| Wrong::new(Kind::Io, format!("{}: {e}", dir.display())))?;
-    let is_one = |p: &PathBuf| {
-        let name = p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        name.ends_with(".said") && (name.starts_with("server-") || name.starts_with("worker-"))
-    };
-    let mut all: Vec<_> = files.flatten().map(|e| e.path()).filter(is_one).collect();
-    all.sort();
-    Ok(all)
 }
 
 fn submitted(file: &Path, more: &[&str]) -> Result<String, Wrong> {
@@ -170,13 +150,15 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
     add(&format!("--output={dir}/{role}-%a.said"));
     add(&format!("--chdir={dir}"));
     fleet.args.iter().for_each(|arg| add(arg));
-    let program = quoted(&fleet.program);
-    let dir = quoted(&run_dir.to_string_lossy());
-    let ends = if role == Role::Server && fleet.until_done { " --until-done" } else { "" };
+    let (run, job) = (run_dir.to_string_lossy(), inside(run_dir, "job.toml"));
+    let certs = fleet.certs.as_ref().map_or("", |certs| certs.of(role));
+    let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs }, true);
+    let command: Vec<_> = [&fleet.program].into_iter().chain(&words).map(|w| quoted(w)).collect();
+    let command = command.join(" ");
     text.push_str(&format!(
         "\n\
          # A step of its own: it gets the signals that this script does not.\n\
-         srun --ntasks=1 --kill-on-bad-exit=0 {program} launch --role {role} --run-dir {dir} --grace {grace}{ends} {dir}/job.toml\n\
+         srun --ntasks=1 --kill-on-bad-exit=0 {command}\n\
          code=$?\n\
          case $code in\n\
          \x20   69|74|129|1[3-9][0-9]) ;;  # no servers, no room, a signal: again\n\
@@ -196,37 +178,15 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn fleet() -> Fleet {
-        Fleet {
-            name: "digits".into(),
-            program: "/opt/paraft/bin/paraft".into(),
-            run_dir: "/shared/runs/digits-1".into(),
-            servers: Part { count: 3, cpus: 2, gpus: 0, memory: Some("8G".into()) },
-            workers: Part { count: 4, cpus: 8, gpus: 1, memory: None },
-            until_done: true,
-            grace: 20,
-            restarts: 10,
-            time: Some("2:00:00".into()),
-            spread: true,
-            args: vec!["--partition=batch".into()],
-        }
-    }
+    use crate::golden::{golden, some_fleet};
 
     #[test]
     fn the_scripts_are_as_in_the_golden_files() {
-        for artifact in Slurm.render(&fleet()).expect("rendered") {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/slurm").join(&artifact.name);
-            if std::env::var_os("PARAFT_BLESS").is_some() {
-                fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-                fs::write(&path, &artifact.text).expect("written");
-            }
-            let golden = fs::read_to_string(&path).expect("a golden file");
-            assert_eq!(artifact.text, golden, "{}: PARAFT_BLESS=1 writes it anew", path.display());
+        for path in golden("slurm", &Slurm, &some_fleet()) {
             let checked = std::process::Command::new("bash").arg("-n").arg(&path).status().expect("bash");
             assert!(checked.success(), "{}", path.display());
         }
-        assert!(Slurm.render(&Fleet { run_dir: "/a b".into(), ..fleet() }).is_err());
+        assert!(Slurm.render(&Fleet { run_dir: "/a b".into(), ..some_fleet() }).is_err());
     }
 
     #[test]

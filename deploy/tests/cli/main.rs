@@ -6,6 +6,7 @@ mod closed;
 mod common;
 mod compare;
 mod crowds;
+mod engines;
 mod gpu;
 mod groups;
 mod hazards;

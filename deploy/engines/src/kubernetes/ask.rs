@@ -1,0 +1,180 @@
+//! `kubectl`, and what it says of pods.
+
+use super::run;
+use crate::{
+    Role,
+    engine::{Handle, Member},
+    wrong::{Kind, Wrong},
+};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Runs `kubectl` with the flags of the user's.
+pub(super) fn kubectl(flags: &[String], words: &[&str]) -> Result<String, Wrong> {
+    let all: Vec<&str> = flags.iter().map(String::as_str).chain(words.iter().copied()).collect();
+    run("kubectl", &all)
+}
+
+/// A pod of a run.
+pub(super) struct Pod {
+    pub name: String,
+    pub member: Member,
+}
+
+#[derive(Deserialize)]
+struct List {
+    items: Vec<Item>,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    #[serde(default)]
+    node_name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    #[serde(default)]
+    phase: String,
+    #[serde(default)]
+    start_time: String,
+    #[serde(default)]
+    conditions: Vec<Reason>,
+    #[serde(default)]
+    container_statuses: Vec<Container>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Container {
+    #[serde(default)]
+    restart_count: u32,
+    #[serde(default)]
+    state: BTreeMap<String, Reason>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Reason {
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    message: String,
+    exit_code: Option<i32>,
+}
+
+/// The labels that all objects of a run have.
+pub(super) const INSTANCE: &str = "app.kubernetes.io/instance";
+/// Its role.
+pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
+
+/// The number of a pod among those of its role: the first of these that it has.
+const NUMBERS: [&str; 3] = [
+    "apps.kubernetes.io/pod-index",
+    // Of a JobSet's server, whose pod is the only one of its Job.
+    super::pod::JOB_INDEX,
+    "batch.kubernetes.io/job-completion-index",
+];
+
+/// The pods of a run.
+pub(super) fn pods(handle: &Handle) -> Result<Vec<Pod>, Wrong> {
+    let object = handle.parts.first().map(|(_, object)| object.as_str()).unwrap_or_default();
+    let name = match object.split_once('/') {
+        Some(("statefulset", set)) => set.strip_suffix("-servers").unwrap_or(set),
+        Some((_, name)) => name,
+        None => object,
+    };
+    let one_run = format!("{INSTANCE}={name}");
+    parsed(&kubectl(&handle.args, &["get", "pods", "-l", &one_run, "-o", "json"])?)
+}
+
+fn parsed(text: &str) -> Result<Vec<Pod>, Wrong> {
+    let list: List = serde_json::from_str(text).map_err(|e| {
+        Wrong::new(Kind::Refused, format!("kubectl get pods: its answer is not understood: {e}"))
+    })?;
+    let mut all: Vec<_> = list.items.into_iter().filter_map(pod).collect();
+    all.sort_by(|a, b| {
+        (a.member.role, a.member.index, &a.name).cmp(&(b.member.role, b.member.index, &b.name))
+    });
+    Ok(all)
+}
+
+fn pod(item: Item) -> Option<Pod> {
+    let Item { metadata: Metadata { name, labels }, spec, status } = item;
+    let role: Role = labels.get(COMPONENT)?.parse().ok()?;
+    // A JobSet's workers are pods of one Job, whose number says nothing.
+    let numbers = NUMBERS.iter().filter(|label| role == Role::Server || **label != super::pod::JOB_INDEX);
+    let index = numbers.filter_map(|label| labels.get(*label)?.parse().ok()).next();
+    let container = status.container_statuses.into_iter().next().unwrap_or_default();
+    let mut why = match container.state.into_iter().next() {
+        Some((state, said)) if state != "running" => said.told(),
+        Some(_) => format!("since {}", status.start_time),
+        None => {
+            let said: Vec<_> =
+                status.conditions.into_iter().map(Reason::told).filter(|s| !s.is_empty()).collect();
+            said.join("; ")
+        }
+    };
+    if container.restart_count > 0 {
+        why = format!("{why}, started again {} times", container.restart_count);
+    }
+    Some(Pod { name, member: Member { role, index, state: status.phase, node: spec.node_name, why } })
+}
+
+impl Reason {
+    fn told(self) -> String {
+        let code = self.exit_code.map(|code| format!("code {code}")).unwrap_or_default();
+        let parts = [self.reason, code, self.message];
+        parts.into_iter().filter(|p| !p.is_empty()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_told_by_role_and_number() {
+        let text = r#"{"items": [
+          {"metadata": {"name": "d-workers-1-x", "labels": {"app.kubernetes.io/component": "worker", "jobset.sigs.k8s.io/job-index": "0",
+             "batch.kubernetes.io/job-completion-index": "1"}},
+           "spec": {}, "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "Unschedulable", "message": "0/3 nodes"}]}},
+          {"metadata": {"name": "d-servers-2", "labels": {"app.kubernetes.io/component": "server", "apps.kubernetes.io/pod-index": "2"}},
+           "spec": {"nodeName": "n2"}, "status": {"phase": "Running", "startTime": "t", "containerStatuses": [
+             {"restartCount": 3, "state": {"running": {"startedAt": "t"}}}]}},
+          {"metadata": {"name": "d-servers-1-0-x", "labels": {"app.kubernetes.io/component": "server", "jobset.sigs.k8s.io/job-index": "1",
+             "batch.kubernetes.io/job-completion-index": "0"}},
+           "spec": {"nodeName": "n1"}, "status": {"phase": "Failed", "containerStatuses": [
+             {"restartCount": 0, "state": {"terminated": {"reason": "Error", "exitCode": 78}}}]}},
+          {"metadata": {"name": "other", "labels": {}}}]}"#;
+        let all: Vec<_> = parsed(text).expect("pods").into_iter().map(|p| (p.name, p.member)).collect();
+        let told: Vec<_> = all.iter().map(|(_, m)| (m.role, m.index, &*m.state, &*m.node, &*m.why)).collect();
+        assert_eq!(
+            told,
+            [
+                (Role::Server, Some(1), "Failed", "n1", "Error, code 78"),
+                (Role::Server, Some(2), "Running", "n2", "since t, started again 3 times"),
+                (Role::Worker, Some(1), "Pending", "", "Unschedulable, 0/3 nodes"),
+            ]
+        );
+        assert!(parsed("No resources").is_err());
+    }
+}

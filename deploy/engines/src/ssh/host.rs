@@ -1,0 +1,178 @@
+//! What a host is given: the run's files, and the script that runs one process there.
+
+use super::{addresses, placed, unreadable};
+use crate::{
+    Role,
+    certs::FILES,
+    fleet::{Files, Fleet, inside, quoted},
+    wrong::Wrong,
+};
+use std::{fs, path::Path};
+
+/// What runs on a host, in the run's folder.
+pub(super) const SCRIPT: &str = "start.sh";
+
+/// A folder of certificates in the run's.
+fn certs(role: Role) -> String {
+    format!("certs-{role}")
+}
+
+/// The files that each host needs, by role where they are of one.
+pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String)>, Wrong> {
+    let mut files =
+        vec![(None, "job.toml".to_string(), fleet.job.clone()), (None, SCRIPT.into(), script(fleet)?)];
+    for role in fleet.roles() {
+        for file in fleet.certs.iter().flat_map(|_| FILES) {
+            let path = Path::new(fleet.certs.as_ref().map_or("", |certs| certs.of(role))).join(file);
+            let text = fs::read_to_string(&path).map_err(|e| unreadable(&path, &e))?;
+            files.push((Some(role), format!("{}/{file}", certs(role)), text));
+        }
+    }
+    Ok(files)
+}
+
+/// The line that ends a file in what a host's shell reads.
+const END: &str = "=== end of a file of paraft ===";
+
+/// Puts them there, whole, for its user's eyes only.
+pub(super) fn put(
+    fleet: &Fleet,
+    parts: &super::Parts,
+    files: &[(Option<Role>, String, String)],
+) -> Result<String, Wrong> {
+    let dir = quoted(&fleet.run_dir.to_string_lossy());
+    let program = quoted(&fleet.program);
+    let mut text = format!(
+        "umask 077\nmkdir -p {dir} && cd {dir} || exit 74\n\
+         command -v {program} >/dev/null || {{ echo there is no {program}: name it with --program >&2; exit 78; }}\n"
+    );
+    for (role, name, what) in files {
+        if role.is_some_and(|role| parts.iter().all(|(r, _)| *r != role)) {
+            continue;
+        }
+        if what.contains(END) {
+            return Err(Wrong::usage(format!("{name} has the line `{END}`")).help("take it out"));
+        }
+        if let Some((folder, _)) = name.split_once('/') {
+            text.push_str(&format!("mkdir -p {folder} && chmod 700 {folder} || exit 74\n"));
+        }
+        let what = what.strip_suffix('\n').unwrap_or(what);
+        text.push_str(&format!(
+            "cat >{name}.part <<'{END}' && mv {name}.part {name} || exit 74\n{what}\n{END}\n"
+        ));
+    }
+    Ok(text)
+}
+
+/// Starts a process there; its script stays behind when the connection ends.
+pub(super) fn start(dir: &Path, role: Role, index: u32) -> String {
+    let said = quoted(&inside(dir, &format!("{role}-{index}.said")));
+    let script = quoted(&inside(dir, SCRIPT));
+    format!("setsid sh {script} {role} {index} >>{said} 2>&1 </dev/null &\n")
+}
+
+/// What runs one process and starts it again.
+pub(super) fn script(fleet: &Fleet) -> Result<String, Wrong> {
+    let parts = placed(fleet)?;
+    let run = fleet.run_dir.to_string_lossy();
+    let job = inside(&fleet.run_dir, "job.toml");
+    let command = |role: Role| {
+        let folder = inside(&fleet.run_dir, &certs(role));
+        let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs: &folder }, true);
+        let all: Vec<_> = [&fleet.program].into_iter().chain(&words).map(|word| quoted(word)).collect();
+        all.join(" ")
+    };
+    Ok(format!(
+        "#!/bin/sh\n\
+         # One process of a run on this host: start.sh ROLE N. It is started again while its exit code says that the same may work.\n\
+         umask 077\n\
+         cd {dir} || exit 74\n\
+         name=$1-$2\n\
+         export PARAFT_INDEX=\"$2\" PARAFT_SERVERS={servers}\n\
+         echo $$ >\"$name.pid\"\n\
+         rm -f \"$name.code\"\n\
+         stopped= child= tries=0 code=143\n\
+         trap 'stopped=1; [ -z \"$child\" ] || kill -TERM \"$child\"' TERM INT HUP\n\
+         while [ -z \"$stopped\" ]; do\n\
+         \x20   case $1 in\n\
+         \x20   server) {server} & ;;\n\
+         \x20   worker) {worker} & ;;\n\
+         \x20   esac\n\
+         \x20   child=$!\n\
+         \x20   wait \"$child\"; code=$?\n\
+         \x20   # A signal to this script ends `wait` before the process has ended.\n\
+         \x20   while kill -0 \"$child\" 2>/dev/null; do wait \"$child\"; code=$?; done\n\
+         \x20   child=\n\
+         \x20   case $code in\n\
+         \x20   69|74|129|1[3-9][0-9]) ;;  # no servers, no room, a signal: again\n\
+         \x20   *) break ;;                # done, or the same would fail again\n\
+         \x20   esac\n\
+         \x20   [ \"$tries\" -lt {restarts} ] || break\n\
+         \x20   tries=$((tries + 1))\n\
+         \x20   export PARAFT_ATTEMPT=$tries\n\
+         \x20   sleep 1\n\
+         done\n\
+         echo \"$code\" >\"$name.code\"\n\
+         rm -f \"$name.pid\"\n\
+         exit \"$code\"\n",
+        dir = quoted(&run),
+        servers = quoted(&addresses(fleet, &parts).join(",")),
+        server = command(Role::Server),
+        worker = command(Role::Worker),
+        restarts = fleet.restarts,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::told;
+
+    #[test]
+    fn a_file_is_carried_as_it_is_and_by_nobody_elses_eyes() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let run_dir = scratch.path().join("a run's $HOME");
+        let job = "name = \"$(touch x) `y` 'z'\\\"\n";
+        let fleet = Fleet {
+            run_dir: run_dir.clone(),
+            job: job.into(),
+            program: "sh".into(),
+            ..super::super::tests::fleet()
+        };
+        let text = put(&fleet, &vec![(Role::Worker, 0)], &carried(&fleet).expect("files")).expect("text");
+        told("sh", &["-s"], &text).expect("put");
+        assert_eq!(fs::read_to_string(run_dir.join("job.toml")).expect("there"), job);
+        let mode = |path: &Path| {
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).expect("there").permissions())
+        };
+        assert_eq!((mode(&run_dir) & 0o777, mode(&run_dir.join("job.toml")) & 0o777), (0o700, 0o600));
+    }
+
+    #[test]
+    fn keys_are_given_to_hosts_that_need_them_and_to_nobody_else_there() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let folder = |name: &str| {
+            let folder = scratch.path().join(name);
+            fs::create_dir(&folder).expect("a folder");
+            FILES
+                .iter()
+                .for_each(|file| fs::write(folder.join(file), format!("{name} {file}\n")).expect("written"));
+            folder.to_string_lossy().into_owned()
+        };
+        let certs = Some(crate::Certs { server: folder("peer"), worker: folder("worker") });
+        let run_dir = scratch.path().join("run");
+        let fleet =
+            Fleet { run_dir: run_dir.clone(), program: "sh".into(), certs, ..super::super::tests::fleet() };
+        let text = put(&fleet, &vec![(Role::Worker, 0)], &carried(&fleet).expect("files")).expect("text");
+        assert!(!text.contains("peer tls.key"), "a host without a server has a server's key");
+        told("sh", &["-s"], &text).expect("put");
+        let key = run_dir.join("certs-worker/tls.key");
+        assert_eq!(fs::read_to_string(&key).expect("there"), "worker tls.key\n");
+        let mode = |path: &Path| {
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).expect("there").permissions()) & 0o777
+        };
+        assert_eq!((mode(&run_dir.join("certs-worker")), mode(&key)), (0o700, 0o600));
+        let script = fs::read_to_string(run_dir.join(SCRIPT)).expect("there");
+        assert!(script.contains("/certs-worker ") && !script.contains("tls.key"), "{script}");
+    }
+}

@@ -1,0 +1,293 @@
+//! Hosts with nothing but `sshd`: each process runs under a script on its host, which starts it again by its exit code.
+//!
+//! The servers are known by their hosts' names, so hosts need share no file system. A host that is lost is nobody's to replace: the
+//! fleet goes on as long as a majority of its servers does.
+
+mod host;
+
+use crate::{
+    Role,
+    engine::{Artifact, Engine, Handle, Member, Said, told},
+    fleet::{Fleet, quoted},
+    wrong::{Kind, Wrong},
+};
+use host::{SCRIPT, carried, put, script, start};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+/// ssh, with keys that need no question.
+pub struct Ssh;
+
+/// The hosts of a file as DeepSpeed and MPI have it, `host slots=N`, each as often as it has slots.
+pub fn hosts_of(text: &str) -> Result<Vec<String>, Wrong> {
+    let mut hosts = Vec::new();
+    for line in text.lines().map(|line| line.split('#').next().unwrap_or_default()) {
+        let mut words = line.split_whitespace();
+        let Some(host) = words.next() else { continue };
+        let mut slots = 1;
+        for word in words {
+            slots = word.strip_prefix("slots=").and_then(|n| n.parse().ok()).filter(|n| *n > 0).ok_or_else(
+                || {
+                    Wrong::usage(format!("`{line}`: `{word}` is no slots=N"))
+                        .help("write one host in each line, as `n1` or `n1 slots=8`")
+                },
+            )?;
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-:@[]".contains(c);
+        if host.starts_with('-') || !host.chars().all(plain) {
+            return Err(
+                Wrong::usage(format!("`{host}` is no host")).help("write its name or address, or USER@HOST")
+            );
+        }
+        hosts.extend(std::iter::repeat_n(host.to_string(), slots));
+    }
+    Ok(hosts)
+}
+
+impl Engine for Ssh {
+    fn name(&self) -> &'static str {
+        "ssh"
+    }
+
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+        placed(fleet)?;
+        if fleet.image.is_some() || fleet.disk.is_some() || !fleet.mounts.is_empty() || fleet.time.is_some() {
+            return Err(Wrong::usage("ssh knows no --image, --mount, --server-disk and --time")
+                .help("leave them out"));
+        }
+        Ok(vec![Artifact { name: SCRIPT.into(), text: script(fleet)? }])
+    }
+
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+        let parts = placed(fleet)?;
+        let servers = addresses(fleet, &parts);
+        let handle = Handle { engine: self.name().into(), parts, args: fleet.args.clone(), servers };
+        let files = carried(fleet)?;
+        let hosts = by_host(&handle);
+        // All hosts have all of it before anything starts.
+        for (host, parts) in &hosts {
+            remote(&handle, host, &put(fleet, parts, &files)?)?;
+        }
+        for (host, parts) in &hosts {
+            let start: String = parts.iter().map(|(role, n)| start(&fleet.run_dir, *role, *n)).collect();
+            if let Err(e) = remote(&handle, host, &start) {
+                let _ = self.cancel(&handle, &fleet.run_dir);
+                return Err(e);
+            }
+        }
+        Ok(handle)
+    }
+
+    fn members(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, Wrong> {
+        let dir = whole(dir)?;
+        let mut members = Vec::new();
+        for (host, parts) in by_host(handle) {
+            let names: Vec<_> = parts.iter().map(|(role, n)| format!("{role}-{n}")).collect();
+            let look = format!(
+                "cd {dir} || exit 74\n{ALIVE}for name in {names}; do\n\
+                 if alive \"$name\"; then echo \"RUNNING|pid $pid\"\n\
+                 elif [ -e \"$name.code\" ]; then echo \"ENDED|code $(cat \"$name.code\")\"\n\
+                 else echo 'LOST|it was killed with its script, or its host was started again'; fi\ndone\n",
+                names = names.join(" "),
+            );
+            let said = remote(handle, &host, &look);
+            for (n, (role, index)) in parts.into_iter().enumerate() {
+                let (state, why) = match &said {
+                    Ok(said) => {
+                        said.lines().nth(n).and_then(|line| line.split_once('|')).unwrap_or(("UNKNOWN", ""))
+                    }
+                    Err(e) => ("UNREACHABLE", e.why.lines().last().unwrap_or_default()),
+                };
+                let (state, why) = (state.into(), why.into());
+                members.push(Member { role, index: Some(index), state, node: host.clone(), why });
+            }
+        }
+        members.sort_by_key(|m| (m.role, m.index));
+        Ok(members)
+    }
+
+    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), Wrong> {
+        self.end(handle, dir, |_, _| true)
+    }
+
+    fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+        let dir = whole(dir)?;
+        let one = |(role, n): (Role, u32), host: &str| {
+            let name = format!("{role}-{n}");
+            let text = remote(handle, host, &format!("tail -n {lines} {dir}/{name}.said\n"))
+                .unwrap_or_else(|e| e.why);
+            Said { name, text }
+        };
+        let mut all: Vec<_> = by_host(handle)
+            .into_iter()
+            .flat_map(|(host, parts)| parts.into_iter().map(move |part| one(part, &host)))
+            .collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
+        self.end(handle, dir, |role, n| role == Role::Worker && n >= workers)?;
+        let path = PathBuf::from(dir).canonicalize().map_err(|e| unreadable(dir, &e))?;
+        for (host, parts) in by_host(handle) {
+            let back = parts.iter().filter(|(role, n)| *role == Role::Worker && *n < workers);
+            let text: String = back
+                .map(|(role, n)| format!("alive {role}-{n} || {{ {}}}\n", start(&path, *role, *n)))
+                .collect();
+            if !text.is_empty() {
+                remote(handle, &host, &format!("cd {} || exit 74\n{ALIVE}{text}", whole(dir)?))?;
+            }
+        }
+        Ok(handle.clone())
+    }
+}
+
+impl Ssh {
+    fn end(&self, handle: &Handle, dir: &Path, which: impl Fn(Role, u32) -> bool) -> Result<(), Wrong> {
+        let dir = whole(dir)?;
+        let mut failed = Ok(());
+        // All are told before any is waited for: they hand over at the same time.
+        let tell = "alive \"$name\" && kill -TERM \"$pid\"";
+        let wait = "n=0; while alive \"$name\"; do\n[ $n -lt 1200 ] || kill -KILL -- \"-$pid\"; n=$((n + 1)); sleep 0.1\ndone";
+        for what in [tell, wait] {
+            for (host, parts) in by_host(handle) {
+                let names = parts.iter().filter(|(role, n)| which(*role, *n));
+                let names: Vec<_> = names.map(|(role, n)| format!("{role}-{n}")).collect();
+                if names.is_empty() {
+                    continue;
+                }
+                let names = names.join(" ");
+                let text = format!(
+                    "cd {dir} 2>/dev/null || exit 0\n{ALIVE}for name in {names}; do\n{what}\ndone\ntrue\n"
+                );
+                // The others are ended all the same.
+                failed = remote(handle, &host, &text).map(drop).and(failed);
+            }
+        }
+        failed
+    }
+}
+
+/// Whether the script of such a process runs, as `$pid`.
+const ALIVE: &str =
+    "alive() { pid=$(cat \"$1.pid\" 2>/dev/null) && grep -qs start.sh \"/proc/$pid/cmdline\"; }\n";
+
+fn unreadable(dir: &Path, e: &std::io::Error) -> Wrong {
+    Wrong::new(Kind::Io, format!("{}: {e}", dir.display()))
+}
+
+/// The run's folder as a shell takes it.
+fn whole(dir: &Path) -> Result<String, Wrong> {
+    let whole = dir.canonicalize().map_err(|e| unreadable(dir, &e))?;
+    Ok(quoted(&whole.to_string_lossy()))
+}
+
+/// Has a shell there do this. What it reads stands in no list of processes.
+fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, Wrong> {
+    let given: Vec<&str> = handle.args.iter().map(String::as_str).collect();
+    let own = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "sh -s"];
+    told("ssh", &[&given[..], &own].concat(), script)
+        .map_err(|e| Wrong { why: format!("{host}: {}", e.why), ..e })
+}
+
+/// Which process on which host, as `N@HOST`: the servers on the first hosts, the workers by slots.
+fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, Wrong> {
+    let mut distinct: Vec<&String> = Vec::new();
+    fleet.hosts.iter().for_each(|host| {
+        if !distinct.contains(&host) {
+            distinct.push(host)
+        }
+    });
+    let (servers, workers) = (fleet.servers.count as usize, fleet.workers.count as usize);
+    if distinct.is_empty() {
+        return Err(Wrong::usage("which hosts?")
+            .help("add --hosts FILE, with a host in each line, as `n1` or `n1 slots=8`"));
+    }
+    if fleet.spread && servers > distinct.len() {
+        return Err(Wrong::usage(format!("{servers} servers, and {} hosts", distinct.len()))
+            .help("name more hosts, set cluster.servers, or let servers share hosts: --together"));
+    }
+    let slotted = fleet.hosts.len() > distinct.len();
+    if slotted && workers > fleet.hosts.len() {
+        return Err(Wrong::usage(format!(
+            "{workers} workers, and the hosts have {} slots",
+            fleet.hosts.len()
+        ))
+        .help("give them more slots, or set train.workers"));
+    }
+    let servers = (0..servers).map(|n| (Role::Server, format!("{n}@{}", distinct[n % distinct.len()])));
+    // From the last host on: the first ones have servers.
+    let workers = (0..workers).map(|n| {
+        let host = &fleet.hosts[fleet.hosts.len() - 1 - n % fleet.hosts.len()];
+        (Role::Worker, format!("{n}@{host}"))
+    });
+    Ok(servers.chain(workers).collect())
+}
+
+type Parts = Vec<(Role, u32)>;
+
+fn by_host(handle: &Handle) -> BTreeMap<String, Parts> {
+    let mut hosts: BTreeMap<String, Parts> = BTreeMap::new();
+    for (role, part) in &handle.parts {
+        if let Some((n, host)) = part.split_once('@').and_then(|(n, host)| Some((n.parse().ok()?, host))) {
+            hosts.entry(host.into()).or_default().push((*role, n));
+        }
+    }
+    hosts
+}
+
+/// Where the servers are: each has a port of its own, as some may share a host.
+fn addresses(fleet: &Fleet, parts: &[(Role, String)]) -> Vec<String> {
+    let servers = parts.iter().filter(|(role, _)| *role == Role::Server).enumerate();
+    let host = |part: &str| part.rsplit_once('@').map_or(part, |(_, host)| host).to_string();
+    servers.map(|(n, (_, part))| format!("{}:{}", host(part), usize::from(fleet.port) + n)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Part,
+        golden::{golden, some_fleet},
+    };
+
+    pub(super) fn fleet() -> Fleet {
+        let hosts = hosts_of("n1 slots=2\nroot@n2 slots=2 # fast\n\nn3\n").expect("hosts");
+        Fleet { time: None, hosts, args: Vec::new(), ..some_fleet() }
+    }
+
+    #[test]
+    fn the_script_is_as_the_golden_one_and_a_script() {
+        for path in golden("ssh", &Ssh, &fleet()) {
+            let checked = std::process::Command::new("sh").arg("-n").arg(&path).status().expect("sh");
+            assert!(checked.success(), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn servers_are_on_the_first_hosts_and_workers_by_slots_from_the_last() {
+        let parts = placed(&fleet()).expect("room");
+        let told: Vec<_> = parts.iter().map(|(role, at)| format!("{role} {at}")).collect();
+        let all = "server 0@n1, server 1@root@n2, server 2@n3, worker 0@n3, worker 1@root@n2, worker 2@root@n2, worker 3@n1";
+        assert_eq!(told.join(", "), all);
+        assert_eq!(addresses(&fleet(), &parts), ["n1:7071", "n2:7072", "n3:7073"]);
+        let handle = Handle { parts, ..Handle::default() };
+        assert_eq!(by_host(&handle)["root@n2"], [(Role::Server, 1), (Role::Worker, 1), (Role::Worker, 2)]);
+    }
+
+    #[test]
+    fn what_has_no_room_is_refused_with_the_numbers() {
+        let why = |fleet: Fleet| placed(&fleet).expect_err("refused").to_string();
+        assert!(why(Fleet { hosts: Vec::new(), ..fleet() }).contains("--hosts"));
+        let few = Fleet { hosts: vec!["a".into(), "b".into()], ..fleet() };
+        assert!(why(few.clone()).contains("3 servers, and 2 hosts"));
+        placed(&Fleet { spread: false, ..few }).expect("together");
+        let many = Part { count: 6, ..Part::default() };
+        assert!(why(Fleet { workers: many, ..fleet() }).contains("6 workers, and the hosts have 5 slots"));
+        for wrong in ["n1 slot=2", "n1 slots=0", "-oProxyCommand=x", "a;b"] {
+            assert!(hosts_of(wrong).is_err(), "{wrong}");
+        }
+    }
+}
