@@ -17,7 +17,6 @@ use paraft_fleet::{
     run_dir::RunDir,
     shared::{Ended, Folder},
 };
-use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
 use std::{
     collections::BTreeMap,
@@ -110,6 +109,7 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
         return Err(Failure::new(exit::CONFIG, format!("{} has been submitted already", dir.display()))
             .help("choose another --run-dir, or end that one: paraft fleet down"));
     }
+    certs::make_shared(&dir)?;
     let fleet = described(args, &job, &dir, with_workers)?;
     let files = engine.render(&fleet)?;
     // Whole before anything can start.
@@ -119,7 +119,6 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
     };
     write(JOB_FILE, &job.to_toml())?;
     Folder::of(&dir)?.start_after(0, || resume)?;
-    certs::of_shared(&dir, As::Admin)?;
     files.iter().try_for_each(|f| write(&f.name, &f.text))?;
     let handle = engine.submit(&fleet)?;
     keep(&dir, &handle)?;

@@ -4,14 +4,15 @@
 
 use clap::{Args, ValueEnum};
 use paraft_engines::{
-    Engine, Fleet, Mount, Part,
+    Certs, Engine, Fleet, Mount, Part,
     compose::Compose,
     kubernetes::Kubernetes,
     slurm::Slurm,
     ssh::{self, Ssh},
     systemd::Systemd,
 };
-use paraft_fleet::failure::Failure;
+use paraft_fleet::{certs, failure::Failure};
+use paraft_tls::Access;
 use paraft_worker::{Job, exit};
 use std::{
     fs,
@@ -167,6 +168,13 @@ pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Re
     };
     let program = args.program.clone().map_or_else(own, whole);
     let name: String = job.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let insecure = matches!(Access::ours(), Access::Insecure);
+    let in_run = |what: &str| dir.join(certs::FOLDER).join(what).to_string_lossy().into_owned();
+    // Where processes share the folder they find theirs in it.
+    let certs = (!insecure && !on.shares_folder()).then(|| match on.is_kubernetes() {
+        true => Certs { server: format!("{name}-peer"), worker: format!("{name}-worker") },
+        false => Certs { server: in_run("peer"), worker: in_run("worker") },
+    });
     let count = if with_workers { job.train.workers } else { 0 };
     Ok(Fleet {
         name,
@@ -197,6 +205,8 @@ pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Re
         time: args.time.clone(),
         spread: !args.together,
         args: args.arg.clone(),
+        certs,
+        insecure,
         ..Fleet::default()
     })
 }

@@ -85,26 +85,33 @@ impl Certs {
     }
 }
 
-/// Of a fleet whose processes share its folder, and which was told nothing else: the first of them makes the certificates. From now on
-/// this process shows itself as that.
-pub fn of_shared(dir: &Path, shows: As) -> Result<(), Failure> {
-    if !matches!(Access::ours(), Access::Closed) {
+/// Makes the certificates of a fleet whose processes find them in its folder, unless they are there, or plain text is spoken.
+pub fn make_shared(dir: &Path) -> Result<(), Failure> {
+    let certs = dir.join(FOLDER);
+    if certs.is_dir() || matches!(Access::ours(), Access::Insecure) {
         return Ok(());
     }
+    let failed =
+        |e: &dyn std::fmt::Display| Failure::new(exit::IO, format!("certificates for this fleet: {e}"));
+    let new = dir.join(format!("{FOLDER}.{}", rand::random::<u64>()));
+    let authority = Authority::new("of a shared folder").map_err(|e| failed(&e))?;
+    // Whoever is first has made them; what is there is never replaced.
+    let placed = make(&authority, &new, "*").and_then(|_| match std::fs::rename(&new, &certs) {
+        Err(e) if !certs.is_dir() => Err(failed(&e)),
+        _ => Ok(()),
+    });
+    let _ = std::fs::remove_dir_all(&new);
+    placed
+}
+
+/// Of such a fleet this process is one: it shows itself as that. One that was told of other certificates, where the folder has none,
+/// shows those.
+pub fn of_shared(dir: &Path, shows: As) -> Result<(), Failure> {
     let certs = dir.join(FOLDER);
-    if !certs.is_dir() {
-        let failed =
-            |e: &dyn std::fmt::Display| Failure::new(exit::IO, format!("certificates for this fleet: {e}"));
-        let new = dir.join(format!("{FOLDER}.{}", rand::random::<u64>()));
-        let authority = Authority::new("of a shared folder").map_err(|e| failed(&e))?;
-        let made = make(&authority, &new, "*");
-        // Whoever is first has made them; what is there is never replaced.
-        let placed = made.and_then(|_| match std::fs::rename(&new, &certs) {
-            Err(e) if !certs.is_dir() => Err(failed(&e)),
-            _ => Ok(()),
-        });
-        let _ = std::fs::remove_dir_all(&new);
-        placed?;
+    match Access::ours() {
+        Access::Insecure => return Ok(()),
+        Access::Certificates(_) if !certs.is_dir() => return Ok(()),
+        Access::Certificates(_) | Access::Closed => make_shared(dir)?,
     }
     let access = Access::of(Some(&certs), false, shows);
     access

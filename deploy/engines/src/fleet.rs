@@ -43,6 +43,8 @@ pub struct Fleet {
     pub port: u16,
     /// By what its processes know each other.
     pub certs: Option<Certs>,
+    /// They speak plain text.
+    pub insecure: bool,
     /// Handed to the engine unread.
     pub args: Vec<String>,
 }
@@ -121,6 +123,7 @@ impl Fleet {
             words.extend((until_done && self.until_done).then(|| "--until-done".to_string()));
         }
         words.extend(crate::certs::credentials(self.certs.as_ref(), files.certs));
+        words.extend(self.insecure.then(|| "--insecure".to_string()));
         words.push(files.job.into());
         words
     }

@@ -17,6 +17,7 @@ mod tests;
 
 use crate::{
     Role,
+    certs::FILES,
     engine::{Artifact, Engine, Handle, Member, Said, run, tail},
     fleet::Fleet,
     wrong::{Kind, Wrong},
@@ -108,9 +109,19 @@ impl Engine for Kubernetes {
         }
         let manifests = self.manifests(fleet, &name);
         let names: Vec<_> = manifests.iter().map(|(file, ..)| *file).collect();
-        let index = json!({
+        let mut index = json!({
             "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": names,
         });
+        if let Some(certs) = &fleet.certs {
+            // Of the run's folder; who has Secrets of these names from elsewhere takes this out.
+            let secret = |name: &str, folder: &str| {
+                let files = FILES.map(|file| format!("{file}=certs/{folder}/{file}"));
+                json!({"name": name, "files": files})
+            };
+            index["secretGenerator"] =
+                json!([secret(&certs.server, "peer"), secret(&certs.worker, "worker")]);
+            index["generatorOptions"] = json!({"disableNameSuffixHash": true});
+        }
         let what = "kubectl create -k of this folder submits all; an overlay may name it as its base.";
         let index = ("kustomization.yaml", what, vec![index]);
         [index].into_iter().chain(manifests).map(|(file, what, all)| written(file, what, &all)).collect()
