@@ -15,6 +15,7 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 use tokio::net::TcpStream;
 
@@ -42,6 +43,9 @@ pub const DENIED: &str = "this certificate is not for that (`paraft certs show F
 pub const ENDED: &str = "the connection has ended";
 
 static OURS: RwLock<Access> = RwLock::new(Access::Closed);
+
+/// An HTTP client waits for a connection so long: a name that nobody knows yet, or a host that is gone, is tried again then.
+const CONNECT: Duration = Duration::from_secs(2);
 
 /// The variable with a folder of certificates; only its path is ever in an environment.
 pub const CERTS: &str = "PARAFT_CERTS";
@@ -169,7 +173,11 @@ impl Access {
             let access = access.clone();
             async move {
                 let address = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
-                Ok(hyper_util::rt::TokioIo::new(access.dial(address, &Expected::SERVER).await?))
+                // The name, the connection and the handshake together.
+                let dials = tokio::time::timeout(CONNECT, access.dial(address, &Expected::SERVER));
+                let late =
+                    || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT:?}"));
+                Ok(hyper_util::rt::TokioIo::new(dials.await.map_err(|_| late())??))
             }
         })
     }

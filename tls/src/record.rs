@@ -29,10 +29,10 @@ const HANDSHAKE: u8 = 22;
 const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 
-/// More than this is given back when it is empty.
-const KEEP: usize = 64 << 10;
+/// Who has less than this to say has no more room than this, once it is said.
+const LITTLE: usize = 64 << 10;
 
-/// Bytes that wait for the socket. Those before `sent` are gone, those behind `end` are room.
+/// Bytes that wait for the socket. Those before `sent` are gone, those behind `end` are room, which is not made anew for each bulk.
 #[derive(Default)]
 pub(crate) struct Outbox {
     bytes: Vec<u8>,
@@ -64,10 +64,10 @@ impl Outbox {
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
         if self.sent == self.end {
-            (self.sent, self.end) = (0, 0);
-            if self.bytes.len() > KEEP {
+            if self.end < LITTLE && self.bytes.len() > LITTLE {
                 self.bytes = Vec::new();
             }
+            (self.sent, self.end) = (0, 0);
         }
     }
 }
@@ -160,6 +160,8 @@ impl Sealer {
         let mut pieces = pieces.iter().map(|p| &p[..]);
         let mut piece: &[u8] = &[];
         let mut taken = 0;
+        // All at once: the buffer grows in one step.
+        self.out.room(all + all.div_ceil(RECORD) * (HEADER + 1 + TAG));
         while taken < all {
             if self.key.used >= UNDER_A_KEY {
                 self.update(false)?;

@@ -111,6 +111,7 @@ const EDGES: [(&str, &[&str]); 31] = [
         &[
             "common",
             "tls",
+            "lanes",
             "host",
             "compute",
             "data",
