@@ -207,6 +207,5 @@ pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Re
         args: args.arg.clone(),
         certs,
         insecure,
-        ..Fleet::default()
     })
 }
