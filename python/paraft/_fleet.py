@@ -47,21 +47,20 @@ class Fleet:
             raise
 
     def _start(self, servers: int) -> None:
-        environment = dict(os.environ)
-        if not environment.get("PARAFT_INSECURE"):
+        if not os.environ.get("PARAFT_INSECURE"):
             self.certs = os.path.join(self._folder.name, "certs")
             made = subprocess.run([program(), "certs", "new", self.certs], capture_output=True, text=True)
             if made.returncode:
                 raise UnavailableError(f"no certificates for the servers: {made.stderr.strip()}")
-            environment["PARAFT_CERTS"] = self.certs
         for i in range(servers):
             command = [program(), "server", "--supervised", "--listen", "127.0.0.1:0", "--id", str(i)]
             command += ["--shards", str(self.shards), "--replicas", str(self.replicas), "--durability", self.durability]
             command += ["--data", os.path.join(self._folder.name, f"server-{i}"), "--log-file", self._log(i)]
+            command += ["--certs", self.certs] if self.certs else []
             # Not our group: Ctrl-C is for the script, and the servers are needed until it has left.
             with open(self._log(i) + ".err", "wb") as err:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True, env=environment
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True
                 )
             self._processes.append(process)
         for i, process in enumerate(self._processes):

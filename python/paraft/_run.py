@@ -197,7 +197,7 @@ class Run:
             trace=(trace, int(os.environ.get("PARAFT_TRACE_STEPS", "50"))) if trace else None,
             slow=_factor("PARAFT_SLOW"),
             straggle=os.environ.get("PARAFT_STRAGGLE") or None,
-            certs=fleet.certs if fleet is not None else None,
+            certs=self._fleet.certs if self._fleet is not None else None,
         )
         try:
             self._session = join() if self._group is None else self._group.open(join)

@@ -101,11 +101,13 @@ impl Authority {
     /// There is no randomness.
     pub fn new(name: &str) -> Result<Self, AuthorityError> {
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, format!("Paraft authority {name}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         lasts(&mut params, AUTHORITY_LASTS);
         let key = KeyPair::generate()?;
+        // No two have one name: of several that are trusted the name says which has signed.
+        let own: String = key.public_key_raw().iter().rev().take(4).map(|b| format!("{b:02x}")).collect();
+        params.distinguished_name.push(DnType::CommonName, format!("Paraft authority {name} {own}"));
         let cert = params.self_signed(&key)?;
         let text = key.serialize_pem();
         Ok(Self { signs: Issuer::new(params, key), key: text, trusted: vec![cert.pem()] })
