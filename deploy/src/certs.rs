@@ -5,7 +5,7 @@ use paraft_fleet::{failure::Failure, out, standing::Keep};
 use paraft_tls::{
     Role,
     access::As,
-    authority::{Authority, AuthorityError, LASTS, certificate_in, folder_name, issued_in, trust},
+    authority::{Authority, AuthorityError, CERT, LASTS, certificate_in, folder_name, issued_in, trust},
 };
 use paraft_worker::exit;
 use std::{
@@ -58,8 +58,9 @@ enum What {
         /// Last step: trust no authority but the newest. What an older one has issued is worth nothing from then on.
         #[arg(long)]
         drop_old: bool,
-        #[command(flatten)]
-        lasting: Lasting,
+        /// How long they last from now on, as 90s, 30min, 12h, 7d. Default: each as long as before.
+        #[arg(long = "for", value_name = "TIME")]
+        lasting: Option<Keep>,
     },
     /// Show what a certificate is for, and until when.
     Show {
@@ -97,6 +98,11 @@ pub fn run(args: &CertsArgs) -> Result<i32, Failure> {
         What::New { dir, lasting } => new(dir, lasting.time()?)?,
         What::Issue { dir, roles, name, out, lasting } => {
             let folder = out.clone().unwrap_or_else(|| dir.join(folder_name(roles)));
+            if folder.join(CERT).exists() {
+                let what = format!("{} has a certificate already", folder.display());
+                return Err(Failure::new(exit::USAGE, what)
+                    .help("choose another folder with --out; `paraft certs renew` issues one anew"));
+            }
             let said: Vec<String> = roles.iter().map(Role::to_string).collect();
             let name = name.clone().unwrap_or_else(|| said.join("+"));
             let authority = Authority::open(dir).map_err(failed)?;
@@ -104,7 +110,8 @@ pub fn run(args: &CertsArgs) -> Result<i32, Failure> {
             show(&[folder])?;
         }
         What::Renew { dir, folders, authority, drop_old, lasting } => {
-            renew(dir, folders, *authority, *drop_old, lasting.time()?)?;
+            let lasting = lasting.map(|time| Lasting { time }.time()).transpose()?;
+            renew(dir, folders, *authority, *drop_old, lasting)?;
         }
         What::Show { dir } => match issued_in(dir).map_err(failed)? {
             none if none.is_empty() => show(std::slice::from_ref(dir))?,
@@ -132,7 +139,13 @@ fn new(dir: &Path, lasting: Duration) -> Result<(), Failure> {
     show(&folders)
 }
 
-fn renew(dir: &Path, others: &[PathBuf], next: bool, alone: bool, lasting: Duration) -> Result<(), Failure> {
+fn renew(
+    dir: &Path,
+    others: &[PathBuf],
+    next: bool,
+    alone: bool,
+    lasting: Option<Duration>,
+) -> Result<(), Failure> {
     let mut authority = Authority::open(dir).map_err(failed)?;
     let mut folders = issued_in(dir).map_err(failed)?;
     folders.extend(others.iter().cloned());
@@ -155,8 +168,11 @@ fn renew(dir: &Path, others: &[PathBuf], next: bool, alone: bool, lasting: Durat
         authority.alone();
         authority.save(dir).map_err(failed)?;
     }
-    for (folder, (name, rights)) in folders.iter().zip(&known) {
-        authority.issue(name, rights.roles(), lasting).and_then(|i| i.save(folder)).map_err(failed)?;
+    for (folder, (name, rights, before)) in folders.iter().zip(&known) {
+        authority
+            .issue(name, rights.roles(), lasting.unwrap_or(*before))
+            .and_then(|i| i.save(folder))
+            .map_err(failed)?;
     }
     show(&folders)
 }
@@ -164,7 +180,7 @@ fn renew(dir: &Path, others: &[PathBuf], next: bool, alone: bool, lasting: Durat
 fn show(folders: &[PathBuf]) -> Result<(), Failure> {
     let mut text = String::new();
     for folder in folders {
-        let (_, rights) = certificate_in(folder).map_err(failed)?;
+        let (_, rights, _) = certificate_in(folder).map_err(failed)?;
         let now = SystemTime::now();
         let left = rights.ends().and_then(|e| e.duration_since(now).ok()).map_or(0, |d| d.as_secs());
         let left = match left {

@@ -11,15 +11,17 @@ use paraft_server::{
     settings,
 };
 use paraft_store::RealDisk;
-use paraft_tls::Access;
+use paraft_tls::{Access, Need};
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use paraft_worker::{
     Job, exit,
     job::{TransportConfig, line_of},
 };
 use std::{
+    fs,
     io::BufRead,
     net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -142,6 +144,21 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     serve(args, None)
 }
 
+/// Logs and snapshots have the weights: nobody but their owner (and a group that a volume was given to) reads them.
+fn closed_to_others(data: &Path) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", data.display()));
+    if !data.exists() {
+        return fs::DirBuilder::new().recursive(true).mode(0o700).create(data).map_err(failed);
+    }
+    let mode = fs::metadata(data).map_err(failed)?.permissions().mode();
+    if mode & 0o007 != 0
+        && let Err(error) = fs::set_permissions(data, fs::Permissions::from_mode(mode & 0o770))
+    {
+        tracing::warn!(folder = %data.display(), %error, "others may read what this server holds");
+    }
+    Ok(())
+}
+
 /// Runs a server until a signal, its launcher or its conduct ends it.
 pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
@@ -149,7 +166,10 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
     raise_descriptor_limit();
     memory::enough_to_start()?;
     match Access::ours() {
-        Access::Certificates(_) => {}
+        Access::Certificates(ours) => ours.must_be_for(Need::Peer).map_err(|why| {
+            Failure::new(exit::CONFIG, format!("--certs: {why}"))
+                .help("a server takes the folder `peer` of what `paraft certs new` has made")
+        })?,
         Access::Insecure => tracing::warn!(
             "--insecure: this server speaks plain text, and does whatever anybody asks who reaches its port"
         ),
@@ -242,6 +262,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                 own.display()
             )));
         }
+        closed_to_others(&data)?;
         let options = ServerOptions {
             place,
             shape,

@@ -66,6 +66,17 @@ impl Certs {
         }
     }
 
+    /// Whether processes that this one starts can be told of its certificates.
+    pub fn can_be_told() -> Result<(), Failure> {
+        match Access::ours() {
+            Access::Certificates(ours) if ours.folder().is_none() => {
+                Err(Failure::new(exit::USAGE, "--certs - is for one process, and this starts others")
+                    .help("give a folder"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What a process of the fleet is told. A folder's path and nothing of what it has.
     pub fn tell(&self, command: &mut Command) {
         match self {

@@ -102,6 +102,7 @@ impl Fleet {
 
     /// The workers alone: the servers are those of a fleet that stands already.
     pub fn on(servers: &[String], run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
+        Certs::can_be_told()?;
         let mut fleet = Self::empty(Settings::Job, run_dir, None)?;
         (fleet.trace, fleet.slow, fleet.straggle) = (extras.trace, extras.slow, extras.straggle);
         fleet.addresses = servers.to_vec();

@@ -445,7 +445,7 @@ impl Server {
             .http2_max_header_list_size(limits::HEADER_BYTES)
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
-            .layer(Guard)
+            .layer(Guard(self.audit.clone()))
             .add_service(ControlServer::new(ControlService {
                 agent: self.agent.clone(),
                 audit: self.audit.clone(),

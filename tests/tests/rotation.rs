@@ -24,14 +24,14 @@ fn certificates_change_while_pushes_go_on_and_none_is_lost() -> Result<()> {
     let workers: Vec<_> = (0..2)
         .map(|page| {
             let at = at.clone();
-            std::thread::spawn(move || {
+            std::thread::spawn(move || -> Result<Vec<f32>, ClientError> {
                 let mut page = ledger.join(&at, page)?;
                 page.begin()?;
                 for _ in 0..steps {
                     page.step()?;
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                Ok::<_, ClientError>(page.finish()?)
+                page.finish()
             })
         })
         .collect();

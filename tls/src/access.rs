@@ -182,18 +182,19 @@ impl Access {
         })
     }
 
-    /// Takes one that came, with what the other side may do.
+    /// Takes one that came, with what the other side may do. `http1`: on a port where HTTP/1.1 is spoken.
     ///
     /// # Errors
     /// The other side is not taken, and was told so.
-    pub async fn accept(&self, socket: TcpStream) -> Result<(Wire, Rights), Failed> {
+    pub async fn accept(&self, socket: TcpStream, http1: bool) -> Result<(Wire, Rights), Failed> {
         match self {
             Self::Closed => {
                 Err(Failed { why: TlsError::Io(Self::no_certificate()), socket, said: Vec::new() })
             }
             Self::Insecure => Ok((Wire::Plain(socket), Rights::all("anybody (--insecure)"))),
             Self::Certificates(credentials) => {
-                let (stream, rights) = Stream::accept(socket, credentials, &Expected::ANYBODY).await?;
+                let (stream, rights) =
+                    Stream::accept_as(socket, credentials, &Expected::ANYBODY, http1).await?;
                 Ok((Wire::Tls(Box::new(stream)), rights))
             }
         }

@@ -18,7 +18,7 @@ use rcgen::{
 use std::{
     fs, io,
     io::Write,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -220,11 +220,11 @@ pub fn issued_in(dir: &Path) -> Result<Vec<PathBuf>, AuthorityError> {
     Ok(all)
 }
 
-/// Name and rights of the certificate in a folder.
+/// Name and rights of the certificate in a folder, and how long it was made for.
 ///
 /// # Errors
 /// There is none.
-pub fn certificate_in(dir: &Path) -> Result<(String, Rights), AuthorityError> {
+pub fn certificate_in(dir: &Path) -> Result<(String, Rights, Duration), AuthorityError> {
     use x509_parser::{
         pem::Pem,
         prelude::{FromDer, X509Certificate},
@@ -238,10 +238,12 @@ pub fn certificate_in(dir: &Path) -> Result<(String, Rights), AuthorityError> {
     let pem = Pem::iter_from_buffer(&text).next().and_then(Result::ok);
     let der = pem.ok_or_else(|| bad("it has no certificate".into()))?.contents;
     let rights = Rights::of_certificate(&der).map_err(bad)?;
-    let name = X509Certificate::from_der(&der)
-        .ok()
-        .and_then(|(_, c)| Some(c.subject().iter_common_name().next()?.as_str().ok()?.to_string()));
-    Ok((name.unwrap_or_default(), rights))
+    let (_, cert) = X509Certificate::from_der(&der).map_err(|e| bad(e.to_string()))?;
+    let name = cert.subject().iter_common_name().next().and_then(|n| n.as_str().ok()).unwrap_or_default();
+    let validity = cert.validity();
+    let seconds = validity.not_after.timestamp() - validity.not_before.timestamp();
+    let lasting = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).saturating_sub(SINCE);
+    Ok((name.to_string(), rights, lasting))
 }
 
 fn lasts(params: &mut CertificateParams, lasting: Duration) {
@@ -268,6 +270,10 @@ fn write(path: &Path, text: &str) -> Result<(), AuthorityError> {
     let mut file =
         fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).map_err(at(&new))?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at(&new))?;
+    // Whose it was it stays, where somebody renews it who may do that.
+    if let Ok(before) = fs::metadata(path) {
+        let _ = std::os::unix::fs::chown(&new, Some(before.uid()), Some(before.gid()));
+    }
     fs::rename(&new, path).map_err(at(path))
 }
 

@@ -131,7 +131,7 @@ impl Wire {
     /// # Errors
     /// As there.
     pub fn accept(socket: TcpStream, access: &Access, from: &Expected) -> Result<Self, TlsError> {
-        Self::of(socket, access, |credentials| Handshake::accepts(credentials, from))
+        Self::of(socket, access, |credentials| Handshake::accepts(credentials, from, false))
     }
 
     fn of(

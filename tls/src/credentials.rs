@@ -2,7 +2,7 @@
 
 use crate::{
     authority::{CA_CERT, CERT, Issued, KEY},
-    role::Rights,
+    role::{Need, Rights},
     verify::{Dialled, Dialling, Expected},
 };
 use parking_lot::Mutex;
@@ -86,8 +86,10 @@ struct Loaded {
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateDer<'static>>,
     rights: Rights,
-    /// For anybody with a role.
+    /// For anybody with a role, who speaks HTTP/2 or nothing of HTTP.
     accepts: Arc<ServerConfig>,
+    /// For anybody with a role, who speaks HTTP/1.1.
+    accepts_http1: Arc<ServerConfig>,
     /// To a server.
     dials: Arc<ClientConfig>,
 }
@@ -99,6 +101,8 @@ struct State {
     /// Counts how often somebody who was trusted is not any more.
     withdrawn: u64,
     warned: bool,
+    /// What the certificate must be for.
+    must: Option<Need>,
 }
 
 /// See the module.
@@ -159,7 +163,7 @@ impl Credentials {
     ) -> Result<Arc<Self>, CredentialsError> {
         let loaded = load(texts).map_err(|why| CredentialsError::Bad { from: source.to_string(), why })?;
         let looked = Instant::now();
-        let state = State { loaded: Arc::new(loaded), looked, seen, withdrawn: 0, warned: false };
+        let state = State { loaded: Arc::new(loaded), looked, seen, withdrawn: 0, warned: false, must: None };
         Ok(Arc::new(Self { source, state: Mutex::new(state) }))
     }
 
@@ -169,6 +173,19 @@ impl Credentials {
             Source::Folder(dir) => Some(dir),
             Source::Text(_) => None,
         }
+    }
+
+    /// From now on only a certificate will do that is for this.
+    ///
+    /// # Errors
+    /// The one that there is is not.
+    pub fn must_be_for(&self, need: Need) -> Result<(), String> {
+        let rights = self.rights();
+        if !rights.are_enough_for(need, None) {
+            return Err(format!("the certificate is of {rights}, and this needs the role {need}"));
+        }
+        self.state.lock().must = Some(need);
+        Ok(())
     }
 
     /// What the certificate is for.
@@ -183,10 +200,10 @@ impl Credentials {
     }
 
     /// For a connection that comes; `from` whom.
-    pub(crate) fn accepts(&self, from: &Expected) -> Result<Arc<ServerConfig>, String> {
+    pub(crate) fn accepts(&self, from: &Expected, http1: bool) -> Result<Arc<ServerConfig>, String> {
         let now = self.now();
         if *from == Expected::ANYBODY {
-            return Ok(now.accepts.clone());
+            return Ok(if http1 { now.accepts_http1.clone() } else { now.accepts.clone() });
         }
         server_config(&now.chain, &now.key, &now.roots, from.clone()).map(Arc::new)
     }
@@ -209,7 +226,11 @@ impl Credentials {
             state.looked = Instant::now();
             let seen = stamps(dir);
             if seen != state.seen {
-                match texts_in(dir).map_err(|e| e.to_string()).and_then(|t| load(&t)) {
+                let fit = |l: Loaded| match state.must.filter(|need| !l.rights.are_enough_for(*need, None)) {
+                    Some(need) => Err(format!("it is of {}, and this needs the role {need}", l.rights)),
+                    None => Ok(l),
+                };
+                match texts_in(dir).map_err(|e| e.to_string()).and_then(|t| load(&t)).and_then(fit) {
                     Ok(loaded) => {
                         let gone = |c| !loaded.authorities.contains(c);
                         if state.loaded.authorities.iter().any(gone) {
@@ -284,9 +305,15 @@ fn load(texts: &Texts) -> Result<Loaded, String> {
     if rights.have_ended(SystemTime::now()) {
         return Err(format!("{CERT}: this certificate has ended: `paraft certs renew`"));
     }
-    let accepts = Arc::new(server_config(&chain, &key, &roots, Expected::ANYBODY)?);
+    let speaks = |protocol: &[u8]| {
+        let mut config = server_config(&chain, &key, &roots, Expected::ANYBODY)?;
+        // Libraries ask for it; our own connections do not.
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok::<_, String>(Arc::new(config))
+    };
+    let (accepts, accepts_http1) = (speaks(b"h2")?, speaks(b"http/1.1")?);
     let dials = Arc::new(client_config(&chain, &key, &roots, Expected::SERVER)?);
-    Ok(Loaded { chain, key, roots, authorities, rights, accepts, dials })
+    Ok(Loaded { chain, key, roots, authorities, rights, accepts, accepts_http1, dials })
 }
 
 /// AES of 128 bits where the processor has it, which is the fastest there and strong enough; else ChaCha20.

@@ -156,8 +156,8 @@ impl Handshake {
     }
 
     /// Of one that comes.
-    pub fn accepts(credentials: &Credentials, from: &Expected) -> Result<Self, TlsError> {
-        let config = credentials.accepts(from).map_err(TlsError::Broken)?;
+    pub fn accepts(credentials: &Credentials, from: &Expected, http1: bool) -> Result<Self, TlsError> {
+        let config = credentials.accepts(from, http1).map_err(TlsError::Broken)?;
         let end = End::Accepted(UnbufferedServerConnection::new(config)?);
         Ok(Self { end, out: Outbox::default(), begun: false })
     }

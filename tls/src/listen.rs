@@ -21,7 +21,7 @@ pub fn wires(listener: TcpListener, need: Need, job: String) -> mpsc::Receiver<W
             let job = job.clone();
             tokio::spawn(async move {
                 let access = Access::ours();
-                match tokio::time::timeout(PATIENCE, access.accept(socket)).await {
+                match tokio::time::timeout(PATIENCE, access.accept(socket, true)).await {
                     Ok(Ok((wire, rights))) if rights.are_enough_for(need, Some(&job)) => {
                         drop(room.send(wire))
                     }

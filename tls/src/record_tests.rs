@@ -11,7 +11,7 @@ fn ends() -> [(Sealer, Opener); 2] {
     let issued = authority.issue("test", &[peer], Duration::from_secs(60)).expect("issued");
     let ours = Credentials::of_issued(&issued).expect("good");
     let mut dials = Handshake::dials(&ours, &Expected::SERVER).expect("begun");
-    let mut accepts = Handshake::accepts(&ours, &Expected::ANYBODY).expect("begun");
+    let mut accepts = Handshake::accepts(&ours, &Expected::ANYBODY, false).expect("begun");
     let mut to_accept: Vec<u8> = Vec::new();
     let mut to_dial: Vec<u8> = Vec::new();
     let turn = |of: &mut Handshake, came: &mut Vec<u8>, to: &mut Vec<u8>| {

@@ -237,7 +237,8 @@ impl Rights {
         let said: Vec<String> = roles.iter().map(Role::to_string).collect();
         let common = cert.subject().iter_common_name().next().and_then(|n| n.as_str().ok()).unwrap_or("");
         let serial: String = cert.raw_serial_as_string().split(':').take(4).collect();
-        let name = format!("{} ({common}, {serial})", said.join("+"));
+        // It goes into lines of logs.
+        let name = format!("{} ({common}, {serial})", said.join("+")).replace(char::is_control, "?");
         Ok(Self { roles, all: false, ends: Some(UNIX_EPOCH + Duration::from_secs(ends)), name })
     }
 

@@ -258,7 +258,20 @@ impl Stream {
         credentials: &Credentials,
         from: &Expected,
     ) -> Result<(Self, Rights), Failed> {
-        let handshake = match Handshake::accepts(credentials, from) {
+        Self::accept_as(socket, credentials, from, false).await
+    }
+
+    /// As [`Self::accept`]; `http1`: HTTP/1.1 is spoken where anything of HTTP is asked for, and not HTTP/2.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn accept_as(
+        socket: TcpStream,
+        credentials: &Credentials,
+        from: &Expected,
+        http1: bool,
+    ) -> Result<(Self, Rights), Failed> {
+        let handshake = match Handshake::accepts(credentials, from, http1) {
             Ok(handshake) => handshake,
             Err(why) => return Err(Failed { why, socket, said: Vec::new() }),
         };
@@ -341,6 +354,15 @@ impl WriteHalf {
     /// Returns when there may be room.
     pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.inner.socket.poll_write_ready(cx)
+    }
+}
+
+/// The other side sees the end at once, also while somebody still reads.
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        self.inner.sealer.lock().close();
+        let _ = self.inner.try_send();
+        let _ = SockRef::from(&self.inner.socket).shutdown(Shutdown::Write);
     }
 }
 

@@ -78,6 +78,7 @@ const BEGUN: usize = 64;
 fn opened<L: Listen + Sync, T: Send + 'static, F>(
     listener: L,
     connections: Arc<Connections>,
+    http1: bool,
     begin: impl Fn(Guarded<<L::Socket as Opens>::Wire>) -> F + Clone + Send + 'static,
 ) -> mpsc::Receiver<T>
 where
@@ -93,7 +94,7 @@ where
             let (tx, begin) = (tx.clone(), begin.clone());
             // Who it is, and what it speaks, is waited for on the side: one that is slow to say it holds up no other.
             tokio::spawn(async move {
-                if let Some(socket) = socket.opened().await
+                if let Some(socket) = socket.opened(http1).await
                     && let Some(begun) = begin(socket).await
                 {
                     let _ = tx.send(begun).await;
@@ -111,7 +112,7 @@ pub fn incoming<L: Listen + Sync>(
     connections: Arc<Connections>,
     lanes: impl Fn(Lane) + Clone + Send + 'static,
 ) -> impl Stream<Item = io::Result<Guarded<<L::Socket as Opens>::Wire>>> {
-    let begun = opened(listener, connections, move |socket: Guarded<<L::Socket as Opens>::Wire>| {
+    let begun = opened(listener, connections, false, move |socket: Guarded<<L::Socket as Opens>::Wire>| {
         let lanes = lanes.clone();
         async move {
             match socket.begins().await? {
@@ -132,7 +133,7 @@ pub struct BoundedListener(mpsc::Receiver<Guarded<Wire>>);
 impl BoundedListener {
     /// Those of a listener.
     pub fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
-        Self(opened(listener, connections, |socket: Guarded<Wire>| async move {
+        Self(opened(listener, connections, true, |socket: Guarded<Wire>| async move {
             let visitor = socket.visitor();
             if visitor.rights().are_for_all(Need::Reader) {
                 return Some(socket);

@@ -40,7 +40,11 @@ pub trait Opens: Send + 'static {
     /// What is spoken over.
     type Wire: AsyncRead + AsyncWrite + Carries + Unpin + Send + 'static;
     /// Finds out who it is.
-    fn open(self, access: &Access) -> impl Future<Output = Result<(Self::Wire, Rights), Stranger>> + Send;
+    fn open(
+        self,
+        access: &Access,
+        http1: bool,
+    ) -> impl Future<Output = Result<(Self::Wire, Rights), Stranger>> + Send;
 }
 
 /// Somebody who is not let in.
@@ -53,8 +57,8 @@ pub struct Stranger {
 impl Opens for TcpStream {
     type Wire = Wire;
 
-    async fn open(self, access: &Access) -> Result<(Wire, Rights), Stranger> {
-        access.accept(self).await.map_err(|failed| {
+    async fn open(self, access: &Access, http1: bool) -> Result<(Wire, Rights), Stranger> {
+        access.accept(self, http1).await.map_err(|failed| {
             let tells: &'static [u8] = match (&failed.why, &failed.said[..]) {
                 (TlsError::Plain, [b'P', b'A', ..]) => ONLY_TLS,
                 (TlsError::Plain, [b'P', b'R', b'I', ..]) => HTTP2_ONLY_TLS,
@@ -73,7 +77,7 @@ impl Opens for TcpStream {
 impl Opens for UnixStream {
     type Wire = UnixStream;
 
-    async fn open(self, _: &Access) -> Result<(UnixStream, Rights), Stranger> {
+    async fn open(self, _: &Access, _: bool) -> Result<(UnixStream, Rights), Stranger> {
         let ours = rustix::process::geteuid().as_raw();
         match self.peer_cred().map(|of| of.uid()) {
             Ok(uid) if uid == ours || uid == 0 => {
@@ -141,10 +145,10 @@ impl Refusals {
 
 impl<S: Opens> Guarded<S> {
     /// Finds out who is at the other end; `None`: somebody who is not let in, or who must go.
-    pub(super) async fn opened(self) -> Option<Guarded<S::Wire>> {
+    pub(super) async fn opened(self, http1: bool) -> Option<Guarded<S::Wire>> {
         let (socket, place) = self.apart();
         let connections = place.0.connections.clone();
-        let opens = tokio::time::timeout(connections.preface, socket.open(&connections.access));
+        let opens = tokio::time::timeout(connections.preface, socket.open(&connections.access, http1));
         let opened = tokio::select! {
             opened = opens => opened,
             () = place.must_go() => return None,

@@ -285,13 +285,15 @@ impl Control for ControlService {
 
     async fn submit(&self, request: Request<SubmitRequest>) -> Result<Response<SubmitReply>, Status> {
         let by = visitor(request.extensions())?;
-        by.may(Need::Submit, &request.get_ref().name).await?;
+        let act = format!("submit of job `{}`", request.get_ref().name);
+        by.may(Need::Submit, &request.get_ref().name)
+            .await
+            .inspect_err(|denied| self.audit.note(&by, &act, Some(denied.message())))?;
         let leader = self.leader();
         let reply = |accepted, why, job| SubmitReply { accepted, leader: leader.clone(), why, job };
         if !self.agent.leads() {
             return Ok(Response::new(reply(false, NO_LEADER.into(), 0)));
         }
-        let act = format!("submit of job `{}`", request.get_ref().name);
         let outcome = jobs::submit(&self.agent, request.into_inner()).await;
         self.audit.note(&by, act, outcome.as_ref().err().map(String::as_str));
         Ok(Response::new(match outcome {
@@ -302,7 +304,11 @@ impl Control for ControlService {
 
     async fn end_job(&self, request: Request<EndJobRequest>) -> Result<Response<EndJobReply>, Status> {
         let by = visitor(request.extensions())?;
-        by.may(Need::Submit, &request.get_ref().job).await?;
+        let what = if request.get_ref().delete { "delete" } else { "stop" };
+        let act = format!("{what} of job `{}`", request.get_ref().job);
+        by.may(Need::Submit, &request.get_ref().job)
+            .await
+            .inspect_err(|denied| self.audit.note(&by, &act, Some(denied.message())))?;
         let leader = self.leader();
         let reply = |accepted, why, state: &str| EndJobReply {
             accepted,
@@ -313,8 +319,6 @@ impl Control for ControlService {
         if !self.agent.leads() {
             return Ok(Response::new(reply(false, NO_LEADER.into(), "")));
         }
-        let what = if request.get_ref().delete { "delete" } else { "stop" };
-        let act = format!("{what} of job `{}`", request.get_ref().job);
         let outcome = jobs::end(&self.agent, request.into_inner()).await;
         self.audit.note(&by, act, outcome.as_ref().err().map(String::as_str));
         Ok(Response::new(match outcome {

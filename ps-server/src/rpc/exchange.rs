@@ -290,7 +290,13 @@ impl ShardsService {
         if let Some(found) = found.filter(|found| found != job) {
             by.may(need, &found).await.map_err(denied)?;
         }
-        Ok(hosted)
+        Ok(hosted.map_err(|why| match why {
+            // Of other jobs they hear no names.
+            RefusalKind::NoJob { asked, there } => {
+                RefusalKind::NoJob { asked, there: there.into_iter().filter(|name| by.sees(name)).collect() }
+            }
+            why => why,
+        }))
     }
 
     /// The replica here of a job's shard; `job` is its name.

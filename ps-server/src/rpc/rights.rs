@@ -3,12 +3,14 @@
 //! The table is complete: what is not in it is refused. Where a role is for jobs, a request passes here if it is for some job, and
 //! its handler asks again once it knows for which ([`Visitor::may`]).
 
+use super::audit::Audit;
 use crate::connections::{self, Visitor};
 use http::{Request, Response};
 use paraft_proto::services::{APPEND, CALL, CHECKPOINT, EXCHANGE, READ};
 use paraft_tls::{Need, access::DENIED};
 use std::{
     convert::Infallible,
+    sync::Arc,
     task::{Context, Poll},
 };
 use tonic::{Status, body::Body};
@@ -86,20 +88,20 @@ pub fn visitor(extensions: &http::Extensions) -> Result<Visitor, Status> {
 }
 
 /// Puts the table before a router.
-#[derive(Clone, Copy, Debug)]
-pub struct Guard;
+#[derive(Clone)]
+pub struct Guard(pub Arc<Audit>);
 
 impl<S> Layer<S> for Guard {
     type Service = Guarding<S>;
 
     fn layer(&self, inner: S) -> Guarding<S> {
-        Guarding(inner)
+        Guarding(inner, self.0.clone())
     }
 }
 
 /// See [`Guard`].
-#[derive(Clone, Debug)]
-pub struct Guarding<S>(S);
+#[derive(Clone)]
+pub struct Guarding<S>(S, Arc<Audit>);
 
 impl<S> Service<Request<Body>> for Guarding<S>
 where
@@ -124,12 +126,19 @@ where
             }
             _ => None,
         };
+        let audit = self.1.clone();
         match refused {
             None => Box::pin(self.0.call(request)),
             Some(refused) => Box::pin(async move {
                 let status = match refused {
                     Err(status) => status,
                     Ok((visitor, need, path)) => {
+                        if matches!(need, Need::Admin | Need::Operate | Need::Submit)
+                            || path.ends_with("/Join")
+                        {
+                            let why = format!("it needs the role {need}");
+                            audit.note(&visitor, path.trim_start_matches("/paraft.v1."), Some(&why));
+                        }
                         visitor.denied(&path, need).await;
                         denied(&visitor, need)
                     }

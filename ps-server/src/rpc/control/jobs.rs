@@ -8,6 +8,9 @@ use paraft_proto::{EndJobRequest, SubmitRequest};
 pub async fn submit(agent: &Agent, request: SubmitRequest) -> Result<u32, String> {
     let SubmitRequest { name, token, shape, keep_ms, run } = request;
     let shape = shape_of(shape.as_ref()).ok_or("the job's settings are of another version")?;
+    if name.chars().chain(run.chars()).any(char::is_control) {
+        return Err("the job's name, or its run's folder, has a character that is none to be shown".into());
+    }
     if token == 0 {
         return Err("a submission has a token, drawn at random".into());
     }
