@@ -1,6 +1,6 @@
 //! Calls to the leader of the control group, whichever of the servers knows it.
 
-use crate::connect::{Transport, channel};
+use crate::connect::{Transport, channel, words};
 use paraft_proto::control_client::ControlClient;
 use std::{collections::BTreeSet, time::Duration};
 use tonic::{Status, transport::Channel};
@@ -43,7 +43,7 @@ where
         }
         let one = async {
             let channel = channel(&address, transport).await?;
-            call(ControlClient::new(channel)).await.map_err(|s| s.message().to_string())
+            call(ControlClient::new(channel)).await.map_err(|s| words(&s))
         };
         match tokio::time::timeout(ANSWER_PATIENCE, one).await {
             Ok(Ok(ControlReply::Done(done))) => return Ok(done),

@@ -2,7 +2,7 @@
 //!
 //! `Err` says why an order was not taken, and where the leader is, if who was asked knows another.
 
-use crate::connect::{Transport, channel};
+use crate::connect::{Transport, channel, words};
 use paraft_common::{JobId, JobShard, ServerId};
 use paraft_proto::{
     AbandonRequest, DrainRequest, EndJobRequest, ForgetRequest, SubmitRequest, control_client::ControlClient,
@@ -89,7 +89,7 @@ async fn order<T>(
 ) -> Result<T, (String, String)> {
     let asking = async {
         let channel = channel(address, Transport::Auto).await.map_err(|e| (e, String::new()))?;
-        ask(ControlClient::new(channel)).await.map_err(|s| (s.message().to_string(), String::new()))?
+        ask(ControlClient::new(channel)).await.map_err(|s| (words(&s), String::new()))?
     };
     let late = |_| Err((format!("no answer within {within:?}"), String::new()));
     tokio::time::timeout(within, asking).await.unwrap_or_else(late)
