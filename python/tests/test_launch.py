@@ -151,6 +151,7 @@ def tasks_of(script: Path, variables: list[dict[str, str]], *flags: str) -> list
         folder = script.parent / f"task-{rank}"
         folder.mkdir(exist_ok=True)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PARAFT_RANK", "RANK", "WORLD_SIZE", "MASTER_"))}
+        clean["PARAFT_INSECURE"] = "1"  # tasks that share no folder have no certificates
         whole = {**clean, "PYTHONPATH": conftest.import_path(), **own}
         command = [sys.executable, "-m", "paraft.launch", *flags, str(script)]
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -196,7 +197,7 @@ def test_torchrun_itself_starts_one_fleet(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(AS_A_TASK)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    env = {**os.environ, "PYTHONPATH": conftest.import_path()}
+    env = {**os.environ, "PYTHONPATH": conftest.import_path(), "PARAFT_INSECURE": "1"}
     command += [sys.executable, "-m", "paraft.launch", str(script)]
     # The port after torchrun's own may be somebody's.
     for _ in range(3):
