@@ -12,6 +12,7 @@ use paraft_tls::{
 use paraft_worker::exit;
 use parking_lot::Mutex;
 use std::{
+    fmt::Display,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -23,6 +24,16 @@ pub const FOLDER: &str = "certs";
 const LASTING: Duration = Duration::from_secs(366 * 24 * 3600);
 
 static AUTHORITY: Mutex<Option<Authority>> = Mutex::new(None);
+
+fn not_made(e: impl Display) -> Failure {
+    Failure::new(exit::IO, format!("certificates for this fleet: {e}"))
+}
+
+/// As what somebody comes by connections who takes those of this folder.
+fn of(certs: &Path, shows: As) -> Result<Access, Failure> {
+    Access::of(Some(certs), false, shows)
+        .map_err(|e| Failure::new(exit::CONFIG, format!("the certificates of this fleet: {e}")))
+}
 
 /// How the processes of a fleet come by connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,17 +54,15 @@ impl Certs {
         }
         let certs = dir.join(FOLDER);
         let mut authority = AUTHORITY.lock();
-        let failed =
-            |e: &dyn std::fmt::Display| Failure::new(exit::IO, format!("certificates for this fleet: {e}"));
         let authority = match &mut *authority {
             Some(authority) => authority,
-            none => none.insert(Authority::new("of one process").map_err(|e| failed(&e))?),
+            none => none.insert(Authority::new("of one process").map_err(not_made)?),
         };
         let admin = make(authority, &certs, job.unwrap_or("*"))?;
         // This process asks its fleets.
-        Access::Certificates(Credentials::of_issued(&admin).map_err(|e| failed(&e))?).set();
+        Access::Certificates(Credentials::of_issued(&admin).map_err(not_made)?).set();
         // Processes of the fleet may have another folder to work in.
-        Ok(Self::Folder(std::path::absolute(&certs).map_err(|e| failed(&e))?))
+        Ok(Self::Folder(std::path::absolute(&certs).map_err(not_made)?))
     }
 
     /// How a process of the fleet comes by connections.
@@ -61,8 +70,7 @@ impl Certs {
         match self {
             Self::Insecure => Ok(Access::Insecure),
             Self::Ours => Ok(Access::ours()),
-            Self::Folder(dir) => Access::of(Some(dir), false, shows)
-                .map_err(|e| Failure::new(exit::CONFIG, format!("the certificates of this fleet: {e}"))),
+            Self::Folder(dir) => of(dir, shows),
         }
     }
 
@@ -85,9 +93,7 @@ impl Certs {
             Self::Ours => match Access::ours() {
                 Access::Insecure => Self::Insecure.tell(command),
                 Access::Certificates(ours) => {
-                    // A worker is told of the folder beside, where there is one for it.
-                    let folder = ours.folder().map(As::all);
-                    let absolute = folder.and_then(|f| std::path::absolute(f).ok());
+                    let absolute = ours.folder().and_then(|f| std::path::absolute(f).ok());
                     absolute.into_iter().for_each(|dir| Self::Folder(dir).tell(command));
                 }
                 Access::Closed => {}
@@ -102,13 +108,11 @@ pub fn make_shared(dir: &Path) -> Result<(), Failure> {
     if certs.is_dir() || matches!(Access::ours(), Access::Insecure) {
         return Ok(());
     }
-    let failed =
-        |e: &dyn std::fmt::Display| Failure::new(exit::IO, format!("certificates for this fleet: {e}"));
     let new = dir.join(format!("{FOLDER}.{}", rand::random::<u64>()));
-    let authority = Authority::new("of a shared folder").map_err(|e| failed(&e))?;
+    let authority = Authority::new("of a shared folder").map_err(not_made)?;
     // Whoever is first has made them; what is there is never replaced.
     let placed = make(&authority, &new, "*").and_then(|_| match std::fs::rename(&new, &certs) {
-        Err(e) if !certs.is_dir() => Err(failed(&e)),
+        Err(e) if !certs.is_dir() => Err(not_made(e)),
         _ => Ok(()),
     });
     let _ = std::fs::remove_dir_all(&new);
@@ -124,22 +128,17 @@ pub fn of_shared(dir: &Path, shows: As) -> Result<(), Failure> {
         Access::Certificates(_) if !certs.is_dir() => return Ok(()),
         Access::Certificates(_) | Access::Closed => make_shared(dir)?,
     }
-    let access = Access::of(Some(&certs), false, shows);
-    access
-        .map(Access::set)
-        .map_err(|e| Failure::new(exit::CONFIG, format!("the certificates of this fleet: {e}")))
+    of(&certs, shows).map(Access::set)
 }
 
 /// A certificate for each kind of process; that of whoever administers.
 fn make(authority: &Authority, certs: &Path, job: &str) -> Result<Issued, Failure> {
-    let failed =
-        |e: &dyn std::fmt::Display| Failure::new(exit::IO, format!("certificates for this fleet: {e}"));
     let issue = |shows: As, role: Role| {
-        let issued = authority.issue(shows.name(), &[role], LASTING).map_err(|e| failed(&e))?;
-        issued.save(&certs.join(shows.name())).map_err(|e| failed(&e))?;
+        let issued = authority.issue(shows.name(), &[role], LASTING).map_err(not_made)?;
+        issued.save(&certs.join(shows.name())).map_err(not_made)?;
         Ok(issued)
     };
-    let worker = format!("worker:{job}").parse::<Role>().map_err(|e| failed(&e))?;
+    let worker = format!("worker:{job}").parse::<Role>().map_err(not_made)?;
     issue(As::Peer, Role::Peer)?;
     issue(As::Worker, worker)?;
     issue(As::Admin, Role::Admin)
@@ -151,8 +150,5 @@ pub fn take(dir: &Path) -> Result<(), Failure> {
     if !matches!(Access::ours(), Access::Closed) || !certs.is_dir() {
         return Ok(());
     }
-    let access = Access::of(Some(&certs), false, As::Admin);
-    access
-        .map(Access::set)
-        .map_err(|e| Failure::new(exit::CONFIG, format!("the certificates of this fleet: {e}")))
+    of(&certs, As::Admin).map(Access::set)
 }

@@ -15,7 +15,7 @@ use paraft_server::{
     server::Place,
 };
 use paraft_store::RealDisk;
-use paraft_tls::{Access, Credentials};
+use paraft_tls::{Access, Credentials, access::As};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::TcpListener,
@@ -123,7 +123,7 @@ impl Fleet {
     pub fn bind(options: FleetOptions) -> Result<Self> {
         let access = match options.closed {
             false => Access::Insecure,
-            true => Access::Certificates(Credentials::of_folder(&closed().folder("peer"))?),
+            true => Access::Certificates(Credentials::of_folder(&closed().folder("peer"), As::Peer)?),
         };
         if !options.closed {
             Access::Insecure.set();

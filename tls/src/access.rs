@@ -39,9 +39,6 @@ pub const ONLY_TLS: &str =
 /// What who is let in, but not for this, is told.
 pub const DENIED: &str = "this certificate is not for that (`paraft certs show FOLDER` says what it is for)";
 
-/// What a connection's end is called that comes before a word was said.
-pub const ENDED: &str = "the connection has ended";
-
 static OURS: RwLock<Access> = RwLock::new(Access::Closed);
 
 /// An HTTP client waits for a connection so long: a name that nobody knows yet, or a host that is gone, is tried again then.
@@ -70,18 +67,6 @@ impl As {
             Self::Peer => "peer",
             Self::Worker => "worker",
             Self::Admin => "admin",
-        }
-    }
-
-    /// The folder with one for each, where this is one of them; else this.
-    pub fn all(folder: &Path) -> &Path {
-        let named = |shows: &Self| folder.file_name().is_some_and(|n| n == shows.name());
-        let others =
-            |shows: &Self| folder.parent().is_some_and(|p| p.join(shows.name()).join(CERT).is_file());
-        let each = [Self::Peer, Self::Worker, Self::Admin];
-        match folder.parent() {
-            Some(parent) if each.iter().any(named) && each.iter().all(others) => parent,
-            _ => folder,
         }
     }
 
@@ -117,7 +102,7 @@ impl Access {
                 read.map_err(|cause| CredentialsError::File { path: "standard input".into(), cause })?;
                 Self::Certificates(Credentials::of_text(&text, "standard input")?)
             }
-            Some(path) => Self::Certificates(Credentials::of_folder(&shows.folder(path))?),
+            Some(path) => Self::Certificates(Credentials::of_folder(path, shows)?),
         })
     }
 
@@ -193,8 +178,7 @@ impl Access {
             }
             Self::Insecure => Ok((Wire::Plain(socket), Rights::all("anybody (--insecure)"))),
             Self::Certificates(credentials) => {
-                let (stream, rights) =
-                    Stream::accept_as(socket, credentials, &Expected::ANYBODY, http1).await?;
+                let (stream, rights) = Stream::accept(socket, credentials, &Expected::ANYBODY, http1).await?;
                 Ok((Wire::Tls(Box::new(stream)), rights))
             }
         }

@@ -3,20 +3,16 @@
 use crate::{
     Access,
     handshake::{Handshake, TlsError},
-    record::{Opener, Outbox, Sealer},
+    incoming::Incoming,
+    record::{Opener, Sealer},
     verify::Expected,
 };
 use parking_lot::Mutex;
 use std::{
-    io::{self, ErrorKind, IoSlice, Read, Write},
+    io::{self, IoSlice, Read, Write},
     net::TcpStream,
     sync::Arc,
 };
-
-/// Made into records at a time.
-const SEAL: usize = 256 << 10;
-/// Read at a time.
-const READ: usize = 64 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -60,60 +56,18 @@ impl std::fmt::Debug for Reads {
     }
 }
 
-struct Incoming {
-    raw: Vec<u8>,
-    start: usize,
-    end: usize,
-    plain: Vec<u8>,
-    at: usize,
-    over: bool,
-}
-
-fn send(mut socket: &TcpStream, out: &mut Outbox) -> io::Result<()> {
-    while !out.waiting().is_empty() {
-        match socket.write(out.waiting()) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(n) => out.sent(n),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+fn meet(socket: &TcpStream, handshake: &mut Handshake) -> Result<Incoming, TlsError> {
+    let mut incoming = Incoming::default();
+    loop {
+        let greeted = incoming.greet(handshake);
+        let sent = handshake.out.send(|bytes| (&*socket).write(bytes));
+        // What the other side may do was looked at when it showed its certificate.
+        let over = greeted?;
+        sent?;
+        if over {
+            return Ok(incoming);
         }
-    }
-    Ok(())
-}
-
-impl Incoming {
-    fn fill(&mut self, mut socket: &TcpStream) -> io::Result<()> {
-        self.raw.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
-        match socket.read(&mut self.raw[self.end..])? {
-            0 => Err(ErrorKind::UnexpectedEof.into()),
-            n => {
-                self.end += n;
-                Ok(())
-            }
-        }
-    }
-
-    fn meet(&mut self, socket: &TcpStream, handshake: &mut Handshake) -> Result<(), TlsError> {
-        loop {
-            let came = &self.raw[self.start..self.end];
-            if handshake.begins_plain(came) {
-                return Err(TlsError::Plain);
-            }
-            let plain = &mut self.plain;
-            let mut hear = |said: &[u8]| plain.extend_from_slice(said);
-            let read = handshake.read(&mut self.raw[self.start..self.end], &mut hear);
-            // Also where it has failed: the other side is told why.
-            let sent = send(socket, &mut handshake.out);
-            let (used, over) = read?;
-            sent?;
-            self.start += used;
-            if over {
-                // What the other side may do was looked at when it showed its certificate.
-                return Ok(());
-            }
-            self.fill(socket)?;
-        }
+        incoming.fill(|room| (&*socket).read(room))?;
     }
 }
 
@@ -145,9 +99,7 @@ impl Wire {
             Access::Certificates(credentials) => credentials,
         };
         let mut handshake = begin(credentials)?;
-        let raw = vec![0; READ];
-        let mut incoming = Incoming { raw, start: 0, end: 0, plain: Vec::new(), at: 0, over: false };
-        incoming.meet(&socket, &mut handshake)?;
+        let incoming = meet(&socket, &mut handshake)?;
         let (sealer, opener) = handshake.over()?;
         let (socket, seals) = (Arc::new(socket), Seals(Arc::new(Mutex::new(sealer))));
         let reads = Reads { opener, seals: seals.clone(), incoming };
@@ -197,32 +149,32 @@ impl WriteHalf {
 
 impl Reads {
     fn read(&mut self, socket: &TcpStream, to: &mut [u8]) -> io::Result<usize> {
-        let i = &mut self.incoming;
-        loop {
-            let rest = &i.plain[i.at..];
-            if !rest.is_empty() {
-                let n = rest.len().min(to.len());
-                to[..n].copy_from_slice(&rest[..n]);
-                i.at += n;
-                return Ok(n);
-            }
-            i.plain.clear();
-            i.at = 0;
-            if i.over {
-                return Ok(0);
-            }
-            let plain = &mut i.plain;
-            let mut hear = |said: &[u8]| plain.extend_from_slice(said);
-            let came = self.opener.open(&mut i.raw[i.start..i.end], &mut hear)?;
-            i.start += came.used;
-            i.over = came.end;
-            if came.asks {
-                self.seals.0.lock().update(false)?; // goes with what is said next
-            }
-            if i.plain.is_empty() && !i.over {
-                i.fill(socket)?;
-            }
+        let room = to.len();
+        let mut rest = to;
+        let mut take = |said: &[u8]| {
+            let n = said.len().min(rest.len());
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(n);
+            now.copy_from_slice(&said[..n]);
+            rest = later;
+            n
+        };
+        let given = self.incoming.give(&mut take);
+        if given > 0 || room == 0 {
+            return Ok(given);
         }
+        while !self.incoming.is_over() {
+            if self.incoming.has_raw() {
+                let (taken, asks) = self.incoming.open(&mut self.opener, &mut take)?;
+                if asks {
+                    self.seals.0.lock().update(false)?; // goes with what is said next
+                }
+                if taken > 0 || self.incoming.is_over() {
+                    return Ok(taken);
+                }
+            }
+            self.incoming.fill(|room| (&*socket).read(room))?;
+        }
+        Ok(0)
     }
 }
 
@@ -237,19 +189,17 @@ impl Read for ReadHalf {
 
 impl Write for &WriteHalf {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        let Some(tls) = &self.tls else { return (&*self.socket).write(from) };
-        let mut sealer = tls.0.lock();
-        send(&self.socket, sealer.out())?;
-        let taken = sealer.seal(&[IoSlice::new(from)], SEAL)?;
-        match send(&self.socket, sealer.out()) {
-            Err(e) if e.kind() != ErrorKind::WouldBlock => Err(e),
-            _ => Ok(taken),
+        let mut socket = &*self.socket;
+        match &self.tls {
+            Some(tls) => tls.0.lock().write(&[IoSlice::new(from)], |bytes| socket.write(bytes)),
+            None => socket.write(from),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        let mut socket = &*self.socket;
         match &self.tls {
-            Some(tls) => send(&self.socket, tls.0.lock().out()),
+            Some(tls) => tls.0.lock().out().send(|bytes| socket.write(bytes)),
             None => Ok(()),
         }
     }

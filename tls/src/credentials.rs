@@ -1,6 +1,7 @@
 //! What a process shows of itself, and whom it trusts: three files, read again when they change.
 
 use crate::{
+    access::As,
     authority::{CA_CERT, CERT, Issued, KEY},
     role::{Need, Rights},
     verify::{Dialled, Dialling, Expected},
@@ -58,7 +59,8 @@ pub enum CredentialsError {
 
 /// Where they come from.
 enum Source {
-    Folder(PathBuf),
+    /// The folder, and that which was named, which may have one for each kind of process.
+    Folder { own: PathBuf, named: PathBuf },
     /// From a pipe, or made by this process.
     Text(String),
 }
@@ -66,7 +68,7 @@ enum Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Folder(dir) => write!(f, "{}", dir.display()),
+            Self::Folder { own, .. } => write!(f, "{}", own.display()),
             Self::Text(from) => f.write_str(from),
         }
     }
@@ -118,13 +120,14 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Those of a folder with `ca.crt`, `tls.crt` and `tls.key`.
+    /// Those of a folder with `ca.crt`, `tls.crt` and `tls.key`, or of that in it which is for such a process.
     ///
     /// # Errors
     /// One is missing, others may read the key, or what they have is wrong.
-    pub fn of_folder(dir: &Path) -> Result<Arc<Self>, CredentialsError> {
-        let seen = stamps(dir);
-        Self::new(Source::Folder(dir.into()), &texts_in(dir)?, seen)
+    pub fn of_folder(named: &Path, shows: As) -> Result<Arc<Self>, CredentialsError> {
+        let own = shows.folder(named);
+        let (seen, texts) = (stamps(&own), texts_in(&own)?);
+        Self::new(Source::Folder { own, named: named.into() }, &texts, seen)
     }
 
     /// Those of one text in PEM: the certificate and what stands between it and the authority, its key, and behind the key who is
@@ -167,10 +170,10 @@ impl Credentials {
         Ok(Arc::new(Self { source, state: Mutex::new(state) }))
     }
 
-    /// The folder that a process may be told to take them from; `None`: they came by a pipe, or were made here.
+    /// The folder that was named, of which another process may take its own; `None`: they came by a pipe, or were made here.
     pub fn folder(&self) -> Option<&Path> {
         match &self.source {
-            Source::Folder(dir) => Some(dir),
+            Source::Folder { named, .. } => Some(named),
             Source::Text(_) => None,
         }
     }
@@ -220,7 +223,7 @@ impl Credentials {
     /// As they are now; what cannot be read, or does not fit together yet, changes nothing.
     fn now(&self) -> Arc<Loaded> {
         let mut state = self.state.lock();
-        if let Source::Folder(dir) = &self.source
+        if let Source::Folder { own: dir, .. } = &self.source
             && state.looked.elapsed() >= LOOK
         {
             state.looked = Instant::now();

@@ -9,7 +9,7 @@
 //! - [`credentials`]: a folder with a certificate, its key and the authorities that are trusted; read again when it changes.
 //! - [`access`]: how a process comes by connections: under TLS, in plain text, or only within its host.
 //! - `verify`: whose certificate is taken.
-//! - `handshake`, by rustls, and `record`: how a connection begins and goes on, without a socket.
+//! - `handshake`, by rustls, and `record`: how a connection begins and goes on, without a socket; `incoming`: what has come over one.
 //! - [`stream`]: a connection for tokio; [`blocking`]: one for threads that wait. [`listen`]: a port of a process that is no server.
 //!
 //! Which request needs which role is not decided here, but by who serves it (`paraft_server::rpc::rights`).
@@ -19,6 +19,7 @@ pub mod authority;
 pub mod blocking;
 pub mod credentials;
 mod handshake;
+mod incoming;
 pub mod listen;
 mod record;
 pub mod role;

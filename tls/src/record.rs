@@ -10,7 +10,10 @@ use rustls::{
     AlertDescription, ConnectionTrafficSecrets, Error, client::ClientConnectionData,
     kernel::KernelConnection, server::ServerConnectionData,
 };
-use std::{io::IoSlice, sync::Arc};
+use std::{
+    io::{self, ErrorKind, IoSlice},
+    sync::Arc,
+};
 
 /// Type, version, length.
 const HEADER: usize = 5;
@@ -29,6 +32,8 @@ const HANDSHAKE: u8 = 22;
 const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 
+/// Sealed at a time: what waits for the socket then.
+const AT_A_TIME: usize = 256 << 10;
 /// Who has less than this to say has no more room than this, once it is said.
 const LITTLE: usize = 64 << 10;
 
@@ -53,6 +58,19 @@ impl Outbox {
     /// So much of the room is used.
     pub fn filled(&mut self, bytes: usize) {
         self.end += bytes;
+    }
+
+    /// Has `write` write what waits; `WouldBlock`: some of it is left.
+    pub fn send(&mut self, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
+        while !self.waiting().is_empty() {
+            match write(self.waiting()) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => self.sent(n),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     /// What waits.
@@ -203,6 +221,24 @@ impl Sealer {
         );
         self.out.filled(HEADER + length);
         Ok(())
+    }
+
+    /// Seals what there is room for behind what waits, and has `write` write it. How much of it was taken: what could not be written
+    /// goes with what comes next.
+    ///
+    /// # Errors
+    /// `WouldBlock`: what was taken before has not gone out yet.
+    pub fn write(
+        &mut self,
+        pieces: &[IoSlice<'_>],
+        mut write: impl FnMut(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.out.send(&mut write)?;
+        let taken = self.seal(pieces, AT_A_TIME)?;
+        match self.out.send(&mut write) {
+            Err(e) if e.kind() != ErrorKind::WouldBlock => Err(e),
+            _ => Ok(taken),
+        }
     }
 
     /// Takes another key from here on. `asks`: so shall the other side.

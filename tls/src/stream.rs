@@ -4,7 +4,8 @@
 use crate::{
     credentials::Credentials,
     handshake::{Handshake, TlsError},
-    record::{Opener, Outbox, Sealer},
+    incoming::Incoming,
+    record::{Opener, Sealer},
     role::Rights,
     verify::Expected,
 };
@@ -22,45 +23,18 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Made into records at a time: what waits for the socket then.
-const SEAL: usize = 256 << 10;
-/// Read at a time, where little comes.
-const LITTLE: usize = 20 << 10;
-/// Read at a time, where much comes.
-const MUCH: usize = 256 << 10;
-
 struct Inner {
     socket: TcpStream,
     sealer: Mutex<Sealer>,
 }
 
-/// Sends what waits; `WouldBlock`: some of it is left.
-fn send(socket: &TcpStream, out: &mut Outbox) -> io::Result<()> {
-    while !out.waiting().is_empty() {
-        match socket.try_write(out.waiting()) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(n) => out.sent(n),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
 impl Inner {
     fn try_send(&self) -> io::Result<()> {
-        send(&self.socket, self.sealer.lock().out())
+        self.sealer.lock().out().send(|bytes| self.socket.try_write(bytes))
     }
 
     fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut sealer = self.sealer.lock();
-        send(&self.socket, sealer.out())?;
-        let taken = sealer.seal(bufs, SEAL)?;
-        match send(&self.socket, sealer.out()) {
-            // It is taken, and goes with what comes next.
-            Err(e) if e.kind() != ErrorKind::WouldBlock => Err(e),
-            _ => Ok(taken),
-        }
+        self.sealer.lock().write(bufs, |bytes| self.socket.try_write(bytes))
     }
 
     fn poll<T>(
@@ -77,118 +51,44 @@ impl Inner {
     }
 }
 
-/// What has come and is not read yet.
-#[derive(Default)]
-struct Incoming {
-    /// As it came, from `start` to `end`.
-    raw: Vec<u8>,
-    start: usize,
-    end: usize,
-    /// What it said, from `at` on.
-    plain: Vec<u8>,
-    at: usize,
-    over: bool,
-    /// The last read filled its room.
-    much: bool,
-}
-
-impl Incoming {
-    fn give(&mut self, buf: &mut ReadBuf<'_>) -> bool {
-        let rest = &self.plain[self.at..];
-        let n = rest.len().min(buf.remaining());
-        buf.put_slice(&rest[..n]);
-        self.at += n;
-        if self.at == self.plain.len() {
-            self.plain.clear();
-            self.at = 0;
-            if self.plain.capacity() > MUCH {
-                self.plain = Vec::new();
+fn poll_read(
+    inner: &Inner,
+    opener: &mut Opener,
+    incoming: &mut Incoming,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    if buf.remaining() == 0 {
+        return Poll::Ready(Ok(()));
+    }
+    let mut take = |said: &[u8]| {
+        let n = said.len().min(buf.remaining());
+        buf.put_slice(&said[..n]);
+        n
+    };
+    if incoming.give(&mut take) > 0 {
+        return Poll::Ready(Ok(()));
+    }
+    while !incoming.is_over() {
+        if incoming.has_raw() {
+            let (taken, asks) = incoming.open(opener, &mut take)?;
+            if asks {
+                inner.sealer.lock().update(false)?;
+                let _ = inner.try_send(); // or with what is said next
             }
-        }
-        n > 0
-    }
-
-    /// Opens the records that are whole, into `buf`, and what has no room there into `plain`.
-    fn open(&mut self, inner: &Inner, opener: &mut Opener, buf: &mut ReadBuf<'_>) -> Result<(), TlsError> {
-        let plain = &mut self.plain;
-        let mut hear = |said: &[u8]| {
-            let n = if plain.is_empty() { said.len().min(buf.remaining()) } else { 0 };
-            buf.put_slice(&said[..n]);
-            plain.extend_from_slice(&said[n..]);
-        };
-        let came = opener.open(&mut self.raw[self.start..self.end], &mut hear)?;
-        self.used(came.used);
-        self.over = came.end;
-        if came.asks {
-            let mut sealer = inner.sealer.lock();
-            sealer.update(false)?;
-            let _ = send(&inner.socket, sealer.out()); // or with what is said next
-        }
-        Ok(())
-    }
-
-    fn used(&mut self, bytes: usize) {
-        self.start += bytes;
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-    }
-
-    /// Takes what the socket has.
-    fn fill(&mut self, socket: &TcpStream) -> io::Result<()> {
-        self.raw.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
-        let room = if self.much { MUCH } else { LITTLE };
-        if self.raw.len() != room && self.end <= room {
-            self.raw.resize(room, 0);
-            if room == LITTLE {
-                self.raw.shrink_to_fit();
-            }
-        }
-        if self.end == self.raw.len() {
-            self.raw.resize(self.end + LITTLE, 0);
-        }
-        match socket.try_read(&mut self.raw[self.end..]) {
-            Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, crate::access::ENDED)),
-            Ok(n) => {
-                self.end += n;
-                self.much = self.end == self.raw.len() || (self.much && n > LITTLE);
-                Ok(())
-            }
-            Err(e) => Err(e),
-        }
-    }
-
-    fn poll_read(
-        &mut self,
-        inner: &Inner,
-        opener: &mut Opener,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if buf.remaining() == 0 || self.give(buf) {
-            return Poll::Ready(Ok(()));
-        }
-        let before = buf.filled().len();
-        loop {
-            if self.over {
+            if taken > 0 {
                 return Poll::Ready(Ok(()));
             }
-            if self.end > self.start {
-                self.open(inner, opener, buf)?;
-                if buf.filled().len() > before {
-                    return Poll::Ready(Ok(()));
-                }
-                if self.over {
-                    continue;
-                }
-            }
-            match self.fill(&inner.socket) {
-                Err(e) if e.kind() == ErrorKind::WouldBlock => ready!(inner.socket.poll_read_ready(cx))?,
-                filled => filled?,
+            if incoming.is_over() {
+                break;
             }
         }
+        match incoming.fill(|room| inner.socket.try_read(room)) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => ready!(inner.socket.poll_read_ready(cx))?,
+            filled => filled?,
+        }
     }
+    Poll::Ready(Ok(()))
 }
 
 /// See the module.
@@ -249,23 +149,12 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The same of one that came; with what the other side may do.
+    /// The same of one that came; with what the other side may do. `http1`: where it asks for anything of HTTP, HTTP/1.1 is spoken
+    /// and not HTTP/2.
     ///
     /// # Errors
     /// As there; the other side was told why.
     pub async fn accept(
-        socket: TcpStream,
-        credentials: &Credentials,
-        from: &Expected,
-    ) -> Result<(Self, Rights), Failed> {
-        Self::accept_as(socket, credentials, from, false).await
-    }
-
-    /// As [`Self::accept`]; `http1`: HTTP/1.1 is spoken where anything of HTTP is asked for, and not HTTP/2.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn accept_as(
         socket: TcpStream,
         credentials: &Credentials,
         from: &Expected,
@@ -280,14 +169,14 @@ impl Stream {
 
     async fn begin(socket: TcpStream, mut handshake: Handshake) -> Result<(Self, Rights), Failed> {
         let mut incoming = Incoming::default();
-        let met = incoming.meet(&socket, &mut handshake).await;
+        let met = meet(&mut incoming, &socket, &mut handshake).await;
         match met.and_then(|rights| Ok((rights, handshake.over()?))) {
             Ok((rights, (sealer, opener))) => {
                 let inner = Arc::new(Inner { socket, sealer: Mutex::new(sealer) });
                 Ok((Self { inner, opener, incoming }, rights))
             }
             Err(why) => {
-                let said = incoming.raw[incoming.start..incoming.end].to_vec();
+                let said = incoming.raw().to_vec();
                 Err(Failed { why, socket, said })
             }
         }
@@ -300,35 +189,28 @@ impl Stream {
     }
 }
 
-impl Incoming {
-    /// The handshake; with what the other side may do.
-    async fn meet(&mut self, socket: &TcpStream, handshake: &mut Handshake) -> Result<Rights, TlsError> {
+/// The handshake; with what the other side may do.
+async fn meet(
+    incoming: &mut Incoming,
+    socket: &TcpStream,
+    handshake: &mut Handshake,
+) -> Result<Rights, TlsError> {
+    loop {
+        let greeted = incoming.greet(handshake);
         loop {
-            let came = &self.raw[self.start..self.end];
-            if handshake.begins_plain(came) {
-                return Err(TlsError::Plain);
+            match handshake.out.send(|bytes| socket.try_write(bytes)) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => socket.writable().await?,
+                sent if greeted.is_ok() => break sent?,
+                _ => break,
             }
-            let plain = &mut self.plain;
-            let mut hear = |said: &[u8]| plain.extend_from_slice(said);
-            let read = handshake.read(&mut self.raw[self.start..self.end], &mut hear);
-            // Also where it has failed: the other side is told why.
-            loop {
-                match send(socket, &mut handshake.out) {
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => socket.writable().await?,
-                    sent if read.is_ok() => break sent?,
-                    _ => break,
-                }
-            }
-            let (used, over) = read?;
-            self.used(used);
-            if over {
-                return handshake.rights();
-            }
-            loop {
-                match self.fill(socket) {
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => socket.readable().await?,
-                    filled => break filled?,
-                }
+        }
+        if greeted? {
+            return handshake.rights();
+        }
+        loop {
+            match incoming.fill(|room| socket.try_read(room)) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => socket.readable().await?,
+                filled => break filled?,
             }
         }
     }
@@ -382,7 +264,7 @@ macro_rules! reads {
                 buf: &mut ReadBuf<'_>,
             ) -> Poll<io::Result<()>> {
                 let this = self.get_mut();
-                this.incoming.poll_read(&this.inner, &mut this.opener, cx, buf)
+                poll_read(&this.inner, &mut this.opener, &mut this.incoming, cx, buf)
             }
         }
     };

@@ -32,7 +32,7 @@ async fn meet(
     let at = listener.local_addr().expect("bound");
     let serves = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.expect("accepted");
-        match Stream::accept(socket, &server, &Expected::ANYBODY).await {
+        match Stream::accept(socket, &server, &Expected::ANYBODY, false).await {
             Ok((mut stream, rights)) => {
                 stream.write_all(b"welcome").await.expect("written");
                 stream.shutdown().await.expect("shut down");
@@ -108,7 +108,8 @@ async fn what_is_said_arrives_whatever_the_pieces() {
     // It reads and says the same again, both at the same time, on both ends.
     let serves = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.expect("accepted");
-        let (stream, _) = Stream::accept(socket, &peer, &Expected::ANYBODY).await.map_err(|f| f.why)?;
+        let (stream, _) =
+            Stream::accept(socket, &peer, &Expected::ANYBODY, false).await.map_err(|f| f.why)?;
         let (mut read, mut write) = stream.into_split();
         tokio::io::copy(&mut read, &mut write).await?;
         write.shutdown().await?;
@@ -186,7 +187,9 @@ async fn plain_text_is_recognised_by_both() {
     let mut socket = TcpStream::connect(at).await.expect("it listens");
     let (came, _) = listener.accept().await.expect("accepted");
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("written");
-    let Err(failed) = Stream::accept(came, &peer, &Expected::ANYBODY).await else { panic!("it is not TLS") };
+    let Err(failed) = Stream::accept(came, &peer, &Expected::ANYBODY, false).await else {
+        panic!("it is not TLS")
+    };
     assert!(matches!(failed.why, TlsError::Plain), "{}", failed.why);
     assert_eq!(failed.said, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
 

@@ -2,6 +2,7 @@
 
 use paraft_tls::{
     Credentials, CredentialsError, Need, Role,
+    access::As,
     authority::{Authority, issued_in},
 };
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
@@ -30,11 +31,16 @@ fn a_folder_that_will_not_do_says_why() {
         assert_eq!(mode(&private), 0o600, "{}", private.display());
     }
     assert_eq!((mode(&dir), mode(&worker)), (0o700, 0o700));
-    assert!(Credentials::of_folder(&worker).expect("good").rights().are_enough_for(Need::Worker, Some("a")));
+    assert!(
+        Credentials::of_folder(&worker, As::Worker)
+            .expect("good")
+            .rights()
+            .are_enough_for(Need::Worker, Some("a"))
+    );
 
     let key = worker.join("tls.key");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).expect("set");
-    let open = Credentials::of_folder(&worker).expect_err("others may read it");
+    let open = Credentials::of_folder(&worker, As::Worker).expect_err("others may read it");
     assert!(
         matches!(open, CredentialsError::Open { .. }) && open.to_string().contains("chmod 600"),
         "{open}"
@@ -52,15 +58,15 @@ fn a_folder_that_will_not_do_says_why() {
         let path = worker.join(name);
         let before = fs::read(&path).expect("read");
         fs::write(&path, text).expect("written");
-        let bad = Credentials::of_folder(&worker).expect_err("it will not do").to_string();
+        let bad = Credentials::of_folder(&worker, As::Worker).expect_err("it will not do").to_string();
         assert!(bad.contains(word), "{bad}");
         fs::write(&path, before).expect("written");
     }
     fs::copy(dir.join("ca.crt"), worker.join("tls.crt")).expect("copied");
-    let bad = Credentials::of_folder(&worker).expect_err("an authority is nobody").to_string();
+    let bad = Credentials::of_folder(&worker, As::Worker).expect_err("an authority is nobody").to_string();
     assert!(bad.contains("paraft:worker:JOB") || bad.contains("tls.crt and tls.key"), "{bad}");
     fs::remove_file(worker.join("ca.crt")).expect("removed");
-    assert!(Credentials::of_folder(&worker).is_err_and(|e| e.to_string().contains("ca.crt")));
+    assert!(Credentials::of_folder(&worker, As::Worker).is_err_and(|e| e.to_string().contains("ca.crt")));
     assert!(Authority::open(&worker).is_err_and(|e| e.to_string().contains("paraft certs new")));
 }
 
@@ -82,7 +88,7 @@ fn a_change_is_seen_and_one_by_half_changes_nothing() {
     let ours = Authority::new("ours").expect("made");
     ours.save(&certs).expect("written");
     issue(&ours, "worker:a", &dir);
-    let credentials = Credentials::of_folder(&dir).expect("good");
+    let credentials = Credentials::of_folder(&dir, As::Worker).expect("good");
     let look = || std::thread::sleep(Duration::from_millis(1100));
     let is = |job: &str| credentials.rights().are_enough_for(Need::Worker, Some(job));
 

@@ -5,7 +5,7 @@
 
 use super::{Guarded, Origin, Visitor, lanes::Carries};
 use paraft_lanes::ONLY_TLS;
-use paraft_tls::{Access, Need, Rights, TlsError, Wire, access};
+use paraft_tls::{Access, Need, Rights, TlsError, Wire};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -49,7 +49,8 @@ pub trait Opens: Send + 'static {
 
 /// Somebody who is not let in.
 pub struct Stranger {
-    why: String,
+    /// `None`: it went before it had said a word, as who dials to see whether anybody is there.
+    why: Option<String>,
     /// What it is still told, and on what.
     last: Option<(TcpStream, &'static [u8])>,
 }
@@ -66,8 +67,9 @@ impl Opens for TcpStream {
                 _ => b"",
             };
             let why = match failed.why {
-                TlsError::Plain => "it does not speak TLS".into(),
-                why => why.to_string(),
+                TlsError::Plain => Some("it does not speak TLS".into()),
+                TlsError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => None,
+                why => Some(why.to_string()),
             };
             Stranger { why, last: Some((failed.socket, tells)) }
         })
@@ -83,10 +85,13 @@ impl Opens for UnixStream {
             Ok(uid) if uid == ours || uid == 0 => {
                 Ok((self, Rights::all(&format!("user {uid} of this host"))))
             }
-            Ok(uid) => {
-                Err(Stranger { why: format!("it is of user {uid}, and this server of {ours}"), last: None })
+            Ok(uid) => Err(Stranger {
+                why: Some(format!("it is of user {uid}, and this server of {ours}")),
+                last: None,
+            }),
+            Err(e) => {
+                Err(Stranger { why: Some(format!("the kernel does not say whose it is: {e}")), last: None })
             }
-            Err(e) => Err(Stranger { why: format!("the kernel does not say whose it is: {e}"), last: None }),
         }
     }
 }
@@ -159,9 +164,8 @@ impl<S: Opens> Guarded<S> {
                 Some(Guarded::at(wire, place))
             }
             Ok(Err(stranger)) => {
-                // A dial that looks whether anybody is there says nothing and goes.
-                if !stranger.why.contains(ENDED) {
-                    connections.refusals.note(place.0.held.origin, &stranger.why);
+                if let Some(why) = &stranger.why {
+                    connections.refusals.note(place.0.held.origin, why);
                 }
                 tokio::select! { () = stranger.leaves() => {}, () = place.must_go() => {} }
                 None
@@ -173,9 +177,6 @@ impl<S: Opens> Guarded<S> {
         }
     }
 }
-
-/// What a connection's end is called before a word was said.
-const ENDED: &str = access::ENDED;
 
 impl Visitor {
     /// What who is at the other end may do.

@@ -94,7 +94,7 @@ impl Shards for ShardsService {
         connections::mark(request.extensions(), Rank::Reader);
         let by = visitor(request.extensions())?;
         let request = request.into_inner();
-        let hosted = self.may(&by, Need::Submit, &request.job, request.shard).await.and_then(|hosted| hosted);
+        let hosted = self.may(&by, Need::Submit, &request.job, request.shard).await;
         let reply = switch::reply(hosted, &request).await;
         let why = reply.refused.as_ref().map(|r| r.message.as_str());
         // Who does not lead the shard refuses, and knows nothing of it.
@@ -254,9 +254,7 @@ impl ShardsService {
 
     async fn checkpoint(&self, request: CheckpointRequest, by: Option<Visitor>) -> checkpoint::Parts {
         let hosted = match &by {
-            Some(by) => {
-                self.may(by, Need::Worker, &request.job, request.shard).await.and_then(|hosted| hosted)
-            }
+            Some(by) => self.may(by, Need::Worker, &request.job, request.shard).await,
             None => Err(nobody()),
         };
         if hosted.is_ok() {
@@ -265,14 +263,14 @@ impl ShardsService {
         checkpoint::parts(hosted, request).await
     }
 
-    /// The replica here of a job's shard, if who asks may do that with the job; the inner error says why it is not here.
+    /// The replica here of a job's shard, if who asks may do that with the job.
     pub(super) async fn may(
         &self,
         by: &Visitor,
         need: Need,
         job: &str,
         shard: u32,
-    ) -> Result<Result<Replica, RefusalKind>, RefusalKind> {
+    ) -> Result<Replica, RefusalKind> {
         let denied = |_| RefusalKind::Denied(DENIED.into());
         // By the name that was asked for, before it is said whether there is such a job; and by that of what was found, which may be
         // another where none was named.
@@ -290,13 +288,13 @@ impl ShardsService {
         if let Some(found) = found.filter(|found| found != job) {
             by.may(need, &found).await.map_err(denied)?;
         }
-        Ok(hosted.map_err(|why| match why {
+        hosted.map_err(|why| match why {
             // Of other jobs they hear no names.
             RefusalKind::NoJob { asked, there } => {
                 RefusalKind::NoJob { asked, there: there.into_iter().filter(|name| by.sees(name)).collect() }
             }
             why => why,
-        }))
+        })
     }
 
     /// The replica here of a job's shard; `job` is its name.
@@ -351,7 +349,7 @@ impl ShardsService {
         let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
         let job = ServerJob::decode(&open.job).map_err(bad)?;
         let by = visitor.as_ref().ok_or_else(nobody)?;
-        let hosted = self.may(by, Need::Worker, &job.name, open.shard).await??;
+        let hosted = self.may(by, Need::Worker, &job.name, open.shard).await?;
         let (name, shard) = (hosted.shard.name(), hosted.shard.id());
         if open.founding != 0 && open.founding != hosted.founding {
             // What this client was told is in, is not: going on would hide that.

@@ -38,7 +38,7 @@ impl ShardsService {
             return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
         }
         let by = visitor.as_ref().ok_or_else(nobody)?;
-        let hosted = self.may(by, Need::Reader, &request.job, request.shard).await??;
+        let hosted = self.may(by, Need::Reader, &request.job, request.shard).await?;
         let shard = hosted.shard.id();
         if request.founding != 0 && request.founding != hosted.founding {
             // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.

@@ -40,13 +40,16 @@ pub const NEEDS: &[(&str, Need)] = &[
     (APPEND, Need::Peer),
 ];
 
+/// Administrative acts: whoever asks for one, also in vain, is written down.
+const ACTS: [&str; 7] = ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode"];
+
 /// What a method needs; `None`: there is no such method.
 pub fn need_of(path: &str) -> Option<Need> {
     NEEDS.iter().find(|(p, _)| *p == path).map(|(_, need)| *need)
 }
 
 /// What who asked for it is told.
-pub fn denied(visitor: &Visitor, need: Need) -> Status {
+fn refusal(visitor: &Visitor, need: Need) -> Status {
     Status::permission_denied(format!(
         "{DENIED}: this needs the role {need}, and it is of {}",
         visitor.rights()
@@ -65,7 +68,7 @@ impl Visitor {
         // Whether there is such a job it does not hear.
         let shown: String = job.chars().take(100).collect();
         self.denied(&format!("job `{}`", shown.escape_debug()), need).await;
-        Err(denied(self, need))
+        Err(refusal(self, need))
     }
 
     /// Whether it may look at a job, without a word about it.
@@ -133,14 +136,16 @@ where
                 let status = match refused {
                     Err(status) => status,
                     Ok((visitor, need, path)) => {
-                        if matches!(need, Need::Admin | Need::Operate | Need::Submit)
-                            || path.ends_with("/Join")
-                        {
-                            let why = format!("it needs the role {need}");
-                            audit.note(&visitor, path.trim_start_matches("/paraft.v1."), Some(&why));
+                        let refusal = refusal(&visitor, need);
+                        if path.rsplit('/').next().is_some_and(|method| ACTS.contains(&method)) {
+                            audit.note(
+                                &visitor,
+                                path.trim_start_matches("/paraft.v1."),
+                                Some(refusal.message()),
+                            );
                         }
                         visitor.denied(&path, need).await;
-                        denied(&visitor, need)
+                        refusal
                     }
                 };
                 Ok(status.into_http())
