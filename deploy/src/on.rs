@@ -168,13 +168,15 @@ pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Re
     };
     let program = args.program.clone().map_or_else(own, whole);
     let name: String = job.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let insecure = matches!(Access::ours(), Access::Insecure);
     let in_run = |what: &str| dir.join(certs::FOLDER).join(what).to_string_lossy().into_owned();
-    // Where processes share the folder they find theirs in it.
-    let certs = (!insecure && !on.shares_folder()).then(|| match on.is_kubernetes() {
-        true => Certs { server: format!("{name}-peer"), worker: format!("{name}-worker") },
-        false => Certs { server: in_run("peer"), worker: in_run("worker") },
-    });
+    let certs = match Access::ours() {
+        Access::Insecure => Certs::Insecure,
+        _ if on.shares_folder() => Certs::InRun,
+        _ if on.is_kubernetes() => {
+            Certs::Each { server: format!("{name}-peer"), worker: format!("{name}-worker") }
+        }
+        _ => Certs::Each { server: in_run("peer"), worker: in_run("worker") },
+    };
     let count = if with_workers { job.train.workers } else { 0 };
     Ok(Fleet {
         name,
@@ -206,6 +208,5 @@ pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Re
         spread: !args.together,
         args: args.arg.clone(),
         certs,
-        insecure,
     })
 }

@@ -5,7 +5,6 @@
 
 use crate::{
     Role,
-    certs::FILES,
     engine::{Artifact, Engine, Handle, Member, Said, all_said, run, tail},
     fleet::{Files, Fleet, inside},
     wrong::{Kind, Wrong},
@@ -17,7 +16,6 @@ use std::path::Path;
 pub struct Compose;
 
 const FILE: &str = "compose.yaml";
-const CERTS: &str = "/etc/paraft/certs";
 
 /// What runs containers, and what reads the file for it.
 const TOOLS: [(&str, &[&str]); 2] = [("docker", &["docker", "compose"]), ("podman", &["podman-compose"])];
@@ -41,14 +39,7 @@ impl Engine for Compose {
                 services.insert(format!("{role}-{index}"), service(fleet, role, index));
             }
         }
-        let mut all = json!({"name": project(&fleet.name), "services": services});
-        if let Some(certs) = &fleet.certs {
-            let files = fleet.roles().flat_map(|role| FILES.map(|file| (role, file)));
-            let secret = |(role, file): (Role, &str)| {
-                (secret(role, file), json!({"file": inside(Path::new(certs.of(role)), file)}))
-            };
-            all["secrets"] = files.map(secret).collect::<Map<_, _>>().into();
-        }
+        let all = json!({"name": project(&fleet.name), "services": services});
         let text = serde_norway::to_string(&all).map_err(|e| Wrong::new(Kind::Io, format!("{FILE}: {e}")))?;
         let what = "# `docker compose up` or `podman-compose up` starts all; what has done its part ends with 0 and stays so.";
         Ok(vec![Artifact { name: FILE.into(), text: format!("{what}\n{text}") }])
@@ -135,14 +126,10 @@ fn project(name: &str) -> String {
     name.to_ascii_lowercase().trim_start_matches('-').to_string()
 }
 
-fn secret(role: Role, file: &str) -> String {
-    format!("{role}-{}", file.replace('.', "-"))
-}
-
 fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
     let part = fleet.part(role);
     let run = fleet.run_dir.to_string_lossy();
-    let files = Files { run: &run, job: &inside(&fleet.run_dir, "job.toml"), data: None, certs: CERTS };
+    let files = Files { run: &run, job: &inside(&fleet.run_dir, "job.toml"), data: None, certs: "" };
     // Compose reads `$` as the beginning of a variable.
     let plain = |word: &str| word.replace('$', "$$");
     let folder = |what: &str, at: &str| json!({"type": "bind", "source": plain(what), "target": plain(at)});
@@ -177,10 +164,6 @@ fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
     if let Some((user, group)) = fleet.owner {
         it["user"] = json!(format!("{user}:{group}"));
     }
-    if fleet.certs.is_some() {
-        let one = |file| json!({"source": secret(role, file), "target": format!("{CERTS}/{file}")});
-        it["secrets"] = FILES.map(one).to_vec().into();
-    }
     it
 }
 
@@ -191,7 +174,7 @@ mod tests {
 
     fn fleet() -> Fleet {
         let mounts = vec!["/srv/mnist:/data".parse().expect("a mount")];
-        Fleet { owner: Some((1000, 1000)), mounts, ..some_fleet_of_images() }
+        Fleet { owner: Some((1000, 1000)), mounts, certs: crate::Certs::InRun, ..some_fleet_of_images() }
     }
 
     #[test]
@@ -205,13 +188,6 @@ mod tests {
         let server = &all["services"]["server-2"];
         assert_eq!(server["environment"]["PARAFT_INDEX"], "2");
         assert!(server["command"].to_string().contains("--until-done"));
-        // Each secret that a service names is there.
-        for (_, service) in all["services"].as_object().into_iter().flatten() {
-            for one in service["secrets"].as_array().into_iter().flatten() {
-                let name = one["source"].as_str().expect("a name");
-                assert!(all["secrets"][name]["file"].is_string(), "{name}");
-            }
-        }
     }
 
     #[test]

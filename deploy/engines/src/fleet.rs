@@ -42,9 +42,7 @@ pub struct Fleet {
     /// The first port of the servers, where they are known by names beforehand.
     pub port: u16,
     /// By what its processes know each other.
-    pub certs: Option<Certs>,
-    /// They speak plain text.
-    pub insecure: bool,
+    pub certs: Certs,
     /// Handed to the engine unread.
     pub args: Vec<String>,
 }
@@ -92,7 +90,7 @@ pub(crate) struct Files<'a> {
     pub job: &'a str,
     /// A server's own folder, where it is not in the run's.
     pub data: Option<&'a str>,
-    /// The folder of certificates.
+    /// The folder of certificates, for an engine that tells of one.
     pub certs: &'a str,
 }
 
@@ -122,8 +120,7 @@ impl Fleet {
             words.extend(files.data.iter().flat_map(|data| ["--data".to_string(), data.to_string()]));
             words.extend((until_done && self.until_done).then(|| "--until-done".to_string()));
         }
-        words.extend(crate::certs::credentials(self.certs.as_ref(), files.certs));
-        words.extend(self.insecure.then(|| "--insecure".to_string()));
+        words.extend(self.certs.words(files.certs));
         words.push(files.job.into());
         words
     }

@@ -32,7 +32,7 @@ pub(crate) fn some_fleet_of_images() -> Fleet {
         program: "paraft".into(),
         image: Some("registry.example/paraft:0.1.0".into()),
         time: None,
-        certs: Some(Certs { server: "digits-peer".into(), worker: "digits-worker".into() }),
+        certs: Certs::Each { server: "digits-peer".into(), worker: "digits-worker".into() },
         args: Vec::new(),
         ..some_fleet()
     }

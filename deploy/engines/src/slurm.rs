@@ -151,8 +151,7 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
     add(&format!("--chdir={dir}"));
     fleet.args.iter().for_each(|arg| add(arg));
     let (run, job) = (run_dir.to_string_lossy(), inside(run_dir, "job.toml"));
-    let certs = fleet.certs.as_ref().map_or("", |certs| certs.of(role));
-    let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs }, true);
+    let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs: "" }, true);
     let command: Vec<_> = [&fleet.program].into_iter().chain(&words).map(|w| quoted(w)).collect();
     let command = command.join(" ");
     text.push_str(&format!(

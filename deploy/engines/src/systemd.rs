@@ -5,7 +5,6 @@
 
 use crate::{
     Role,
-    certs::FILES,
     engine::{Artifact, Engine, Handle, Member, Said, run, tail},
     fleet::{Files, Fleet, inside},
     wrong::Wrong,
@@ -121,7 +120,7 @@ fn template(fleet: &Fleet, role: Role) -> String {
     let part = fleet.part(role);
     let run = run_dir.to_string_lossy();
     let job = inside(run_dir, "job.toml");
-    let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs: "%d" }, true).join(" ");
+    let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs: "" }, true).join(" ");
     let mut text = format!(
         "# A {role}; its number is the instance's: {instance}\n\
          [Unit]\n\
@@ -149,11 +148,6 @@ fn template(fleet: &Fleet, role: Role) -> String {
     if let Some(memory) = &part.memory {
         text.push_str(&format!("MemoryMax={memory}\n"));
     }
-    if let Some(certs) = &fleet.certs {
-        for file in FILES {
-            text.push_str(&format!("LoadCredential={file}:{}\n", inside(Path::new(certs.of(role)), file)));
-        }
-    }
     let wanted =
         if fleet.owner.is_some_and(|(user, _)| user != 0) { "default.target" } else { "multi-user.target" };
     text.push_str(&format!("\n[Install]\nWantedBy={wanted}\n"));
@@ -163,16 +157,12 @@ fn template(fleet: &Fleet, role: Role) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Certs,
-        golden::{golden, some_fleet},
-    };
+    use crate::golden::{golden, some_fleet};
     use std::{fs, process::Command};
 
     fn fleet() -> Fleet {
-        let certs = Some(Certs { server: "/etc/paraft/peer".into(), worker: "/etc/paraft/worker".into() });
         // A program that is there: what verifies units looks for it.
-        Fleet { time: None, program: "/bin/true".into(), args: Vec::new(), certs, ..some_fleet() }
+        Fleet { time: None, program: "/bin/true".into(), args: Vec::new(), ..some_fleet() }
     }
 
     /// What systemd says against a unit; `None`: there is no systemd here.

@@ -17,7 +17,7 @@ mod tests;
 
 use crate::{
     Role,
-    certs::FILES,
+    certs::{Certs, FILES},
     engine::{Artifact, Engine, Handle, Member, Said, run, tail},
     fleet::Fleet,
     wrong::{Kind, Wrong},
@@ -112,14 +112,13 @@ impl Engine for Kubernetes {
         let mut index = json!({
             "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": names,
         });
-        if let Some(certs) = &fleet.certs {
+        if let Certs::Each { server, worker } = &fleet.certs {
             // Of the run's folder; who has Secrets of these names from elsewhere takes this out.
             let secret = |name: &str, folder: &str| {
                 let files = FILES.map(|file| format!("{file}=certs/{folder}/{file}"));
                 json!({"name": name, "files": files})
             };
-            index["secretGenerator"] =
-                json!([secret(&certs.server, "peer"), secret(&certs.worker, "worker")]);
+            index["secretGenerator"] = json!([secret(server, "peer"), secret(worker, "worker")]);
             index["generatorOptions"] = json!({"disableNameSuffixHash": true});
         }
         let what = "kubectl create -k of this folder submits all; an overlay may name it as its base.";

@@ -132,7 +132,7 @@ fn apart(fleet: &Fleet, name: &str) -> Value {
 
 fn mounts(fleet: &Fleet, name: &str, role: Role) -> Vec<Value> {
     let mut all = vec![json!({"mountPath": JOB, "name": "job", "readOnly": true})];
-    if fleet.certs.is_some() {
+    if fleet.certs.of(role).is_some() {
         all.push(json!({"mountPath": CERTS, "name": "certs", "readOnly": true}));
     }
     if !fleet.mounts.iter().any(|m| m.at == RUN) {
@@ -156,8 +156,8 @@ fn mounts(fleet: &Fleet, name: &str, role: Role) -> Vec<Value> {
 fn volumes(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Vec<Value> {
     let empty = |name: &str| json!({"emptyDir": {}, "name": name});
     let mut all = vec![json!({"configMap": {"name": format!("{name}-job")}, "name": "job"})];
-    if let Some(certs) = &fleet.certs {
-        let secret = json!({"defaultMode": 0o400, "secretName": certs.of(role)});
+    if let Some(name) = fleet.certs.of(role) {
+        let secret = json!({"defaultMode": 0o400, "secretName": name});
         all.push(json!({"name": "certs", "secret": secret}));
     }
     if !fleet.mounts.iter().any(|m| m.at == RUN) {

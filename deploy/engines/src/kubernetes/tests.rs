@@ -2,7 +2,7 @@
 
 use super::{Kubernetes, schema::wrongs};
 use crate::{
-    Engine, Fleet, Mount, Part,
+    Certs, Engine, Fleet, Mount, Part,
     golden::{golden, some_fleet_of_images},
 };
 use serde::Deserialize;
@@ -106,14 +106,17 @@ fn what_is_wrong_is_found() {
 
 #[test]
 fn kubernetes_is_told_what_the_fleet_asks_for() {
-    let plain = Fleet { certs: None, ..some_fleet_of_images() };
+    let plain = Fleet { certs: Certs::Insecure, ..some_fleet_of_images() };
     let all = rendered(Kubernetes::Sets, &plain);
     let pod = &of_kind(&all, "StatefulSet")["spec"]["template"]["spec"];
     let apart = &pod["affinity"]["podAntiAffinity"];
     assert!(apart.get("requiredDuringSchedulingIgnoredDuringExecution").is_some(), "{apart}");
     assert_eq!(pod["terminationGracePeriodSeconds"], 30);
     let words = pod["containers"][0]["args"].to_string();
-    assert!(!words.contains("--certs") && !words.contains("--until-done"), "{words}");
+    assert!(
+        !words.contains("--certs") && words.contains("--insecure") && !words.contains("--until-done"),
+        "{words}"
+    );
     // A partition must not have servers started again that are well.
     let probes = |kind: &str| all.iter().filter(|m| m.to_string().contains(kind)).count();
     assert_eq!((probes("livenessProbe"), probes("readinessProbe")), (0, 1));

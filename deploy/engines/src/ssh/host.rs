@@ -22,8 +22,8 @@ pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String
     let mut files =
         vec![(None, "job.toml".to_string(), fleet.job.clone()), (None, SCRIPT.into(), script(fleet)?)];
     for role in fleet.roles() {
-        for file in fleet.certs.iter().flat_map(|_| FILES) {
-            let path = Path::new(fleet.certs.as_ref().map_or("", |certs| certs.of(role))).join(file);
+        for (own, file) in fleet.certs.of(role).into_iter().flat_map(|own| FILES.map(|file| (own, file))) {
+            let path = Path::new(own).join(file);
             let text = fs::read_to_string(&path).map_err(|e| unreadable(&path, &e))?;
             files.push((Some(role), format!("{}/{file}", certs(role)), text));
         }
@@ -159,7 +159,7 @@ mod tests {
                 .for_each(|file| fs::write(folder.join(file), format!("{name} {file}\n")).expect("written"));
             folder.to_string_lossy().into_owned()
         };
-        let certs = Some(crate::Certs { server: folder("peer"), worker: folder("worker") });
+        let certs = crate::Certs::Each { server: folder("peer"), worker: folder("worker") };
         let run_dir = scratch.path().join("run");
         let fleet =
             Fleet { run_dir: run_dir.clone(), program: "sh".into(), certs, ..super::super::tests::fleet() };
