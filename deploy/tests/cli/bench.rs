@@ -214,3 +214,14 @@ fn what_a_benchmark_cannot_measure_is_said_before_it_begins() {
         contains(&text(&output.stderr), words);
     }
 }
+
+#[test]
+fn responsive_times_answers_with_and_without_a_load() {
+    let figures = figures(&["responsive", "--values", "2000000", "--digests", "100", "--millis", "200"]);
+    let answers = figures.iter().filter(|f| f["case"] == "nothing else" || f["reference"] != "-");
+    let (quiet, busy): (Vec<_>, Vec<_>) = answers.partition(|f| f["case"] == "nothing else");
+    for of in [quiet, busy] {
+        let value = |f: &&Value| f["value"].as_f64().is_some_and(|v| v > 0.0);
+        assert!(of.len() == 3 && of.iter().all(value), "{figures:?}");
+    }
+}

@@ -13,6 +13,7 @@ use clap::Args;
 use futures::StreamExt;
 use paraft_fleet::{ask, ask::ask_all, failure::Failure, launch};
 use paraft_proto::{HelloRequest, StatusRequest, control_client::ControlClient, shards_client::ShardsClient};
+use paraft_tls::{Access, access::As};
 use paraft_worker::exit;
 use std::{
     sync::{
@@ -72,10 +73,12 @@ pub fn run(args: &ResponsiveBenchArgs) -> Result<i32, Failure> {
     let (quiet, busy) = (Answers::default(), Answers::default());
     let (loaded, over, digests) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     let addresses = fleet.fleet.addresses.clone();
+    // Servers ask each other so, and nobody else does.
+    let access = &fleet.fleet.access(As::Peer)?;
     let (loaded_now, over_now, made, answers) = (&loaded, &over, &digests, (&quiet, &busy));
     let took = thread::scope(|s| {
         for address in &addresses {
-            s.spawn(move || probe(address, loaded_now, over_now, answers));
+            s.spawn(move || probe(address, access, loaded_now, over_now, answers));
         }
         let worked = (|| {
             thread::sleep(Duration::from_millis(args.millis));
@@ -101,8 +104,7 @@ pub fn run(args: &ResponsiveBenchArgs) -> Result<i32, Failure> {
         over.store(true, Relaxed);
         worked
     })?;
-    show(args, took, (&quiet, &busy), digests.load(Relaxed));
-    Ok(exit::OK)
+    show(args, took, (&quiet, &busy), digests.load(Relaxed))
 }
 
 fn show(
@@ -110,7 +112,7 @@ fn show(
     (whole, all): (Duration, Duration),
     (quiet, busy): (&Answers, &Answers),
     digests: u64,
-) {
+) -> Result<i32, Failure> {
     let mut figures = Vec::new();
     let mib = f64::from(args.values) * 4.0 / f64::from(1 << 20);
     let loaded = format!("{} snapshots of {mib:.0} MiB together, {digests} digests", args.shards);
@@ -118,7 +120,9 @@ fn show(
         let mut answers = answers.lock().unwrap_or_else(|e| e.into_inner()).clone();
         answers.sort_by(f64::total_cmp);
         for (what, share) in [("hello p50", 0.5), ("hello p99", 0.99), ("hello max", 1.0)] {
-            let Some(value) = quantile(&answers, share).map(|s| s * 1e3) else { continue };
+            let Some(value) = quantile(&answers, share).map(|s| s * 1e3) else {
+                return Err(Failure::new(exit::FAILED, format!("no server answered ({case})")));
+            };
             let (case, reference, ratio) = (case.into(), format!("{AIM_MS} ms"), Some(value / AIM_MS));
             let unit = "ms";
             figures.push(Figure {
@@ -137,17 +141,26 @@ fn show(
         figures.extend(Figure::alone("responsive", &loaded, what, "s", &[value.as_secs_f64()]));
     }
     figure::show(&figures, args.json);
+    Ok(exit::OK)
 }
 
 /// Asks a server until it is over. While it does not run, nobody could answer: only what was connected counts.
-fn probe(address: &str, loaded: &AtomicBool, over: &AtomicBool, (quiet, busy): (&Answers, &Answers)) {
+fn probe(
+    address: &str,
+    access: &Access,
+    loaded: &AtomicBool,
+    over: &AtomicBool,
+    (quiet, busy): (&Answers, &Answers),
+) {
     in_runtime(async {
+        let Ok(channel) = paraft_client::connect::lazy(address, access) else { return };
+        let mut client = ControlClient::new(channel);
         while !over.load(Relaxed) {
-            let Some(channel) = connect(address).await else {
+            // The first answer shows that there is a connection.
+            if !matches!(tokio::time::timeout(TIMEOUT, client.hello(HelloRequest {})).await, Ok(Ok(_))) {
                 tokio::time::sleep(PAUSE).await;
                 continue;
-            };
-            let mut client = ControlClient::new(channel);
+            }
             while !over.load(Relaxed) {
                 let asked = Instant::now();
                 let said = tokio::time::timeout(TIMEOUT, client.hello(HelloRequest {})).await;
