@@ -138,6 +138,12 @@ pub fn print(jobs: &[JobInfo]) {
     }
 }
 
+/// For `paraft status JOB`: where its record is, and until when its weights are kept.
+pub fn print_place(job: &JobInfo) {
+    let run = if job.run.is_empty() { "not on record" } else { &job.run };
+    out!("  weights {} ({})  run {run}", kept(job), table::bytes(job.bytes));
+}
+
 fn headline(job: &JobInfo) -> String {
     format!(
         "job {}  {}  begun in {}  {} workers  {}  first seen {}",

@@ -1,6 +1,10 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{control, jobs, memory, whole};
+use crate::{
+    control,
+    jobs::{self, FleetOf},
+    memory, whole,
+};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
@@ -13,17 +17,19 @@ use paraft_proto::{ShardStatus, StatusReply};
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
-    path::PathBuf,
+    collections::BTreeMap,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 #[derive(Args)]
 pub struct StatusArgs {
-    /// A run's folder, a job file with cluster.addresses, or a server as host:port.
-    pub of: Option<PathBuf>,
-    /// Servers as host:port, comma-separated.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    /// A run's folder, a job file with cluster.addresses, or a server as host:port; a job's name, where --of or PARAFT_SERVERS
+    /// says which fleet.
+    #[arg(value_name = "FLEET|JOB")]
+    pub what: Option<PathBuf>,
+    #[command(flatten)]
+    pub fleet: FleetOf,
     /// Also hash the replicated state, to compare replicas (reads all of it).
     #[arg(long)]
     pub digest: bool,
@@ -66,10 +72,23 @@ fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, F
     }
 }
 
+impl StatusArgs {
+    /// The job that is asked for, and of whom.
+    fn job(&self) -> Option<&str> {
+        let elsewhere = |p: &&Path| !self.fleet.servers.is_empty() && !ask::names_a_fleet(p);
+        self.what.as_deref().filter(|p| self.fleet.of.is_some() || elsewhere(p)).and_then(Path::to_str)
+    }
+}
+
 pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
-    let addresses = addresses(args.of.as_deref(), &args.servers)?;
+    let job = args.job();
+    let of = args.fleet.of.as_deref().or(args.what.as_deref().filter(|_| job.is_none()));
+    let addresses = addresses(of, if of.is_some() { &[] } else { &args.fleet.servers })?;
     if let Some(what) = args.wait {
         return wait(&addresses, what, Duration::from_secs(args.timeout));
+    }
+    if let Some(name) = job {
+        return of_job(name, &addresses, args);
     }
     let replies = ask_all(&addresses, args.digest);
     for (address, reply) in addresses.iter().zip(&replies) {
@@ -115,6 +134,46 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     Err(Failure::new(exit::UNAVAILABLE, none.why))
 }
 
+/// One job: what the control group has of it, and its shards as their leaders see them.
+fn of_job(name: &str, addresses: &[String], args: &StatusArgs) -> Result<i32, Failure> {
+    let jobs = ask::jobs(addresses)?;
+    let Some(job) = jobs.iter().find(|j| j.name == name) else {
+        return Err(Failure::new(exit::CONFIG, format!("this fleet has no job `{name}`"))
+            .help("`paraft jobs` lists those that it has"));
+    };
+    let all = ask::describe(addresses).map_or_else(|| addresses.to_vec(), |f| ask::whom(&f, addresses));
+    let replies = ask_all(&all, args.digest);
+    let ours = |s: &&ShardStatus| s.job == job.job;
+    let replicas: Vec<&ShardStatus> = replies.iter().flatten().flat_map(|r| &r.shards).filter(ours).collect();
+    // A leader that was put down and does not know it yet has the lower term.
+    let mut led: BTreeMap<u32, &ShardStatus> = BTreeMap::new();
+    for s in replicas.iter().filter(|s| s.role == "leader") {
+        let known = led.entry(s.shard).or_insert(s);
+        *known = if known.term < s.term { s } else { *known };
+    }
+    let wanted = if job.released { 0 } else { job.shape.as_ref().map_or(0, |s| s.shards) };
+    let without: Vec<String> = (0..wanted).filter(|s| !led.contains_key(s)).map(|s| s.to_string()).collect();
+    if args.json {
+        let mut one = jobs::as_json(std::slice::from_ref(job))[0].take();
+        one["leaders"] = led.values().map(|s| shard_as_json(s)).collect();
+        one["leaderless"] = json!(without);
+        out!("{one}");
+    } else {
+        jobs::print(std::slice::from_ref(job));
+        jobs::print_place(job);
+        if !led.is_empty() {
+            out!("{}", shards(&led.values().copied().collect::<Vec<_>>(), args.digest));
+        }
+    }
+    match without.is_empty() {
+        true => Ok(exit::OK),
+        false => {
+            let why = format!("no leader is seen of shard {} of job {name}", without.join(", "));
+            Err(Failure::new(exit::UNAVAILABLE, why).help("`paraft status FLEET` shows its servers"))
+        }
+    }
+}
+
 /// The mode in force, and whether a rule chooses it.
 fn mode(s: &ShardStatus) -> String {
     match s.mode_auto.as_str() {
@@ -153,6 +212,11 @@ fn print(r: &StatusReply, digest: bool) {
         let seconds = r.control_stopped_ms as f64 / 1e3;
         out!("  the control group's replica waits for its storage for {seconds:.1} s: {}", r.control_trouble);
     }
+    out!("{}", shards(&r.shards.iter().collect::<Vec<_>>(), digest));
+}
+
+/// One row a shard.
+fn shards(of: &[&ShardStatus], digest: bool) -> Table {
     let mut t = Table::new();
     t.load_style(presets::NOTHING);
     let mut header = vec![
@@ -173,7 +237,7 @@ fn print(r: &StatusReply, digest: bool) {
         header.push("digest@index");
     }
     t.set_header(header);
-    for s in &r.shards {
+    for s in of {
         let d = delays(s);
         let members: Vec<String> =
             s.members.iter().map(|m| format!("w{}({}{})", m.worker, m.clock, state_of(m))).collect();
@@ -206,7 +270,7 @@ fn print(r: &StatusReply, digest: bool) {
         }
         t.add_row(row);
     }
-    out!("{t}");
+    t
 }
 
 /// Connections, descriptors, and what waits: where each bound is.
@@ -256,42 +320,38 @@ fn lost(s: &ShardStatus) -> String {
     }
 }
 
+fn shard_as_json(s: &ShardStatus) -> serde_json::Value {
+    let d = delays(s);
+    let mut shard = json!({
+        "job": s.job, "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode, "mode_number": s.mode_number, "mode_auto": s.mode_auto,
+        "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
+        "started": s.started, "expected_workers": s.expected_workers,
+        "members": s.members.iter().map(|m| json!({
+            "worker": m.worker, "session": m.session, "clock": m.clock, "last_seq": m.last_seq, "finished": m.finished,
+            "idle": m.idle, "lease_ms": m.lease_ms,
+        })).collect::<Vec<_>>(),
+        "delay_p50": d.quantile(0.5), "delay_p99": d.quantile(0.99), "delay_max": d.max(),
+        "delay": s.delay_counts, "pushes": s.pushes, "duplicates": s.duplicates, "refused": s.refused,
+        "pulls": s.pulls, "pulls_waited": s.pulls_waited, "not_modified": s.not_modified, "max_step_lead": s.max_step_lead,
+        "bytes_pushed": s.bytes_pushed, "bytes_pulled": s.bytes_pulled, "workers_lost": s.workers_lost,
+        "buckets": s.buckets, "values": s.values,
+        "durability": s.durability, "pushes_lost": s.pushes_lost,
+        "bytes_logged": s.bytes_logged, "deltas": s.deltas,
+        "chunks": s.chunks.map(|c| json!({
+            "epoch": c.epoch, "per_epoch": c.per_epoch, "done": c.done, "held": c.held, "returned": c.returned,
+        })),
+    });
+    for (key, bytes) in
+        [("state_bytes", s.state_bytes), ("log_bytes", s.log_bytes), ("log_memory_bytes", s.log_memory_bytes)]
+    {
+        shard[key] = bytes.into();
+    }
+    shard["memory"] = memory::shard_as_json(s);
+    shard
+}
+
 fn as_json(r: &StatusReply) -> serde_json::Value {
-    let shards: Vec<_> = r
-        .shards
-        .iter()
-        .map(|s| {
-            let d = delays(s);
-            let mut shard = json!({
-                "job": s.job, "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode, "mode_number": s.mode_number, "mode_auto": s.mode_auto,
-                "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
-                "started": s.started, "expected_workers": s.expected_workers,
-                "members": s.members.iter().map(|m| json!({
-                    "worker": m.worker, "session": m.session, "clock": m.clock, "last_seq": m.last_seq, "finished": m.finished,
-                    "idle": m.idle, "lease_ms": m.lease_ms,
-                })).collect::<Vec<_>>(),
-                "delay_p50": d.quantile(0.5), "delay_p99": d.quantile(0.99), "delay_max": d.max(),
-                "delay": s.delay_counts, "pushes": s.pushes, "duplicates": s.duplicates, "refused": s.refused,
-                "pulls": s.pulls, "pulls_waited": s.pulls_waited, "not_modified": s.not_modified, "max_step_lead": s.max_step_lead,
-                "bytes_pushed": s.bytes_pushed, "bytes_pulled": s.bytes_pulled, "workers_lost": s.workers_lost,
-                "buckets": s.buckets, "values": s.values,
-                "durability": s.durability, "pushes_lost": s.pushes_lost,
-                "bytes_logged": s.bytes_logged, "deltas": s.deltas,
-                "chunks": s.chunks.map(|c| json!({
-                    "epoch": c.epoch, "per_epoch": c.per_epoch, "done": c.done, "held": c.held, "returned": c.returned,
-                })),
-            });
-            for (key, bytes) in [
-                ("state_bytes", s.state_bytes),
-                ("log_bytes", s.log_bytes),
-                ("log_memory_bytes", s.log_memory_bytes),
-            ] {
-                shard[key] = bytes.into();
-            }
-            shard["memory"] = memory::shard_as_json(s);
-            shard
-        })
-        .collect();
+    let shards: Vec<_> = r.shards.iter().map(shard_as_json).collect();
     json!({
         "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
         "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "replicas_diverged": r.replicas_diverged,

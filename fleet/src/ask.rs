@@ -40,6 +40,11 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
     Ok(job.cluster.addresses)
 }
 
+/// Whether a word says which servers are meant, as [`addresses`] reads it.
+pub fn names_a_fleet(word: &Path) -> bool {
+    word.exists() || word.to_str().is_some_and(are_addresses)
+}
+
 /// host:port, or several with commas between them.
 fn are_addresses(list: &str) -> bool {
     let is_one = |a: &str| {

@@ -15,7 +15,9 @@ use cell::{How, Prepared};
 use clap::Args;
 use matrix::{Algorithm, Axes, Planned, Seeds};
 use paraft_common::ModeChoice;
-use paraft_fleet::{failure::Failure, faults::link::Link, launch, run_dir::RunDir, table};
+use paraft_fleet::{
+    ask::addresses, failure::Failure, faults::link::Link, launch, run_dir::RunDir, standing::On, table,
+};
 use paraft_record::{Comparison, Conditions};
 use paraft_sim::Setup;
 use paraft_worker::{Job, JobError, exit};
@@ -73,6 +75,10 @@ pub struct CompareArgs {
     /// Let runs that go at the same time share cores all the same. The report says so: their times are worth little.
     #[arg(long)]
     pub share_cores: bool,
+    /// Train every run as a job of a fleet that stands already, which is deleted there when it has ended: the fleet's folder, a job file with
+    /// cluster.addresses, or servers as host:port, comma-separated.
+    #[arg(long, value_name = "FLEET", conflicts_with_all = ["simulate", "delay_ms", "bandwidth"])]
+    pub to: Option<PathBuf>,
     /// Where the runs' files go. A comparison that was ended goes on in its folder. Default: runs/NAME-compare-N, the first N
     /// that is free.
     #[arg(long)]
@@ -125,11 +131,15 @@ pub fn compare_modes(
     interrupted: &AtomicI32,
 ) -> Result<i32, Failure> {
     let axes = Axes { modes: modes.to_vec(), algorithms: vec![Algorithm::as_it_is()], ..Axes::default() };
-    let how = How::Real { slow: Default::default(), straggle: None, link: None };
+    let how = How::Real { slow: Default::default(), straggle: None, link: None, on: None };
     let (planned, left_out) = matrix::expand(&axes, load, &|job| how.fits(job))?;
     let cells = run_all(&planned, dir, &how, 1, json, interrupted)?;
-    let conditions =
-        Conditions { parallel: 1, cores: cores(), notes: crowded(&planned, 1), ..Conditions::default() };
+    let conditions = Conditions {
+        parallel: 1,
+        cores: cores(),
+        notes: crowded(&planned, 1, &how),
+        ..Conditions::default()
+    };
     let job = load(&[])?.name;
     tell(&Comparison { job, cells, left_out, conditions }, dir, json, false)?;
     Ok(exit::OK)
@@ -174,37 +184,45 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
     if slow.len() < args.fleet.slow.len() {
         return usage("--slow names a worker twice".into());
     }
-    Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link) })
+    let servers = args.to.as_deref().map(|to| addresses(Some(to), &[])).transpose()?;
+    let on = servers.map(|servers| On { servers, keep: None, delete: true });
+    Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link), on })
 }
 
 fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// The most processes that so many runs have at a time.
-fn processes(planned: &[Planned], parallel: u32) -> u32 {
-    let one = planned.iter().map(|p| p.job.ranks().saturating_add(p.job.servers())).max().unwrap_or(0);
+/// The most processes that so many runs start at a time.
+fn processes(planned: &[Planned], parallel: u32, how: &How) -> u32 {
+    let servers = |job: &Job| if how.stands() { 0 } else { job.servers() };
+    let one = planned.iter().map(|p| p.job.ranks().saturating_add(servers(&p.job))).max().unwrap_or(0);
     one.saturating_mul(parallel)
 }
 
 /// What the reader of a report must know about the machine.
-fn crowded(planned: &[Planned], parallel: u32) -> Vec<String> {
-    let (processes, cores) = (processes(planned, parallel), cores());
-    match (processes > cores, parallel) {
-        (false, _) => Vec::new(),
-        (true, 1) => vec![format!(
-            "A run has up to {processes} workers and servers, and this machine {cores} cores: they share them, in every run alike."
-        )],
-        (true, n) => vec![format!(
-            "{n} runs went at the same time, with up to {processes} workers and servers on {cores} cores: times, throughput and \
-             waiting are not to be relied on."
-        )],
-    }
+fn crowded(planned: &[Planned], parallel: u32, how: &How) -> Vec<String> {
+    let (processes, cores) = (processes(planned, parallel, how), cores());
+    let what = if how.stands() { "workers" } else { "workers and servers" };
+    let crowded = match (processes > cores, parallel) {
+        (false, _) => None,
+        (true, 1) => Some(format!(
+            "A run has up to {processes} {what}, and this machine {cores} cores: they share them, in every run alike."
+        )),
+        (true, n) => Some(format!(
+            "{n} runs went at the same time, with up to {processes} {what} on {cores} cores: times, throughput and waiting are not to \
+             be relied on."
+        )),
+    };
+    let standing = how
+        .stands()
+        .then(|| "The servers are a standing fleet's, which may have had other jobs.".to_string());
+    crowded.into_iter().chain(standing).collect()
 }
 
 fn conditions(args: &CompareArgs, how: &How, planned: &[Planned]) -> Result<Conditions, Failure> {
     let (cores, n) = (cores(), args.parallel);
-    let busy = if args.simulate { n } else { processes(planned, n) };
+    let busy = if args.simulate { n } else { processes(planned, n, how) };
     if n > 1 && busy > cores && !args.share_cores {
         return Err(Failure::new(
             exit::USAGE,
@@ -213,7 +231,7 @@ fn conditions(args: &CompareArgs, how: &How, planned: &[Planned]) -> Result<Cond
         .help("leave --parallel out, or say --share-cores where times do not matter"));
     }
     let (slow, straggle, link) = match how {
-        How::Real { slow, straggle, link } => (slow.clone(), *straggle, link.unwrap_or_default()),
+        How::Real { slow, straggle, link, .. } => (slow.clone(), *straggle, link.unwrap_or_default()),
         How::Simulated { setup, .. } => (setup.slow.clone(), setup.straggle, Link::default()),
     };
     Ok(Conditions {
@@ -224,7 +242,7 @@ fn conditions(args: &CompareArgs, how: &How, planned: &[Planned]) -> Result<Cond
         bandwidth_mbit: link.bits_per_s.map(|b| b / 1e6),
         parallel: n,
         cores,
-        notes: if args.simulate { Vec::new() } else { crowded(planned, n) },
+        notes: if args.simulate { Vec::new() } else { crowded(planned, n, how) },
     })
 }
 

@@ -1,6 +1,7 @@
 //! A fleet that was founded for no job: jobs are trained on it, submitted, followed, stopped and deleted.
 
 use crate::common::*;
+use serde_json::json;
 
 /// Three servers, on free ports.
 struct Standing {
@@ -119,6 +120,16 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_s
     });
     contains(&fleet.done(&["logs", "t-2", "--of", fleet.any()]), &["worker-0.log", "connected"]);
     assert!(fleet.data(0).join("shard-1-0").is_dir(), "job 1's first shard, on its disk");
+    let said = fleet.done(&["status", "t-2", "--of", fleet.any()]);
+    contains(&said, &["job t-2", "running", "1.0", "1.1", "runs/t-2", "w0("]);
+    assert!(!said.contains("job t "), "of the other job nothing: {said}");
+    let one: Value = serde_json::from_str(&fleet.done(&["status", "t-2", "--of", fleet.any(), "--json"]))
+        .expect("an object");
+    assert_eq!((&one["job"], &one["leaderless"]), (&json!("t-2"), &json!([])));
+    assert!(one["leaders"].as_array().is_some_and(|l| !l.is_empty() && l.iter().all(|s| s["job"] == 1)), "{one}");
+    let (code, said) = fleet.say(&["status", "t-3", "--of", fleet.any()]);
+    assert_eq!(code, Some(78), "{said}");
+    contains(&said, &["no job `t-3`", "paraft jobs"]);
     // A server dies and comes back with what it had of both.
     fleet.servers[0] = None;
     fleet.serve(0);
@@ -169,4 +180,23 @@ fn what_cannot_be_submitted_is_said_at_once() {
         contains(&said, &words);
     }
     assert_eq!(fleet.jobs(), BTreeMap::new(), "nothing is left of those");
+}
+
+#[test]
+fn a_comparison_trains_its_runs_as_jobs_of_a_fleet_that_stands_and_leaves_none_there() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let file = job(scratch.path(), &digits("bsp", 3, 1));
+    let file = file.to_str().expect("utf-8");
+    let fleet = Standing::start(scratch.path());
+    // Whose name the runs cannot have.
+    fleet.done(&["train", file, "--to", fleet.any(), "--run-dir", "first"]);
+    let compare = ["compare", file, "--modes", "bsp,asp", "--to", fleet.any(), "--run-dir", "both"];
+    contains(&fleet.done(&compare), &["bsp", "asp", "report"]);
+    let [first, bsp] = ["first", "both/bsp"].map(|run| weights(&scratch.path().join(run)));
+    assert!(first == bsp, "other bits");
+    assert_eq!(fleet.jobs(), BTreeMap::from([("t".to_string(), ("finished".to_string(), true))]));
+    // What is there is known again.
+    contains(&fleet.done(&compare), &["2 of 2 runs are complete already"]);
+    let (code, said) = fleet.say(&["compare", file, "--to", fleet.any(), "--delay-ms", "3"]);
+    assert_eq!(code, Some(2), "{said}");
 }

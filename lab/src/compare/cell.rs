@@ -8,6 +8,7 @@ use paraft_fleet::{
     fleet::{Extras, JOB_FILE},
     launch,
     run_dir::RunDir,
+    standing::On,
 };
 use paraft_record::{Cell, Event, METRICS_FILE, MetricsWriter, RunRecord, read_events};
 use paraft_sim::Setup;
@@ -25,8 +26,8 @@ const CONDITIONS_FILE: &str = "conditions.json";
 /// How runs are run.
 #[derive(Clone, Debug)]
 pub enum How {
-    /// By processes of this machine.
-    Real { slow: BTreeMap<u32, f64>, straggle: Option<Straggle>, link: Option<Link> },
+    /// By processes of this machine; its workers alone, where a fleet that stands has the servers.
+    Real { slow: BTreeMap<u32, f64>, straggle: Option<Straggle>, link: Option<Link>, on: Option<On> },
     /// By a simulation of such a fleet, seeded with the run's seed, or with this.
     Simulated { setup: Box<Setup>, seed: Option<u64> },
 }
@@ -44,10 +45,15 @@ impl How {
         }
     }
 
+    /// Whether the servers are those of a fleet that stands already.
+    pub fn stands(&self) -> bool {
+        matches!(self, Self::Real { on: Some(_), .. })
+    }
+
     /// What the run of another comparison must have had too, to be this one.
     fn text(&self, seed: u64) -> String {
         let json = match self {
-            Self::Real { slow, straggle, link } => serde_json::json!({
+            Self::Real { slow, straggle, link, .. } => serde_json::json!({
                 "simulated": false,
                 "slow": slow,
                 "straggle": straggle,
@@ -95,6 +101,11 @@ impl<'a> Prepared<'a> {
         let metrics = dir.join(METRICS_FILE);
         let done = metrics.exists() && read_events(&metrics)?.iter().any(|e| matches!(e, Event::Summary(_)));
         if done {
+            // The fleet gave the job another, where it was taken.
+            let then = how.stands().then(|| Job::load(&dir.join(JOB_FILE), &[]));
+            if let Some(Ok(then)) = then {
+                resolved.name = then.name;
+            }
             for (file, now) in [(JOB_FILE, resolved.to_toml()), (CONDITIONS_FILE, conditions.clone())] {
                 let path = dir.join(file);
                 let then = fs::read_to_string(&path).unwrap_or_default();
@@ -123,9 +134,9 @@ impl<'a> Prepared<'a> {
         let conditions = dir.join(CONDITIONS_FILE);
         fs::write(&conditions, &self.conditions).map_err(|e| Failure::write(&conditions, e))?;
         let ended = match how {
-            How::Real { slow, straggle, link } => {
-                let extras =
-                    Extras { slow: slow.clone(), straggle: *straggle, link: *link, ..Extras::default() };
+            How::Real { slow, straggle, link, on } => {
+                let (slow, on) = (slow.clone(), on.clone());
+                let extras = Extras { slow, straggle: *straggle, link: *link, on, ..Extras::default() };
                 launch::launch_with(&self.job, &dir, None, quiet, interrupted, extras).map(drop)
             }
             How::Simulated { .. } => match how.setup(self.planned.seed) {
