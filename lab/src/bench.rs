@@ -15,6 +15,7 @@ mod large;
 mod latency;
 mod load;
 mod meter;
+mod neighbours;
 mod peers;
 mod plain;
 mod raw;
@@ -48,6 +49,8 @@ enum Which {
     Shard(shard::ShardBenchArgs),
     /// How the cost of a push grows with workers, buckets and shards.
     Fanout(fanout::FanoutBenchArgs),
+    /// What two jobs get of a fleet while a third one with many workers takes all that it can get.
+    Neighbours(neighbours::NeighboursBenchArgs),
     /// Training while processes are killed: useful samples a second and accuracy, beside checkpoint-and-restart and, where
     /// given, PyTorch under torchrun.
     Resilience(resilience::ResilienceBenchArgs),
@@ -106,6 +109,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Shard(a) => shard::run(a),
         Which::Fanout(a) => fanout::run(a),
         Which::Failover(a) => failover::run(a),
+        Which::Neighbours(a) => neighbours::run(a),
         Which::Apply(a) => apply::run(a),
         Which::Latency(a) => latency::run(a),
         Which::Ring(a) => ring::run(a),

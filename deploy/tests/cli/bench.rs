@@ -225,3 +225,13 @@ fn responsive_times_answers_with_and_without_a_load() {
         assert!(of.len() == 3 && of.iter().all(value), "{figures:?}");
     }
 }
+
+#[test]
+fn neighbours_says_what_each_job_gets_of_an_even_share() {
+    let few = ["neighbours", "--greedy", "3", "--bytes", "64K", "--millis", "100", "--repeats", "1"];
+    let figures = figures(&few);
+    assert_eq!(figures.len(), 5, "two jobs, then three: {figures:?}");
+    value(&figures, "neighbours a neighbour's pushes", "two jobs of 2", "an even share");
+    value(&figures, "neighbours a neighbour's pushes", "and one of 3", "an even share");
+    value(&figures, "neighbours the greedy job's pushes", "and one of 3", "an even share");
+}

@@ -126,7 +126,10 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_s
     let one: Value = serde_json::from_str(&fleet.done(&["status", "t-2", "--of", fleet.any(), "--json"]))
         .expect("an object");
     assert_eq!((&one["job"], &one["leaderless"]), (&json!("t-2"), &json!([])));
-    assert!(one["leaders"].as_array().is_some_and(|l| !l.is_empty() && l.iter().all(|s| s["job"] == 1)), "{one}");
+    assert!(
+        one["leaders"].as_array().is_some_and(|l| !l.is_empty() && l.iter().all(|s| s["job"] == 1)),
+        "{one}"
+    );
     let (code, said) = fleet.say(&["status", "t-3", "--of", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["no job `t-3`", "paraft jobs"]);

@@ -133,12 +133,17 @@ impl BenchFleet {
 
     /// How one of its workers joins.
     pub fn seat_via(&self, worker: u32, via: Via) -> WorkerSlot {
+        self.seat_in(&self.job.name, self.job.train.workers, worker, via)
+    }
+
+    /// How one of the workers joins of a job of this name, which is like the fleet's own but for that and for how many they are.
+    pub fn seat_in(&self, name: &str, workers: u32, worker: u32, via: Via) -> WorkerSlot {
         WorkerSlot(ClientOptions {
             servers: self.fleet.addresses.clone(),
             shards: self.job.shards(),
             replicas: self.job.cluster.replicas,
             worker: WorkerId(worker),
-            job: self.server_job.clone(),
+            job: ServerJob { name: name.into(), workers, ..self.server_job.clone() },
             transport: via.transport(),
             timeout: Duration::from_millis(self.job.cluster.timeout_ms),
             handover: paraft_client::HANDOVER,

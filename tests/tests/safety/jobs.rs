@@ -73,21 +73,23 @@ fn held(fleet: &Fleet, server: u32) -> Result<BTreeSet<u32>> {
 }
 
 #[test]
-fn jobs_are_exact_each_for_itself_while_servers_die_and_one_of_them_is_deleted() -> Result<()> {
+fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_is_deleted() -> Result<()> {
     let mut fleet = standing(5)?;
-    let names = ["bsp", "asp", "gone"];
-    let ids: Vec<JobId> = [(names[0], 2), (names[1], 3), (names[2], 2)]
+    let names = ["bsp", "asp", "gone", "greedy"];
+    let ids: Vec<JobId> = [(names[0], 2), (names[1], 3), (names[2], 2), (names[3], 2)]
         .into_iter()
         .map(|(name, shards)| fleet.submit(name, shards))
         .collect::<Result<_>>()?;
-    let ledger = |name, mode, steps| Ledger { name, ..Ledger::new(mode, 2, steps) };
+    let ledger = |name, mode, workers, steps| Ledger { name, ..Ledger::new(mode, workers, steps) };
     let all = [
-        ledger(names[0], Mode::Bsp, 120),
-        ledger(names[1], Mode::Asp, 120),
-        ledger(names[2], Mode::Asp, 9_000),
+        ledger(names[0], Mode::Bsp, 2, 120),
+        ledger(names[1], Mode::Asp, 2, 120),
+        ledger(names[2], Mode::Asp, 2, 9_000),
+        ledger(names[3], Mode::Asp, 12, 400),
     ];
-    let [bsp, asp, gone] = [(0, 2), (1, 3), (2, 2)].map(|(i, shards)| begin(&fleet, all[i], shards));
-    [&bsp, &asp, &gone].iter().for_each(|w| w.come_to(5));
+    let [bsp, asp, gone, greedy] =
+        [(0, 2), (1, 3), (2, 2), (3, 2)].map(|(i, shards)| begin(&fleet, all[i], shards));
+    [&bsp, &asp, &gone, &greedy].iter().for_each(|w| w.come_to(5));
     fleet.kill(fleet.leader_of(JobShard::first(ids[0])).0);
     bsp.come_to(30);
     fleet.end_job("gone", true)?;
@@ -95,12 +97,13 @@ fn jobs_are_exact_each_for_itself_while_servers_die_and_one_of_them_is_deleted()
     wait::until(
         "the dead server's replicas to be replaced",
         || fleet.describe(),
-        |d| d.as_ref().is_ok_and(|d| d.shards.len() == 5 && d.shards.iter().all(|s| s.state == "serving")),
+        |d| d.as_ref().is_ok_and(|d| d.shards.len() == 7 && d.shards.iter().all(|s| s.state == "serving")),
     )?;
     let shard = JobShard::new(ids[1], ShardId(1)).context("a shard")?;
     fleet.kill(fleet.leader_of(shard).0);
     bsp.end_exactly(&all[0])?;
     asp.end_exactly(&all[1])?;
+    greedy.end_exactly(&all[3])?;
     for worker in gone.threads {
         let ended = worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
         let why = ended.expect_err("its job is gone").to_string();
@@ -114,8 +117,15 @@ fn jobs_are_exact_each_for_itself_while_servers_die_and_one_of_them_is_deleted()
             |jobs| jobs.as_ref().is_ok_and(|jobs| !jobs.contains(&ids[2].0)),
         )?;
     }
-    let listed: Vec<_> = fleet.describe()?.jobs.into_iter().map(|j| (j.name, j.state)).collect();
-    assert_eq!(listed, [("bsp".into(), "finished".into()), ("asp".into(), "finished".into())]);
+    let finished = ["bsp", "asp", "greedy"].map(|name| (name.to_string(), "finished".to_string()));
+    wait::until(
+        "what has become of them to be known",
+        || fleet.describe(),
+        |d| {
+            d.as_ref()
+                .is_ok_and(|d| d.jobs.iter().map(|j| (j.name.clone(), j.state.clone())).eq(finished.clone()))
+        },
+    )?;
     Ok(())
 }
 
