@@ -36,6 +36,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
     let servers = ask::addresses(args.of.as_deref(), &args.servers)?;
+    ask::jobs(&servers)?; // somebody answers, or it is said why nobody does
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no runtime: {e}")))?;

@@ -132,10 +132,7 @@ pub fn jobs(servers: &[String]) -> Result<Vec<JobInfo>, Failure> {
     let answers = answers.ok_or_else(|| Failure::new(exit::IO, "no runtime"))?;
     let leader = leads(&answers).map(|d| d.jobs.clone());
     let known = leader.or_else(|| answers.iter().any(|(_, r)| r.is_ok()).then(|| jobs_of(&answers)));
-    known.ok_or_else(|| {
-        let causes = answers.iter().filter_map(|(a, r)| Some(format!("\n  {a}: {}", r.as_ref().err()?)));
-        Failure::new(exit::UNAVAILABLE, format!("no server answered{}", causes.collect::<String>()))
-    })
+    known.ok_or_else(|| Failure::new(exit::UNAVAILABLE, no_leader(&answers)))
 }
 
 fn jobs_of(answers: &Answers) -> Vec<JobInfo> {

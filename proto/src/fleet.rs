@@ -102,6 +102,12 @@ named!(ShardInfo, ShardStatus, StoppedReplica);
 
 /// Why a fleet cannot agree on anything, from what its servers answered: who does not answer, and what to do.
 pub fn no_leader(answers: &[(String, Result<DescribeReply, String>)]) -> String {
+    let silent = || answers.iter().filter_map(|(a, r)| Some((a, r.as_ref().err()?)));
+    if silent().count() == answers.len() {
+        // Why is all that there is to be known: it may be our address, or our certificate.
+        let each: String = silent().map(|(a, why)| format!("\n  {a}: {why}")).collect();
+        return format!("no server answered{each}");
+    }
     let known = || answers.iter().filter_map(|(a, r)| Some((a, r.as_ref().ok().filter(|r| r.fleet != 0)?)));
     if let Some((address, _)) = known().find(|(_, fleet)| fleet.can_agree()) {
         return format!("{address} leads the control group, but could not take the order");
@@ -116,14 +122,13 @@ pub fn no_leader(answers: &[(String, Result<DescribeReply, String>)]) -> String 
     };
     let there: Vec<&str> = answers.iter().filter(|(_, r)| r.is_ok()).map(|(a, _)| a.as_str()).collect();
     if leader.is_none() {
-        missing.extend(answers.iter().filter_map(|(a, r)| Some(format!("{a} ({})", r.as_ref().err()?))));
+        missing.extend(silent().map(|(a, why)| format!("{a} ({why})")));
     }
-    let list = |names: &str, none: &str| if names.is_empty() { none.to_string() } else { names.to_string() };
     format!(
         "{head}; servers that answer: {}; that do not: {}. Servers and placement cannot change until a majority runs: \
          start the missing servers again, each with its own --data",
-        list(&there.join(", "), "none"),
-        list(&missing.join(", "), "none of those that were asked")
+        there.join(", "),
+        if missing.is_empty() { "none of those that were asked".into() } else { missing.join(", ") }
     )
 }
 
@@ -186,9 +191,11 @@ mod tests {
         let refused = || Err("Connection refused".to_string());
         let nobody = [("h0:1".into(), Ok(DescribeReply::default())), ("h1:1".into(), refused())];
         let alone = [("h0:1".into(), knows(&[1, 2])), ("h1:1".into(), refused())];
+        let none = [("h0:1".into(), Err("UnknownCA".into())), ("h1:1".into(), refused())];
         for (answers, words) in [
             (nobody, ["has no leader", "that answer: h0:1;", "h1:1 (Connection refused)", "--data"]),
             (alone, ["no majority", "that answer: h0:1;", "s1 at h1:1, s2 at h2:1", "--data"]),
+            (none, ["no server answered", "h0:1: UnknownCA", "h1:1: Connection refused", "\n"]),
         ] {
             let said = no_leader(&answers);
             words.iter().for_each(|w| assert!(said.contains(w), "`{w}` is not in: {said}"));

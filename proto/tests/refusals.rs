@@ -47,6 +47,7 @@ fn all() -> Vec<K> {
         K::OtherFounding(shard),
         K::NoRoom("too large".into()),
         K::NoJob { asked: "a".into(), there: Vec::new() },
+        K::Denied(text() + " not"),
     ]
 }
 

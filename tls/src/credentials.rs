@@ -16,7 +16,8 @@ use rustls::{
     version::TLS13,
 };
 use std::{
-    fmt, fs, io,
+    fmt, fs,
+    io::{self, Read},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
@@ -27,6 +28,9 @@ use std::{
 const LOOK: Duration = Duration::from_secs(1);
 /// Who has a certificate that ends sooner than this is told so.
 const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// More is in no such file: some hundred certificates.
+const LARGEST: u64 = 1 << 20;
 
 /// Why a process has no credentials.
 #[derive(Debug, thiserror::Error)]
@@ -273,7 +277,7 @@ fn stamps(dir: &Path) -> Vec<(u64, u64, i64, i64)> {
 fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
     let read = |name: &str| {
         let path = dir.join(name);
-        fs::read(&path).map_err(|cause| CredentialsError::File { path, cause })
+        whole_file(&path).map_err(|cause| CredentialsError::File { path, cause })
     };
     let path = dir.join(KEY);
     if let Ok(meta) = fs::metadata(&path) {
@@ -285,6 +289,19 @@ fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
         }
     }
     Ok(Texts { authorities: read(CA_CERT)?, cert: read(CERT)?, key: read(KEY)? })
+}
+
+/// What a file has. A pipe would be waited for, and something that never ends be read for ever.
+fn whole_file(path: &Path) -> io::Result<Vec<u8>> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no file"));
+    }
+    let mut text = Vec::new();
+    fs::File::open(path)?.take(LARGEST).read_to_end(&mut text)?;
+    match text.len() as u64 {
+        LARGEST.. => Err(io::Error::new(io::ErrorKind::FileTooLarge, "this is too large for certificates")),
+        _ => Ok(text),
+    }
 }
 
 fn load(texts: &Texts) -> Result<Loaded, String> {

@@ -7,7 +7,7 @@ use crate::{
     verify::Expected,
 };
 use rustls::{
-    AlertDescription, Error,
+    AlertDescription, CertificateError, Error,
     client::UnbufferedClientConnection,
     pki_types::ServerName,
     server::UnbufferedServerConnection,
@@ -64,7 +64,11 @@ impl From<Error> for TlsError {
     fn from(e: Error) -> Self {
         match e {
             Error::AlertReceived(alert) => Self::of_alert(alert),
-            Error::InvalidCertificate(why) => Self::NotTaken(why.to_string()),
+            Error::InvalidCertificate(why) => Self::NotTaken(match why {
+                CertificateError::UnknownIssuer => "it is of an authority that is not trusted here".into(),
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has ended".into(),
+                why => why.to_string(),
+            }),
             Error::NoCertificatesPresented => Self::NotTaken("it shows none".into()),
             Error::InvalidMessage(_) => Self::Plain,
             other => Self::Broken(other.to_string()),

@@ -5,7 +5,13 @@ use paraft_tls::{
     access::As,
     authority::{Authority, issued_in},
 };
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -62,7 +68,21 @@ fn a_folder_that_will_not_do_says_why() {
         assert!(bad.contains(word), "{bad}");
         fs::write(&path, before).expect("written");
     }
-    fs::copy(dir.join("ca.crt"), worker.join("tls.crt")).expect("copied");
+    // What is no file is not waited for, and what has no end not read.
+    let crt = worker.join("tls.crt");
+    fs::remove_file(&crt).expect("removed");
+    assert!(Command::new("mkfifo").arg(&crt).status().expect("mkfifo").success());
+    for (at, word) in [(None, "no file"), (Some("/dev/zero"), "no file"), (Some("large"), "too large")] {
+        if let Some(at) = at {
+            fs::write(worker.join("large"), vec![b'-'; 2 << 20]).expect("written");
+            fs::remove_file(&crt).expect("removed");
+            symlink(at, &crt).expect("linked");
+        }
+        let bad = Credentials::of_folder(&worker, As::Worker).expect_err("it will not do").to_string();
+        assert!(bad.contains("tls.crt") && bad.contains(word), "{bad}");
+    }
+    fs::remove_file(&crt).expect("removed");
+    fs::copy(dir.join("ca.crt"), &crt).expect("copied");
     let bad = Credentials::of_folder(&worker, As::Worker).expect_err("an authority is nobody").to_string();
     assert!(bad.contains("paraft:worker:JOB") || bad.contains("tls.crt and tls.key"), "{bad}");
     fs::remove_file(worker.join("ca.crt")).expect("removed");

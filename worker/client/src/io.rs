@@ -115,9 +115,15 @@ struct State {
     waits: Option<Waits>,
     /// By which way each shard was reached last.
     said: BTreeMap<ShardId, String>,
+    /// Of each shard without a stream: since when, and when that was said last.
+    down: BTreeMap<ShardId, (Instant, Option<Instant>)>,
     /// The I/O thread has ended.
     ended: bool,
 }
+
+/// A shard without a leader for longer than this is said, and so often: an election takes less.
+const SAID_AFTER: Duration = Duration::from_secs(2);
+const SAID_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy)]
 enum Waits {
@@ -204,6 +210,7 @@ impl Io {
                 armed: None,
                 waits: None,
                 said: BTreeMap::new(),
+                down: BTreeMap::new(),
                 ended: false,
             }),
             changed: Condvar::new(),
@@ -518,7 +525,23 @@ impl Reader {
             }
             Err(e) => e.to_string(),
         };
+        if !self.beside {
+            self.is_down(&cause);
+        }
         self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });
+    }
+
+    /// Says that the shard has no stream, where it has had none for a while.
+    fn is_down(&self, cause: &str) {
+        let now = Instant::now();
+        let mut state = self.io.lock();
+        let (since, said) = state.down.entry(self.shard).or_insert((now, None));
+        let seconds = (now - *since).as_secs();
+        if now - *since >= SAID_AFTER && said.is_none_or(|at| now - at >= SAID_EVERY) {
+            *said = Some(now);
+            let (worker, shard, address) = (self.io.worker, self.shard, &self.address);
+            tracing::warn!(%worker, %shard, %address, seconds, cause, "no leader of this shard is reached");
+        }
     }
 
     /// Says by which way the shard is reached; once, where a server is asked again and again whether it leads by now.
@@ -561,7 +584,11 @@ impl Reader {
                 }
                 message = self.io.room().then(|()| inbound.next()) => match message {
                     Some(Ok(message)) => {
-                        open = true; // the first is Opened, or a refusal that ends the stream
+                        // The first is Opened, or a refusal that ends the stream.
+                        if !open && matches!(message.message.kind, Some(from_shard::Kind::Opened(_))) {
+                            self.io.lock().down.remove(&self.shard);
+                        }
+                        open = true;
                         self.io.handle(Input::Message { shard: self.shard, dial: self.dial, message });
                     }
                     Some(Err(cause)) => return cause,
