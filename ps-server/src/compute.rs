@@ -56,7 +56,7 @@ fn elsewhere(bytes: u64) -> bool {
         && Handle::try_current().is_ok_and(|h| h.runtime_flavor() != RuntimeFlavor::CurrentThread)
 }
 
-/// Runs work of a job that reads or writes so many bytes, when it is the job's turn: jobs share the cores evenly ([`turns`]).
+/// Runs work of a job that reads or writes so many bytes, when it is the job's turn: jobs share the cores evenly (`compute/turns.rs`).
 ///
 /// # Errors
 /// It panicked on another thread.
