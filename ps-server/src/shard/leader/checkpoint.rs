@@ -36,6 +36,8 @@ pub struct Kept {
     /// Nobody has asked for it yet.
     part: Option<Waiting>,
     fetching: Weak<CheckpointImage>,
+    /// Somebody has asked for it.
+    given: bool,
 }
 
 #[derive(Debug)]
@@ -60,14 +62,23 @@ impl Kept {
         self.step == step && (self.part.is_some() || self.fetching.strong_count() > 0)
     }
 
+    /// Whether a part of `step` is to be taken before this worker's pull is answered; `writer` is to fetch it. What the writer has
+    /// had already is not taken again for who pulls later: nobody would fetch that one, and it would stand in the way of the next.
+    fn is_due(&self, step: Step, worker: WorkerId, writer: Option<WorkerId>) -> bool {
+        let had = self.step == step && self.given;
+        !self.has(step) && (!had || Some(worker) == writer)
+    }
+
     /// Takes the part that is due, if one is.
     pub fn keep(&mut self, shard: &Shard, conf: &Arc<Configured>, due: Due<'_>) {
         let leased = conf.job.chunks.is_some();
         let (lowest, mode) = shard.read(|m| (m.members.active().map(|(w, _)| w).next(), m.in_force.mode));
         let any = leased || mode == Mode::Bsp;
-        let wanted = due.pulls.iter().find(|(worker, _)| any || Some(*worker) == lowest);
+        // The writer's own pull, where it is among them.
+        let own = |(worker, _): &&(WorkerId, Step)| Some(*worker) == lowest;
+        let wanted = due.pulls.iter().find(own).or_else(|| due.pulls.first().filter(|_| any));
         let writer = if leased { wanted.map(|(worker, _)| *worker) } else { lowest };
-        let Some(&(_, step)) = wanted.filter(|(_, step)| !self.has(*step)) else { return };
+        let Some(&(_, step)) = wanted.filter(|(w, step)| self.is_due(*step, *w, writer)) else { return };
         self.take(shard, conf, writer, step, due.last_proposed, due.now);
     }
 
@@ -138,7 +149,7 @@ impl Kept {
     fn put(&mut self, part: CheckpointImage, writer: Option<WorkerId>, since: Instant) {
         let step = part.step;
         let waiting = Waiting { part: Arc::new(part), writer, since };
-        *self = Self { step, part: Some(waiting), fetching: Weak::new() };
+        *self = Self { step, part: Some(waiting), fetching: Weak::new(), given: false };
     }
 
     /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a part.
@@ -155,7 +166,7 @@ impl Kept {
         }
         let whole = || self.fetching.upgrade().filter(|s| s.is_whole());
         let part = self.part.take().map(|w| w.part).or_else(whole)?;
-        self.fetching = Arc::downgrade(&part);
+        (self.fetching, self.given) = (Arc::downgrade(&part), true);
         Some(part)
     }
 }
@@ -184,6 +195,24 @@ mod tests {
             2 => Just(Op::Drop),
             1 => (1u64..90).prop_map(Op::Passes),
         ]
+    }
+
+    #[test]
+    fn what_the_writer_has_had_is_not_taken_again_for_who_pulls_later() {
+        let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
+        let conf = shard.configured().expect("configured");
+        let (writer, other, step) = (WorkerId(0), WorkerId(1), Step(50));
+        let mut kept = Kept::default();
+        assert!(kept.is_due(step, other, Some(writer)), "whoever is first");
+        kept.put(shard.read(|m| CheckpointImage::of(step, &conf, m)), Some(writer), Instant::now());
+        assert!(
+            !kept.is_due(step, other, Some(writer)) && !kept.is_due(step, writer, Some(writer)),
+            "it is there"
+        );
+        drop(kept.fetch(step).expect("there"));
+        assert!(!kept.is_due(step, other, Some(writer)), "nobody would fetch it");
+        assert!(kept.is_due(step, writer, Some(writer)), "it has come back for it");
+        assert!(kept.is_due(Step(100), other, Some(writer)), "the next one");
     }
 
     proptest! {
