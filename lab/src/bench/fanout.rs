@@ -7,7 +7,7 @@
 
 use super::{
     figure::{self, Figure},
-    load::{BenchFleet, Pusher, Shape, Via, go_on},
+    load::{BenchFleet, Pusher, Shape, Via, go_on, while_they_push},
     meter::Meter,
     wire::{named, size},
 };
@@ -19,11 +19,7 @@ use paraft_worker::exit;
 use std::{
     collections::BTreeMap,
     path::Path,
-    sync::{
-        Barrier,
-        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed},
-    },
-    thread,
+    sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -67,9 +63,6 @@ fn bucket(text: &str) -> Result<usize, String> {
     let bytes = size(text)?;
     if bytes <= MAX_BUCKET_BYTES { Ok(bytes) } else { Err(format!("at most {}", named(MAX_BUCKET_BYTES))) }
 }
-
-/// Steps that take longer than this are an error.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many there are of each in a case: `64x4096x1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,67 +133,29 @@ fn one(args: &FanoutBenchArgs, of: Of, dir: &Path, interrupted: &AtomicI32) -> R
     };
     let fleet = BenchFleet::start(shape, dir)?;
     let (all, servers) = (Meter::new(fleet.servers()), Meter::of(fleet.servers()));
-    let (stop, pushes) = (AtomicBool::new(false), AtomicU64::new(0));
-    let joined = Barrier::new(of.workers as usize + 1);
-    let (before, after, took) = thread::scope(|s| {
-        let threads: Vec<_> = (0..of.workers)
-            .map(|worker| {
-                let (fleet, joined, stop, pushes) = (&fleet, &joined, &stop, &pushes);
-                s.spawn(move || {
-                    // Whatever happened: nobody may wait for this one for ever.
-                    let pusher = fleet.seat_via(worker, args.via).pusher().and_then(|mut p| {
-                        p.pull()?;
-                        Ok(p)
-                    });
-                    joined.wait();
-                    let worked = pusher.and_then(|p| work(p, stop, pushes));
-                    if worked.is_err() {
-                        stop.store(true, Relaxed);
-                    }
-                    worked
-                })
-            })
-            .collect();
-        joined.wait();
+    let pushes = AtomicU64::new(0);
+    let slots = (0..of.workers).map(|worker| fleet.seat_via(worker, args.via)).collect();
+    let made = |_, pusher: &Pusher| _ = pushes.fetch_add(pusher.buckets() as u64, Relaxed);
+    let (before, after, took) = while_they_push(slots, interrupted, made, |wait| {
         let snapshot = || (all.cpu(), servers.cpu(), pushes.load(Relaxed));
         // For this time, and until as many pushes have been made as one of each worker to each bucket.
         let wait = |time: Duration| {
-            let (began, before) = (Instant::now(), pushes.load(Relaxed));
-            let steps = || pushes.load(Relaxed) - before >= u64::from(of.workers) * u64::from(of.buckets);
-            while (began.elapsed() < time || !steps() && began.elapsed() < TIMEOUT)
-                && interrupted.load(Relaxed) == 0
-                && !stop.load(Relaxed)
-            {
-                thread::sleep(Duration::from_millis(5).min(time));
-            }
+            let before = pushes.load(Relaxed);
+            wait(time, &|| pushes.load(Relaxed) - before >= u64::from(of.workers) * u64::from(of.buckets));
         };
         let time = Duration::from_millis(args.millis);
         wait(time / 4); // nobody's first step counts
         let (before, began) = (snapshot(), Instant::now());
         wait(time);
-        let (after, took) = (snapshot(), began.elapsed());
-        stop.store(true, Relaxed);
-        let panicked = |_| Failure::new(exit::FAILED, "a worker of the benchmark panicked");
-        threads.into_iter().try_for_each(|t| t.join().map_err(panicked)?)?;
-        Ok::<_, Failure>((before, after, took))
+        (before, snapshot(), began.elapsed())
     })?;
-    go_on(interrupted)?;
     let count = (after.2 - before.2) as f64;
     if count == 0.0 {
-        let what = format!("{of}: no step was made in {TIMEOUT:?}");
+        let what = format!("{of}: no step was made in {took:?}");
         return Err(Failure::new(exit::FAILED, what).help("give fewer workers or buckets"));
     }
     let us = |seconds: f64| seconds / count * 1e6;
     Ok([us(after.0 - before.0), us(after.1 - before.1), count / took.as_secs_f64()])
-}
-
-/// Steps of a worker that computes nothing, until it is told to stop.
-fn work(mut pusher: Pusher, stop: &AtomicBool, pushes: &AtomicU64) -> Result<(), Failure> {
-    while !stop.load(Relaxed) {
-        pusher.round()?;
-        pushes.fetch_add(pusher.buckets() as u64, Relaxed);
-    }
-    Ok(())
 }
 
 fn figures(args: &FanoutBenchArgs, cases: &[Case]) -> Vec<Figure> {

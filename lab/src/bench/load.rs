@@ -13,9 +13,11 @@ use paraft_worker::{Job, WorkerError, exit};
 use std::{
     path::Path,
     sync::{
-        atomic::{AtomicI32, Ordering::Relaxed},
+        Barrier,
+        atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
         mpsc::Receiver,
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -312,6 +314,61 @@ impl Pusher {
         }
         Ok(())
     }
+}
+
+/// Steps that take longer than this are an error.
+const STEPS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Workers on threads of this process push and pull as fast as they are let, and compute nothing, while `watch` looks on; `made` hears of
+/// each step, by the worker's place in `slots`. What `watch` is given waits for so long, and then until something is so, for a minute
+/// at most; it comes back at once when a worker has failed.
+pub fn while_they_push<T>(
+    slots: Vec<WorkerSlot>,
+    interrupted: &AtomicI32,
+    made: impl Fn(usize, &Pusher) + Sync,
+    watch: impl FnOnce(&dyn Fn(Duration, &dyn Fn() -> bool)) -> T,
+) -> Result<T, Failure> {
+    let (stop, joined) = (AtomicBool::new(false), Barrier::new(slots.len() + 1));
+    let seen = thread::scope(|s| {
+        let threads: Vec<_> = slots
+            .into_iter()
+            .enumerate()
+            .map(|(place, slot)| {
+                let (joined, stop, made) = (&joined, &stop, &made);
+                s.spawn(move || {
+                    let pusher = slot.pusher().and_then(|mut p| p.pull().map(|()| p));
+                    // Whatever happened: nobody may wait for this one for ever.
+                    joined.wait();
+                    let worked = pusher.and_then(|mut pusher| {
+                        while !stop.load(Relaxed) {
+                            pusher.round()?;
+                            made(place, &pusher);
+                        }
+                        Ok(())
+                    });
+                    if worked.is_err() {
+                        stop.store(true, Relaxed);
+                    }
+                    worked
+                })
+            })
+            .collect();
+        joined.wait();
+        let wait = |time: Duration, enough: &dyn Fn() -> bool| {
+            let began = Instant::now();
+            let is_over = || began.elapsed() >= time && (enough() || began.elapsed() >= STEPS_TIMEOUT);
+            while !is_over() && interrupted.load(Relaxed) == 0 && !stop.load(Relaxed) {
+                thread::sleep(Duration::from_millis(5).min(time));
+            }
+        };
+        let seen = watch(&wait);
+        stop.store(true, Relaxed);
+        let panicked = |_| Failure::new(exit::FAILED, "a worker of the benchmark panicked");
+        threads.into_iter().try_for_each(|t| t.join().map_err(panicked)?)?;
+        Ok::<_, Failure>(seen)
+    })?;
+    go_on(interrupted)?;
+    Ok(seen)
 }
 
 /// An error of a benchmark's worker, for the user.

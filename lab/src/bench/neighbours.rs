@@ -7,8 +7,8 @@
 
 use super::{
     figure::{self, Figure},
-    load::{BenchFleet, Pusher, Shape, Via, go_on},
-    wire::{named, size},
+    load::{BenchFleet, Pusher, Shape, Via, go_on, while_they_push},
+    wire::size,
 };
 use clap::Args;
 use paraft_common::{Durability, codec::F32_BYTES};
@@ -18,11 +18,7 @@ use paraft_worker::exit;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::{
     path::Path,
-    sync::{
-        Barrier,
-        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed},
-    },
-    thread,
+    sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -133,50 +129,25 @@ fn one(
     let places: Vec<(usize, u32)> =
         workers.iter().enumerate().flat_map(|(job, n)| (0..*n).map(move |w| (job, w))).collect();
     let pushed: Vec<AtomicU64> = workers.iter().map(|_| AtomicU64::new(0)).collect();
-    let (stop, joined) = (AtomicBool::new(false), Barrier::new(places.len() + 1));
-    let (counted, took) = thread::scope(|s| {
-        let threads: Vec<_> = places
-            .iter()
-            .map(|(job, worker)| {
-                let (fleet, joined, stop, pushed) = (&fleet, &joined, &stop, &pushed[*job]);
-                let slot = fleet.seat_in(JOBS[*job], workers[*job], *worker, args.via);
-                s.spawn(move || {
-                    let pusher = slot.pusher().and_then(|mut p| p.pull().map(|()| p));
-                    // Whatever happened: nobody may wait for this one for ever.
-                    joined.wait();
-                    let worked = pusher.and_then(|p| work(p, stop, pushed));
-                    if worked.is_err() {
-                        stop.store(true, Relaxed);
-                    }
-                    worked
-                })
-            })
-            .collect();
-        joined.wait();
+    let slot = |(job, worker): &(usize, u32)| fleet.seat_in(JOBS[*job], workers[*job], *worker, args.via);
+    let slots = places.iter().map(slot).collect();
+    let made = |place: usize, pusher: &Pusher| {
+        let (job, _) = places[place];
+        pushed[job].fetch_add(pusher.bytes() as u64, Relaxed);
+    };
+    let (counted, took) = while_they_push(slots, interrupted, made, |wait| {
         let snapshot = || pushed.iter().map(|p| p.load(Relaxed)).collect::<Vec<_>>();
-        let wait = |time: Duration| {
-            let began = Instant::now();
-            while began.elapsed() < time && interrupted.load(Relaxed) == 0 && !stop.load(Relaxed) {
-                thread::sleep(Duration::from_millis(5).min(time));
-            }
-        };
+        let each_since =
+            |before: &[u64]| snapshot().iter().zip(before).map(|(a, b)| a - b).collect::<Vec<_>>();
         let time = Duration::from_millis(args.millis);
-        wait(time / 4); // nobody's first step counts
+        wait(time / 4, &|| true); // nobody's first step counts
         let (before, began) = (snapshot(), Instant::now());
-        wait(time);
-        let (after, took) = (snapshot(), began.elapsed());
-        stop.store(true, Relaxed);
-        let panicked = |_| Failure::new(exit::FAILED, "a worker of the benchmark panicked");
-        threads.into_iter().try_for_each(|t| t.join().map_err(panicked)?)?;
-        let counted: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
-        Ok::<_, Failure>((counted, took))
+        wait(time, &|| each_since(&before).iter().all(|n| *n > 0));
+        (each_since(&before), began.elapsed())
     })?;
-    go_on(interrupted)?;
     if let Some(job) = counted.iter().position(|n| *n == 0) {
-        let (name, bytes) = (JOBS[job], named(args.bytes));
-        let what = format!("job {name} pushed nothing in {took:?}");
-        return Err(Failure::new(exit::FAILED, what)
-            .help(format!("give more --millis, or fewer --bytes than {bytes}")));
+        let what = format!("job {} pushed nothing in {took:?}", JOBS[job]);
+        return Err(Failure::new(exit::FAILED, what).help("give fewer --bytes, or fewer workers"));
     }
     Ok(counted.iter().map(|n| *n as f64 / took.as_secs_f64()).collect())
 }
@@ -197,13 +168,4 @@ fn halves() -> (CpuSet, CpuSet) {
 fn pinned(to: &CpuSet) {
     // Where that is not allowed they share what there is, as elsewhere.
     let _ = sched_setaffinity(None, to);
-}
-
-/// Steps of a worker that computes nothing, until it is told to stop.
-fn work(mut pusher: Pusher, stop: &AtomicBool, pushed: &AtomicU64) -> Result<(), Failure> {
-    while !stop.load(Relaxed) {
-        pusher.round()?;
-        pushed.fetch_add(pusher.bytes() as u64, Relaxed);
-    }
-    Ok(())
 }
