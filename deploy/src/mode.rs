@@ -36,7 +36,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
     let servers = ask::addresses(args.of.as_deref(), &args.servers)?;
-    ask::jobs(&servers)?; // somebody answers, or it is said why nobody does
+    // Somebody answers, or it is said why nobody does.
+    ask::jobs(&servers).map_err(|none| none.help("nothing has changed"))?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no runtime: {e}")))?;

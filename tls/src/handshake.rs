@@ -66,7 +66,6 @@ impl From<Error> for TlsError {
             Error::AlertReceived(alert) => Self::of_alert(alert),
             Error::InvalidCertificate(why) => Self::NotTaken(match why {
                 CertificateError::UnknownIssuer => "it is of an authority that is not trusted here".into(),
-                CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has ended".into(),
                 why => why.to_string(),
             }),
             Error::NoCertificatesPresented => Self::NotTaken("it shows none".into()),

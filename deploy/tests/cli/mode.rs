@@ -55,6 +55,6 @@ fn a_switch_that_cannot_be_is_refused_and_changes_nothing() {
     }
     let out = run(&["mode", "t", "asp", "--servers", "127.0.0.1:1", "--wait", "1"]);
     assert_eq!(out.status.code(), Some(69), "{}", text(&out.stderr));
-    contains(&text(&out.stderr), &["no server that answers", "nothing has changed"]);
+    contains(&text(&out.stderr), &["no server answered", "nothing has changed"]);
     assert!(!l.metrics().iter().any(|e| e["event"] == "mode"), "nobody has heard of a switch");
 }
