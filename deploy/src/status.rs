@@ -73,7 +73,7 @@ fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, F
 }
 
 impl StatusArgs {
-    /// The job that is asked for, and of whom.
+    /// The job that is asked for, where it is one job.
     fn job(&self) -> Option<&str> {
         let elsewhere = |p: &&Path| !self.fleet.servers.is_empty() && !ask::names_a_fleet(p);
         self.what.as_deref().filter(|p| self.fleet.of.is_some() || elsewhere(p)).and_then(Path::to_str)
@@ -144,13 +144,11 @@ fn of_job(name: &str, addresses: &[String], args: &StatusArgs) -> Result<i32, Fa
     let all = ask::describe(addresses).map_or_else(|| addresses.to_vec(), |f| ask::whom(&f, addresses));
     let replies = ask_all(&all, args.digest);
     let ours = |s: &&ShardStatus| s.job == job.job;
-    let replicas: Vec<&ShardStatus> = replies.iter().flatten().flat_map(|r| &r.shards).filter(ours).collect();
-    // A leader that was put down and does not know it yet has the lower term.
-    let mut led: BTreeMap<u32, &ShardStatus> = BTreeMap::new();
-    for s in replicas.iter().filter(|s| s.role == "leader") {
-        let known = led.entry(s.shard).or_insert(s);
-        *known = if known.term < s.term { s } else { *known };
-    }
+    let replicas = replies.iter().flatten().flat_map(|r| &r.shards).filter(ours);
+    let mut leaders: Vec<&ShardStatus> = replicas.filter(|s| s.role == "leader").collect();
+    // One that was deposed and does not know it yet has the lower term.
+    leaders.sort_by_key(|s| s.term);
+    let led: BTreeMap<u32, &ShardStatus> = leaders.into_iter().map(|s| (s.shard, s)).collect();
     let wanted = if job.released { 0 } else { job.shape.as_ref().map_or(0, |s| s.shards) };
     let without: Vec<String> = (0..wanted).filter(|s| !led.contains_key(s)).map(|s| s.to_string()).collect();
     if args.json {

@@ -216,7 +216,7 @@ fn crowded(planned: &[Planned], parallel: u32, how: &How) -> Vec<String> {
     };
     let standing = how
         .stands()
-        .then(|| "The servers are a standing fleet's, which may have had other jobs.".to_string());
+        .then(|| "The servers are those of a fleet that stands, which may have had other jobs.".to_string());
     crowded.into_iter().chain(standing).collect()
 }
 

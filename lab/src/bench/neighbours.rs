@@ -30,7 +30,7 @@ pub struct NeighboursBenchArgs {
     /// Workers of the greedy job.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub greedy: u32,
-    /// Bytes of each job's model, in buckets of 1 MiB.
+    /// Bytes of each job's model, in buckets of 1 MiB at most.
     #[arg(long, default_value = "4M", value_parser = size)]
     pub bytes: usize,
     /// The jobs' optimizer.
@@ -94,7 +94,7 @@ fn one(
     args: &NeighboursBenchArgs,
     workers: &[u32],
     dir: &Path,
-    halves: &(CpuSet, CpuSet),
+    (own, servers): &(CpuSet, CpuSet),
     interrupted: &AtomicI32,
 ) -> Result<Vec<f64>, Failure> {
     go_on(interrupted)?;
@@ -107,9 +107,9 @@ fn one(
         ..Shape::timed(Durability::default())
     };
     // Processes and threads have the processors of the thread that started them.
-    pinned(&halves.1);
+    pinned(servers);
     let fleet = BenchFleet::start(shape, dir);
-    pinned(&halves.0);
+    pinned(own);
     let fleet = fleet?;
     for (token, name) in JOBS.iter().enumerate().take(workers.len()).skip(1) {
         let request = SubmitRequest {

@@ -52,7 +52,7 @@ impl How {
 
     /// What the run of another comparison must have had too, to be this one.
     fn text(&self, seed: u64) -> String {
-        let json = match self {
+        let mut json = match self {
             Self::Real { slow, straggle, link, .. } => serde_json::json!({
                 "simulated": false,
                 "slow": slow,
@@ -64,6 +64,9 @@ impl How {
                 serde_json::json!({ "simulated": true, "setup": self.setup(seed).map(|s| format!("{s:?}")) })
             }
         };
+        if self.stands() {
+            json["standing"] = true.into();
+        }
         json.to_string()
     }
 

@@ -32,12 +32,11 @@ const FETCH_PATIENCE: Duration = Duration::from_secs(60);
 /// The part that is kept. Once it is being fetched, only the fetching holds it.
 #[derive(Debug, Default)]
 pub struct Kept {
-    step: Step,
+    /// Of the last one that was taken.
+    step: Option<Step>,
     /// Nobody has asked for it yet.
     part: Option<Waiting>,
     fetching: Weak<CheckpointImage>,
-    /// Somebody has asked for it.
-    given: bool,
 }
 
 #[derive(Debug)]
@@ -59,14 +58,13 @@ pub struct Due<'a> {
 
 impl Kept {
     fn has(&self, step: Step) -> bool {
-        self.step == step && (self.part.is_some() || self.fetching.strong_count() > 0)
+        self.step == Some(step) && (self.part.is_some() || self.fetching.strong_count() > 0)
     }
 
     /// Whether a part of `step` is to be taken before this worker's pull is answered; `writer` is to fetch it. What the writer has
     /// had already is not taken again for who pulls later: nobody would fetch that one, and it would stand in the way of the next.
     fn is_due(&self, step: Step, worker: WorkerId, writer: Option<WorkerId>) -> bool {
-        let had = self.step == step && self.given;
-        !self.has(step) && (!had || Some(worker) == writer)
+        self.step != Some(step) || Some(worker) == writer && !self.has(step)
     }
 
     /// Takes the part that is due, if one is.
@@ -110,7 +108,7 @@ impl Kept {
     ) {
         let id = shard.id().0;
         if !self.may_keep(writer, now) {
-            let before = self.step.0;
+            let before = self.step.unwrap_or_default().0;
             tracing::info!(
                 shard = id,
                 step = step.0,
@@ -149,7 +147,7 @@ impl Kept {
     fn put(&mut self, part: CheckpointImage, writer: Option<WorkerId>, since: Instant) {
         let step = part.step;
         let waiting = Waiting { part: Arc::new(part), writer, since };
-        *self = Self { step, part: Some(waiting), fetching: Weak::new(), given: false };
+        *self = Self { step: Some(step), part: Some(waiting), fetching: Weak::new() };
     }
 
     /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a part.
@@ -161,12 +159,12 @@ impl Kept {
 
     /// Hands the part out, once: it is the fetching that keeps it from then on.
     pub fn fetch(&mut self, step: Step) -> Option<Arc<CheckpointImage>> {
-        if self.step != step {
+        if self.step != Some(step) {
             return None;
         }
         let whole = || self.fetching.upgrade().filter(|s| s.is_whole());
         let part = self.part.take().map(|w| w.part).or_else(whole)?;
-        (self.fetching, self.given) = (Arc::downgrade(&part), true);
+        self.fetching = Arc::downgrade(&part);
         Some(part)
     }
 }
