@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import platform
+import time
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -23,6 +24,8 @@ from ..errors import ConfigError, MisuseError, ParaftError
 _TOLD_BYTES = 4096
 #: Of an error's message, each of which JSON may write in six bytes.
 _TOLD_CHARACTERS = 512
+#: For the backend's threads, at the end: they need microseconds.
+_SETTLE_SECONDS = 1.0
 
 #: Where a worker stands after a step: as the extension has it.
 Stands = tuple[int, bool, bool]
@@ -47,6 +50,8 @@ class Group:
         self.ranks = dist.get_process_group_ranks(group)
         self.place_inside = self.ranks.index(dist.get_rank())
         self.leads = self.place_inside == 0
+        self._word = torch.zeros(_TOLD_BYTES, dtype=torch.uint8)
+        self._mark = torch.zeros(1)
 
     def place(self) -> tuple[int, int]:
         """Which worker this is, and how many there are, where all groups have the same size and consecutive ranks.
@@ -98,7 +103,15 @@ class Group:
 
     def meet(self) -> None:
         """Until all ranks are here."""
-        dist.all_reduce(torch.zeros(1), group=self._group)
+        dist.all_reduce(self._mark, group=self._group)
+
+    def settle(self) -> None:
+        """Until the backend's threads have let go of what they were given last. One that does so while Python ends aborts the process
+        (PyTorch #190489), and a script often ends right after its run."""
+        count = getattr(torch.Tensor, "_use_count", lambda tensor: 1)
+        until = time.monotonic() + _SETTLE_SECONDS
+        while max(count(self._word), count(self._mark)) > 1 and time.monotonic() < until:
+            time.sleep(0.0005)
 
     def open(self, join: Callable[[], Any]) -> Any:
         """Joins the job, and gives what stands for the session on this rank."""
@@ -112,7 +125,7 @@ class Group:
         Raises:
             ParaftError: the first rank's, on all.
         """
-        told = torch.zeros(_TOLD_BYTES, dtype=torch.uint8)
+        told = self._word.zero_()
         if what is not None:
             text = json.dumps(what).encode()
             told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -208,6 +221,7 @@ class Member:
             return self._session.stands()["step"], False, True
 
         self._share(finished)
+        self._of.settle()
 
     def report(self, epoch: int, loss_sum: float, correct: int, count: int) -> None:
         """The ranks' shares are added up."""
