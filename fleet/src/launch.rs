@@ -85,6 +85,13 @@ pub fn launch_with(
         return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
             .help("start `paraft server` and `paraft worker` on those hosts, or remove the key to launch a fleet here"));
     }
+    if let Some(name) = job.train.init_job().filter(|_| extras.on.is_none()) {
+        return Err(Failure::new(
+            exit::CONFIG,
+            format!("train.init = \"job:{name}\": a fleet of its own has no other job"),
+        )
+        .help("train it on that job's fleet with --to FLEET, or give a file"));
+    }
     let dir = &fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
     let mut resolved = job.clone();
     absolute_paths(&mut resolved)?;
@@ -297,8 +304,10 @@ pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
         *own = base.join(&*own).to_string_lossy().into_owned();
     }
     script::absolute(&mut job.cluster.script, &base);
+    let is_file = job.train.init_job().is_none();
+    let init = job.train.init.as_mut().filter(|_| is_file);
     let checkpoints = job.checkpoint.as_mut().and_then(|c| c.dir.as_mut());
-    for path in checkpoints.into_iter().chain(&mut job.train.init) {
+    for path in checkpoints.into_iter().chain(init) {
         *path = base.join(&*path);
     }
     job.base_dir = base;

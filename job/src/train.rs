@@ -60,7 +60,8 @@ pub struct TrainConfig {
     /// In which numbers a GPU computes.
     #[serde(skip_serializing_if = "is_default")]
     pub precision: Precision,
-    /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's.
+    /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's; or `job:NAME`, another job of the
+    /// same fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
 }
@@ -144,6 +145,9 @@ impl TrainConfig {
             return bad("train.group_size", why, "use 1 to 1024, and 65536 ranks in all at most");
         }
         self.check_chunks()?;
+        if self.init_job().is_some_and(str::is_empty) {
+            return bad("train.init", "which job?", "write job:NAME, or a safetensors file");
+        }
         if self.error_feedback == Some(true) && self.encoding == Encoding::F32 {
             let why = "f32 leaves nothing out of a push";
             return bad("train.error_feedback", why, "choose another train.encoding, or take it out");
@@ -152,6 +156,11 @@ impl TrainConfig {
             Exchange::Servers => Ok(()),
             Exchange::AllReduce => self.check_all_reduce(job),
         }
+    }
+
+    /// The job of the same fleet whose weights this one begins with.
+    pub fn init_job(&self) -> Option<&str> {
+        self.init.as_deref()?.to_str()?.strip_prefix("job:")
     }
 
     fn check_chunks(&self) -> Check {
@@ -182,6 +191,10 @@ impl TrainConfig {
         }
         if self.mode != Mode::Bsp.into() {
             return bad("train.mode", why("all ranks go in lock-step"), "set train.mode = \"bsp\"");
+        }
+        if self.init_job().is_some() {
+            let nowhere = "the servers have no weights to begin with";
+            return bad("train.init", why(nowhere), "give a file: `paraft checkpoint export` makes one");
         }
         if self.sampler == SamplerKind::Leased {
             let share = "each rank has its share of an epoch";

@@ -321,6 +321,7 @@ impl Server {
                 streams: Arc::default(),
                 unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
                 audit: audit.clone(),
+                access: options.access.clone(),
             },
             peers: PeersService { replicas: replicas.clone(), control, peers },
             agent,

@@ -74,6 +74,9 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
     if job.train.sampler == SamplerKind::Leased {
         return no("the leased sampler", "set train.sampler = \"static\"");
     }
+    if job.train.init_job().is_some() {
+        return no("weights of another job", "give train.init a file, or leave it out");
+    }
     if setup.server_mttf_s.is_some() && job.cluster.replicas == 1 {
         return no(
             "failing servers without replicas",

@@ -97,7 +97,8 @@ impl Role {
     pub fn is_enough_for(&self, need: Need, job: Option<&str>) -> bool {
         let of = |jobs: &Jobs| job.is_none_or(|job| jobs.have(job));
         match (self, need) {
-            (Self::Peer, need) => matches!(need, Need::Peer | Need::Operate | Need::Any),
+            // A server has the weights of all jobs, and hands them to another that needs them.
+            (Self::Peer, need) => matches!(need, Need::Peer | Need::Operate | Need::Reader | Need::Any),
             (Self::Admin, need) => need != Need::Peer,
             (_, Need::Peer | Need::Admin | Need::Operate) => false,
             (Self::Submit(jobs), _) => of(jobs),
@@ -329,7 +330,8 @@ mod tests {
             ("admin", Need::Submit, Some("b"), true),
             ("admin", Need::Peer, None, false),
             ("peer", Need::Peer, None, true),
-            ("peer", Need::Reader, Some("b"), false),
+            ("peer", Need::Reader, Some("b"), true),
+            ("peer", Need::Worker, Some("b"), false),
             ("peer", Need::Admin, None, false),
             ("peer", Need::Operate, None, true),
             ("admin", Need::Operate, None, true),

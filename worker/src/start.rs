@@ -1,4 +1,4 @@
-//! What a job begins with: weights drawn from the seed, a model file, or a checkpoint.
+//! What a job begins with: weights drawn from the seed, a model file, another job's, or a checkpoint.
 
 use crate::{Job, WorkerError, worker::Plan};
 use paraft_checkpoint::{Checkpoint, Folder, weights};
@@ -39,6 +39,10 @@ pub fn begin(
 ) -> Result<Beginning, WorkerError> {
     if let Some(path) = resume {
         return from_checkpoint(job, path, layout, plan);
+    }
+    if let Some(name) = job.train.init_job() {
+        // The servers copy them.
+        return Ok(Beginning { initial: Initial::default(), start: Some(Start::of_job(name)) });
     }
     if let Some(path) = &job.train.init {
         let (weights, from) = weights::load(&job.base_dir.join(path), layout)?;

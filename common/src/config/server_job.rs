@@ -65,7 +65,7 @@ pub struct ServerJob {
     pub schedule: ScheduleConfig,
     /// Clipping of gradients.
     pub clip: ClipConfig,
-    /// Where the weights come from when the seed does not give them: a checkpoint or a model file.
+    /// Where the weights come from when the seed does not give them: a checkpoint, a model file or another job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Start>,
     /// Parameters with rates and decays of their own, in the order of the flat vector: all parameters, or none (then all have
@@ -91,7 +91,7 @@ pub struct ChunkPlan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
-    /// Which file, by its content: workers that read different files do not train together.
+    /// Which file, by its content: workers that read different files do not train together. `job:NAME`: another job of the fleet.
     pub from: String,
     /// Steps that are done: workers go on from here.
     pub step: u64,
@@ -101,6 +101,21 @@ pub struct Start {
     /// Early stopping, as far as it had come.
     #[serde(default)]
     pub stopping: Stopping,
+}
+
+/// What [`Start::from`] begins with where it names a job.
+const OF_JOB: &str = "job:";
+
+impl Start {
+    /// With the weights of another job of the fleet, which the servers copy; everything else begins anew.
+    pub fn of_job(name: &str) -> Self {
+        Self { from: format!("{OF_JOB}{name}"), step: 0, epochs: 0, stopping: Stopping::default() }
+    }
+
+    /// The job whose weights it begins with.
+    pub fn job(&self) -> Option<&str> {
+        self.from.strip_prefix(OF_JOB).filter(|name| !name.is_empty())
+    }
 }
 
 /// How far a job's early stopping has come, and its latest complete evaluation.

@@ -176,6 +176,9 @@ fn what_cannot_be_submitted_is_said_at_once() {
         (vec!["submit", file], 2, vec!["--to", "--on"]),
         (vec!["submit", file, "--to", fleet.any(), "--keep", "1w"], 2, vec!["1w", "12h"]),
         (vec!["train", file, "--to", fleet.any(), "--faults"], 2, vec!["--faults"]),
+        (vec!["train", file, "--set", "train.init=job:t"], 78, vec!["job:t", "--to FLEET"]),
+        (vec!["train", file, "--set", "train.init=job:"], 78, vec!["train.init", "job:NAME"]),
+        (vec!["simulate", file, "--set", "train.init=job:t"], 78, vec!["train.init"]),
     ];
     for (args, code, words) in cases {
         let (ended, said) = fleet.say(&args);

@@ -344,10 +344,15 @@ impl Agent {
 
     /// A server of a shard, from what is agreed on: where a worker that asked here should go.
     pub fn host_of(&self, shard: JobShard) -> Option<String> {
+        self.hosts_of(shard).into_iter().next()
+    }
+
+    /// The addresses of a shard's servers, this one aside.
+    pub fn hosts_of(&self, shard: JobShard) -> Vec<String> {
         self.agreed.read(|s| {
-            let place = s.shards.get(&shard)?;
-            let others = place.voters.iter().filter(|n| n.server() != self.options.server);
-            others.filter_map(|n| s.servers.get(&n.server())).map(|m| m.address.clone()).next()
+            let voters = s.shards.get(&shard).into_iter().flat_map(|place| &place.voters);
+            let others = voters.filter(|n| n.server() != self.options.server);
+            others.filter_map(|n| s.servers.get(&n.server())).map(|m| m.address.clone()).collect()
         })
     }
 }

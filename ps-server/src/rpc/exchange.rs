@@ -24,7 +24,7 @@ use paraft_proto::{
     shards_server::{Shards, ShardsServer},
     to_shard,
 };
-use paraft_tls::{Need, access::DENIED};
+use paraft_tls::{Access, Need, access::DENIED};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     pin::Pin,
@@ -34,7 +34,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::{
+    sync::{Notify, Semaphore, mpsc},
+    task::JoinSet,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, body::Body};
 use tower::Service;
@@ -44,9 +47,9 @@ const REPLY_QUEUE: usize = 64;
 
 /// Entries that may wait to be applied when an initial state goes on; of the largest buckets, as many bytes as a
 /// worker may have pushed without an ack.
-const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKET_BYTES) as u64;
+pub(super) const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKET_BYTES) as u64;
 /// Between two looks.
-const INIT_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const INIT_PAUSE: Duration = Duration::from_millis(1);
 
 /// A stream must say what it wants within this time: its client does as soon as it has the stream.
 const OPEN_PATIENCE: Duration = Duration::from_secs(10);
@@ -71,6 +74,8 @@ pub struct ShardsService {
     pub unopened: Arc<Semaphore>,
     /// What is asked of jobs by people.
     pub audit: Arc<Audit>,
+    /// How other servers are reached, for weights of theirs.
+    pub access: Access,
 }
 
 #[tonic::async_trait]
@@ -157,6 +162,8 @@ pub(super) struct Reader {
     pub stages: Arc<Stages>,
     /// The shard's state.
     pub state: Arc<Shard>,
+    /// Told when the stream is open.
+    pub opened: Arc<Notify>,
 }
 
 impl Reader {
@@ -169,6 +176,9 @@ impl Reader {
 
     /// A reply is taken to be sent.
     pub fn takes(&self, reply: &Reply) {
+        if let Reply::Opened { .. } = reply {
+            self.opened.notify_one();
+        }
         let Reply::Weights(w) = reply else { return };
         self.stages.note(Span {
             stage: Stage::Publish,
@@ -390,12 +400,15 @@ impl ShardsService {
         if running.is_none() && hosted.group.leadership().borrow().leads {
             self.agent.admit(&job, &text).await.map_err(RefusalKind::NoRoom)?;
         }
+        // Each worker is told what stands in the way; one asks for the weights, as one brings those of the seed.
+        let source = self.source(by, &job, &hosted).await?.filter(|_| open.worker == 0);
         visitor.iter().for_each(|v| v.is(Rank::Worker));
         let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
         let worker = WorkerId(open.worker);
         let (stages, state) = (self.replicas.stages().clone(), hosted.shard.clone());
-        let reader = Reader { shard, worker, stages, state };
+        let opened = Arc::new(Notify::new());
+        let reader = Reader { shard, worker, stages, state, opened: opened.clone() };
         let _ = out.send(Source::Many(rx, reader)).await;
         // Only the leader keeps the stream open.
         let weak = tx.downgrade();
@@ -410,6 +423,15 @@ impl ShardsService {
         };
         if hosted.leader.send(event).await.is_err() {
             return Ok(()); // shutting down
+        }
+        // Ends with this stream.
+        let mut copies = JoinSet::new();
+        if let Some(source) = source {
+            let (service, hosted, alive) = (self.clone(), hosted.clone(), weak.clone());
+            copies.spawn(async move {
+                opened.notified().await;
+                service.inherit(source, hosted, conn, alive).await;
+            });
         }
         loop {
             let m = match inbound.message().await {

@@ -7,6 +7,7 @@
 //! - [`jobs`]: jobs and checkpoints of the control group.
 //! - [`digests`]: digests of states, shared by those who ask.
 //! - [`exchange`]: a worker's stream to a shard; `lane`: this and the peers' appends over lanes.
+//! - `inherit`: weights for a job that begins with another's.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: weights for readers, from a replica that need not lead.
 //! - [`status`]: what this server knows.
@@ -20,6 +21,7 @@ pub mod convert;
 pub mod digests;
 pub mod exchange;
 pub mod groups;
+mod inherit;
 pub mod jobs;
 mod lane;
 pub mod memory;

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     connections::{Rank, Visitor},
+    replicas::Replica,
     shard::leader::Reply,
 };
 use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};
@@ -14,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 /// Answers that may wait for a slow reader; only its own stream waits with them.
-const QUEUE: usize = 8;
+pub(super) const QUEUE: usize = 8;
 
 impl ShardsService {
     pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
@@ -44,29 +45,39 @@ impl ShardsService {
             // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
             return Err(RefusalKind::OtherFounding(shard).into());
         }
-        if hosted.shard.configured().is_none() {
-            return Err(RefusalKind::Unavailable(format!("{shard} has no job yet")).into());
-        }
-        let mut read = convert::read(&hosted.shard, request)?;
         visitor.iter().for_each(|v| v.is(Rank::Reader));
-        let mut applied = hosted.applied.clone();
-        loop {
-            // Before it looks: what is applied while it does is news.
-            applied.mark_unchanged();
-            for weights in read.take(&hosted.shard, &hosted.counters) {
-                if out.send(Reply::Weights(Box::new(weights))).await.is_err() {
-                    return Ok(()); // nobody reads any more
-                }
+        pour(&hosted, request, out).await
+    }
+}
+
+/// Hands out weights of a replica, as they are there, until there are no more or nobody reads.
+pub(super) async fn pour(
+    hosted: &Replica,
+    request: ReadRequest,
+    out: &mpsc::Sender<Reply>,
+) -> Result<(), Refusal> {
+    let shard = hosted.shard.id();
+    if hosted.shard.configured().is_none() {
+        return Err(RefusalKind::Unavailable(format!("{shard} has no job yet")).into());
+    }
+    let mut read = convert::read(&hosted.shard, request)?;
+    let mut applied = hosted.applied.clone();
+    loop {
+        // Before it looks: what is applied while it does is news.
+        applied.mark_unchanged();
+        for weights in read.take(&hosted.shard, &hosted.counters) {
+            if out.send(Reply::Weights(Box::new(weights))).await.is_err() {
+                return Ok(()); // nobody reads any more
             }
-            if read.is_over() {
-                return Ok(());
-            }
-            tokio::select! {
-                changed = applied.changed() => changed.map_err(|_| {
-                    RefusalKind::Unavailable(format!("this replica of {shard} has ended"))
-                })?,
-                () = out.closed() => return Ok(()),
-            }
+        }
+        if read.is_over() {
+            return Ok(());
+        }
+        tokio::select! {
+            changed = applied.changed() => changed.map_err(|_| {
+                RefusalKind::Unavailable(format!("this replica of {shard} has ended"))
+            })?,
+            () = out.closed() => return Ok(()),
         }
     }
 }

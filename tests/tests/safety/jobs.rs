@@ -8,9 +8,10 @@ use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
     ledger::Ledger,
     stream::{Stream, open, push},
-    train::{job, train},
+    train::{job, train, worker},
     wait,
 };
+use paraft_worker::Job;
 use std::{
     collections::BTreeSet,
     sync::{
@@ -126,6 +127,45 @@ fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_
                 .is_ok_and(|d| d.jobs.iter().map(|j| (j.name.clone(), j.state.clone())).eq(finished.clone()))
         },
     )?;
+    Ok(())
+}
+
+#[test]
+fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leader_dies_on_the_way()
+-> Result<()> {
+    // Of five servers three have a replica: what a leader needs is often elsewhere.
+    let mut fleet = standing(5)?;
+    let text = "[model]\nkind = \"mlp\"\nhidden = [96]";
+    let shards = |n| At { shards: n, ..fleet.at.clone() };
+    let (first, second) = (shards(2), shards(5));
+    fleet.submit("first", 2)?;
+    let learned =
+        train(&job(&first, text, &["name=first", "train.workers=2", "cluster.bucket_bytes=1024"])?)?;
+    // Nothing is learned: what it ends with is what it began with.
+    let like = |name: &str, more: &[&str]| {
+        let name = format!("name={name}");
+        let set = [&[&*name, "train.workers=2", "cluster.bucket_bytes=1024", "train.init=job:first"], more]
+            .concat();
+        job(&second, text, &set)
+    };
+    let still = ["optimizer.kind=sgd", "optimizer.lr=0"];
+    let id = fleet.submit("second", 5)?;
+    let inherits = like("second", &still)?;
+    let trains = thread::spawn(move || train(&inherits));
+    let shard = JobShard::first(id);
+    wait::until("it to begin", || fleet.leader_of(shard).1.buckets, |buckets| *buckets > 0);
+    fleet.kill(fleet.leader_of(shard).0);
+    let began = trains.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+    assert!(began == learned, "other weights");
+    // What does not fit, and what is not there, is said.
+    fleet.submit("third", 5)?;
+    let refused = |job: &Job| worker(job, 0).expect_err("refused");
+    let larger = like("third", &["model.hidden=[97]"])?;
+    let why = format!("{:#}", refused(&larger));
+    assert!(why.contains("job `first`") && why.contains("parameters"), "{why}");
+    fleet.end_job("first", true)?;
+    let why = format!("{:#}", refused(&like("third", &[])?));
+    assert!(why.contains("job `first`") && why.contains("not there"), "{why}");
     Ok(())
 }
 

@@ -1,0 +1,241 @@
+//! Weights for a job that begins with another's (`start.from = "job:NAME"`): each shard's leader has them read where they lie, in a
+//! replica here or at another server, and takes them as it takes those that a worker brings.
+//!
+//! Nothing of it is kept: what was copied is in the shard's log, and where a leader dies on the way its successor copies the rest, since
+//! the worker opens its stream there.
+
+use super::{
+    exchange::{INIT_PAUSE, MAX_INITS, ShardsService},
+    reads,
+};
+use crate::{
+    connections::Visitor,
+    raft::channel,
+    replicas::Replica,
+    shard::{
+        InitPart,
+        leader::{ConnId, Event, Message, Reply},
+    },
+};
+use paraft_common::{
+    BucketId, JobId, JobShard, Payload, ShardId,
+    codec::F32_BYTES,
+    config::{ServerJob, Start},
+    placement,
+};
+use paraft_proto::{PROTOCOL, ReadRequest, RefusalKind, from_shard, services};
+use paraft_tls::{Need, access::DENIED};
+use std::{collections::BTreeMap, time::Duration};
+use tokio::{sync::mpsc, time::timeout};
+use tonic::Status;
+
+/// Between two rounds, while what was copied is applied, or because a server did not answer.
+const PAUSE: Duration = Duration::from_secs(1);
+/// For a server's next weights, before another is asked.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whose weights they are.
+pub(super) struct Source(String);
+
+/// What stands in the way.
+enum Trouble {
+    /// It may go by.
+    Passing(String),
+    /// It will not.
+    Lasting(String),
+    /// Nobody waits any more.
+    Over,
+}
+
+impl ShardsService {
+    /// Whose weights the shard still needs to begin: who asks may read them, and they fit.
+    pub(super) async fn source(
+        &self,
+        by: &Visitor,
+        job: &ServerJob,
+        hosted: &Replica,
+    ) -> Result<Option<Source>, RefusalKind> {
+        let begun = hosted.shard.configured().is_some_and(|c| c.is_initialised());
+        let name = job.start.as_ref().and_then(Start::job).filter(|_| !begun);
+        let Some(name) = name else { return Ok(None) };
+        by.may(Need::Reader, name).await.map_err(|_| RefusalKind::Denied(DENIED.into()))?;
+        // Who does not lead may be behind, and may lead by the time that the stream is open.
+        if hosted.group.leadership().borrow().leads {
+            let (id, _) = self.found(name).map_err(RefusalKind::BadJob)?;
+            let replicas = self.replicas.all();
+            let mut there = replicas.iter().filter(|(shard, _)| shard.job() == id);
+            if let Some(conf) = there.find_map(|(_, r)| r.shard.configured()) {
+                fits(name, &conf.job, job)?;
+            }
+        }
+        Ok(Some(Source(name.into())))
+    }
+
+    /// The other job, and its shards. A server that knows the job which is to begin knows whichever was submitted before it.
+    fn found(&self, name: &str) -> Result<(JobId, u32), String> {
+        let known = self.agent.job_named(name).and_then(|id| Some((id, self.agent.shape_of(id)?.shards)));
+        known.ok_or_else(|| {
+            format!("job `{name}`, with whose weights it is to begin, is not there, or its weights are gone")
+        })
+    }
+
+    /// Copies until the shard has all of its weights, or its worker's stream has ended.
+    pub(super) async fn inherit(
+        self,
+        source: Source,
+        hosted: Replica,
+        conn: ConnId,
+        alive: mpsc::WeakSender<Reply>,
+    ) {
+        let Source(from) = &source;
+        while alive.strong_count() > 0 {
+            let (id, shards) = match self.found(from) {
+                Ok(found) => found,
+                Err(why) => return refuse(&alive, why).await,
+            };
+            let mut missing = BTreeMap::<ShardId, Vec<u32>>::new();
+            if let Some(conf) = hosted.shard.configured() {
+                for bucket in conf.buckets.iter().filter(|b| !b.initialised()) {
+                    missing.entry(placement::shard_of(bucket.id, shards)).or_default().push(bucket.id.0);
+                }
+                if missing.is_empty() {
+                    let shard = hosted.shard.id().0;
+                    return tracing::info!(shard, from, "begins with the weights of another job");
+                }
+            }
+            for (shard, buckets) in missing {
+                match self.copy((from, id), shard, buckets, (&hosted, conn, &alive)).await {
+                    Ok(()) => {}
+                    Err(Trouble::Over) => return,
+                    Err(Trouble::Passing(why)) => {
+                        tracing::warn!(from, shard = shard.0, why, "weights are not copied yet");
+                    }
+                    Err(Trouble::Lasting(why)) => return refuse(&alive, why).await,
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Copies these buckets of a shard of the other job.
+    async fn copy(
+        &self,
+        (from, id): (&str, JobId),
+        shard: ShardId,
+        only: Vec<u32>,
+        to: (&Replica, ConnId, &mpsc::WeakSender<Reply>),
+    ) -> Result<(), Trouble> {
+        let lasting = || Trouble::Lasting(format!("job `{from}` has no {shard}"));
+        let name = JobShard::new(id, shard).ok_or_else(lasting)?;
+        let passing = |why: &str| Trouble::Passing(why.to_string());
+        let request =
+            ReadRequest { protocol: PROTOCOL, shard: shard.0, only, job: from.into(), ..Default::default() };
+        if let Some(here) = self.replicas.get(name) {
+            let (tx, mut rx) = mpsc::channel(reads::QUEUE);
+            let pours = tokio::spawn(async move { reads::pour(&here, request, &tx).await });
+            while let Some(reply) = rx.recv().await {
+                if let Reply::Weights(w) = reply {
+                    give(to, w.bucket, w.payload.into(), from).await?;
+                }
+            }
+            return match pours.await {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(refused)) => Err(passing(&refused.kind.to_string())),
+                Err(e) => Err(passing(&e.to_string())),
+            };
+        }
+        let hosts = self.agent.hosts_of(name);
+        if hosts.is_empty() && self.agent.job_named(from) != Some(id) {
+            return Err(lasting());
+        }
+        let mut why = passing("nobody has this shard now");
+        // One of them may be down. What comes twice is taken once.
+        for address in hosts {
+            match self.copy_from(&address, &request, from, to).await {
+                Err(Trouble::Passing(cause)) => why = passing(&format!("{address}: {cause}")),
+                ended => return ended,
+            }
+        }
+        Err(why)
+    }
+
+    /// Copies from another server.
+    async fn copy_from(
+        &self,
+        address: &str,
+        request: &ReadRequest,
+        from: &str,
+        to: (&Replica, ConnId, &mpsc::WeakSender<Reply>),
+    ) -> Result<(), Trouble> {
+        let silent = |_| Trouble::Passing(format!("silent for {} s", PATIENCE.as_secs()));
+        let status = |s: Status| Trouble::Passing(s.message().into());
+        let channel = channel(address, &self.access).map_err(Trouble::Passing)?;
+        let read = timeout(PATIENCE, services::read(&channel, request.clone())).await.map_err(silent)?;
+        let mut read = read.map_err(status)?;
+        loop {
+            let next = timeout(PATIENCE, read.message()).await.map_err(silent)?.map_err(status)?;
+            let Some(mut m) = next else { return Ok(()) };
+            match m.message.kind {
+                Some(from_shard::Kind::Weights(w)) => {
+                    let payload = m.bulk.pop().unwrap_or_default();
+                    give(to, BucketId(w.bucket), payload, from).await?;
+                }
+                Some(from_shard::Kind::Refused(r)) => return Err(Trouble::Passing(r.message)),
+                _ => {}
+            }
+        }
+    }
+}
+
+async fn refuse(alive: &mpsc::WeakSender<Reply>, why: String) {
+    if let Some(tx) = alive.upgrade() {
+        let _ = tx.send(Reply::Refused(RefusalKind::BadJob(why).into())).await;
+    }
+}
+
+/// Whether the weights of one job can be those of another.
+fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKind> {
+    if there.all_reduce {
+        let why = format!("the weights of job `{name}` are with its ranks and not on the servers");
+        return Err(RefusalKind::BadJob(why));
+    }
+    let lengths = |j: &ServerJob| (j.params_len, j.buffers_len, j.bucket_len);
+    if lengths(there) == lengths(here) {
+        return Ok(());
+    }
+    let model = |j: &ServerJob| {
+        format!("{} parameters and {} statistics in buckets of {}", j.params_len, j.buffers_len, j.bucket_len)
+    };
+    Err(RefusalKind::BadJob(format!(
+        "it is to begin with the weights of job `{name}`, which has {}; this one has {}",
+        model(there),
+        model(here)
+    )))
+}
+
+/// Gives a bucket's weights to the shard's leader, as the worker of this stream would.
+async fn give(
+    (hosted, conn, alive): (&Replica, ConnId, &mpsc::WeakSender<Reply>),
+    bucket: BucketId,
+    payload: Payload,
+    from: &str,
+) -> Result<(), Trouble> {
+    let conf = hosted.shard.configured().ok_or(Trouble::Over)?;
+    let len = conf.buckets.iter().find(|b| b.id == bucket).map_or(0, |b| b.spec.len * F32_BYTES);
+    if payload.len() != len {
+        let got = payload.len();
+        return Err(Trouble::Lasting(format!(
+            "{bucket} has {len} bytes of weights, and in job `{from}` {got}"
+        )));
+    }
+    // As those that a worker sends: nobody acknowledges them.
+    while hosted.group.unapplied() > MAX_INITS {
+        if alive.strong_count() == 0 {
+            return Err(Trouble::Over);
+        }
+        tokio::time::sleep(INIT_PAUSE).await;
+    }
+    let room = hosted.queued.room(payload.len()).await;
+    let init = Message::Init { bucket, part: InitPart::FRESH, payload };
+    hosted.leader.send(Event::Bulk(conn, init, room)).await.map_err(|_| Trouble::Over)
+}
