@@ -16,7 +16,7 @@
 
 use crate::{config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind};
 use serde::{Deserialize, Serialize};
-use std::{fmt, iter::Sum, ops::Add};
+use std::{fmt, iter::Sum, ops::Add, str::FromStr};
 
 const F32: u64 = 4;
 const MIB: u64 = 1 << 20;
@@ -155,6 +155,30 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// As it is written (`4.1 GiB`, `512MiB`, `310 B`); a bare number is bytes. Powers of 1024, whole bytes.
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("`{text}` is no number of bytes: write 512MiB, 24GiB or 1.5TiB");
+        let text_end = text.trim_end().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let shift = match text[text_end.len()..].trim() {
+            "" | "B" => 0,
+            "KiB" => 10,
+            "MiB" => 20,
+            "GiB" => 30,
+            "TiB" => 40,
+            _ => return Err(bad()),
+        };
+        let number: f64 = text_end.trim().parse().map_err(|_| bad())?;
+        let bytes = number * f64::from(2u32).powi(shift);
+        // Beyond this a float has no whole bytes any more; no memory is so large.
+        (number.is_finite() && (0.0..=f64::from(2u32).powi(53)).contains(&bytes))
+            .then(|| Self(bytes as u64))
+            .ok_or_else(bad)
+    }
+}
+
 /// Trained values, running statistics and buckets of a shard: what [`crate::placement::buckets_of`] adds up to, without
 /// a list as long as the job.
 fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
@@ -196,6 +220,19 @@ mod tests {
 
     fn adam() -> OptimizerConfig {
         toml::from_str("kind = \"adam\"\nlr = 0.1").expect("valid")
+    }
+
+    #[test]
+    fn bytes_are_read_as_they_are_written() {
+        for (text, bytes) in
+            [("310 B", 310), ("310", 310), ("1.5 KiB", 1536), ("24GiB", 24 << 30), ("0.5TiB", 1 << 39)]
+        {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+            assert_eq!(Bytes(bytes).to_string().parse(), Ok(Bytes(bytes)), "{text}");
+        }
+        for text in ["", "GiB", "1 GB", "-1 GiB", "1e300 TiB", "inf", "NaN", "1 2", "1 gib", "99999999TiB"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::{
     drain,
     serve::{Conduct, Met, ServerArgs, Serving, Watch, serve},
 };
-use paraft_common::ServerId;
+use paraft_common::{ServerId, need::Bytes};
 use paraft_engines::{Place, Role};
 use paraft_fleet::{
     ask, certs,
@@ -111,6 +111,7 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
             data: Some(data.clone()),
             log_file: Some(args.run_dir.join(format!("server-{me}.log"))),
             trace_steps: paraft_trace::DEFAULT_STEPS,
+            job_memory: job_memory()?,
             ..ServerArgs::default()
         };
         match serve(&server, Some(&conduct))? {
@@ -125,6 +126,16 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
             code => return Ok(code),
         }
     }
+}
+
+/// As `paraft server --job-memory` has it from the environment, which is what a person can give an engine's unit.
+fn job_memory() -> Result<Option<Bytes>, Failure> {
+    let given = std::env::var("PARAFT_JOB_MEMORY").ok();
+    given
+        .map(|text| {
+            text.parse().map_err(|why| Failure::new(exit::USAGE, format!("PARAFT_JOB_MEMORY: {why}")))
+        })
+        .transpose()
 }
 
 fn told(ended: &Ended) -> String {

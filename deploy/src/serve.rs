@@ -2,7 +2,7 @@
 
 use crate::{disk_faults as disk, drain, memory};
 use clap::Args;
-use paraft_common::{Durability, ServerId};
+use paraft_common::{Durability, ServerId, need::Bytes};
 use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
@@ -67,6 +67,9 @@ pub struct ServerArgs {
     /// each server, 50 to 60000.
     #[arg(long, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub election_ms: Option<u64>,
+    /// The most memory that one job may need on this server, for example 24GiB. Default: what is free.
+    #[arg(long, env = "PARAFT_JOB_MEMORY", value_name = "SIZE")]
+    pub job_memory: Option<Bytes>,
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -276,6 +279,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                     .map_err(|e| Failure::new(exit::IO, format!("no thread for --faults: {e}")))?,
             },
             socket: (cluster.transport == TransportConfig::Auto).then(|| socket_path(&address)).flatten(),
+            job_memory: args.job_memory.map(|b| b.0),
             access: Access::ours(),
             address: address.clone(),
             servers,

@@ -26,10 +26,21 @@ pub struct Answer {
     pub promised: u64,
     /// What the server has.
     pub memory: Memory,
+    /// The most that any job may need there, where somebody said so.
+    pub quota: Option<u64>,
 }
 
 /// Decides. The error says which servers have too little, and how much.
 pub fn judge(answers: &[Answer]) -> Result<(), String> {
+    let over = |a: &&Answer| a.quota.is_some_and(|quota| a.need.total() > quota);
+    if let Some(Answer { server, need, quota, .. }) = answers.iter().find(over) {
+        return Err(format!(
+            "the job needs {need} on server {}, where a job may have {} (--job-memory). Make the job smaller, or ask whoever runs the \
+             fleet; more servers than replicas share it among them",
+            server.0,
+            Bytes(quota.unwrap_or_default()),
+        ));
+    }
     let mut pools: BTreeMap<&str, (&Pool, Vec<&Answer>)> = BTreeMap::new();
     for answer in answers {
         for pool in &answer.memory.pools {
@@ -90,6 +101,7 @@ mod tests {
             wanted: wanted << 20,
             promised: 0,
             memory: Memory { pools: pools.to_vec() },
+            quota: None,
         }
     }
 
@@ -133,6 +145,17 @@ mod tests {
         ask(600, 300).expect("900 of 900");
         let why = ask(600, 301).expect_err("one more than there is");
         assert!(why.contains("301.0 MiB of it promised to other jobs"), "{why}");
+    }
+
+    #[test]
+    fn a_job_has_its_quota_of_each_server_and_no_more_however_much_is_free() {
+        let ask =
+            |wanted| judge(&[answer(0, 1, &[]), Answer { quota: Some(100 << 20), ..answer(1, wanted, &[]) }]);
+        ask(100).expect("all of it");
+        let why = ask(101).expect_err("one more");
+        for word in ["needs 101.0 MiB", "on server 1", "may have 100.0 MiB (--job-memory)"] {
+            assert!(why.contains(word), "`{word}` is not in: {why}");
+        }
     }
 
     #[test]

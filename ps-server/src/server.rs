@@ -67,6 +67,8 @@ pub struct ServerOptions {
     pub check_every: Option<Duration>,
     /// Also listen on this Unix socket, for this user's processes on the same host.
     pub socket: Option<PathBuf>,
+    /// The most memory that a job may need on this server, in bytes; `None`: what is free.
+    pub job_memory: Option<u64>,
     /// Who is let in over TCP, and how the other servers are reached.
     pub access: Access,
 }
@@ -278,6 +280,7 @@ impl Server {
             shape: (!told_before).then_some(options.shape),
             election: options.election,
             timeouts: options.timeouts,
+            job_memory: options.job_memory,
         };
         let started = settings::Settings::of(&options);
         let keep = Box::new(move |fleet| {

@@ -29,6 +29,8 @@ impl Standing {
         let mut c = paraft();
         c.arg("--certs").arg(self.folder.join("certs"));
         c.args(["server", "--shards", "0", "--replicas", "3", "--election-ms", "200"]);
+        // More than the jobs of these tests need.
+        c.env("PARAFT_JOB_MEMORY", "512MiB");
         c.args(["--servers", &self.addresses.join(","), "--id", &id.to_string()])
             .arg("--data")
             .arg(self.data(id));
@@ -186,6 +188,11 @@ fn what_cannot_be_submitted_is_said_at_once() {
         contains(&said, &words);
     }
     assert_eq!(fleet.jobs(), BTreeMap::new(), "nothing is left of those");
+    let large =
+        ["--set", "model.hidden=[16384, 2048]", "--set", "cluster.servers=3", "--set", "cluster.replicas=3"];
+    let (ended, said) = fleet.say(&[&["train", file, "--to", fleet.any()], &large[..]].concat());
+    assert_eq!(ended, Some(78), "{said}");
+    contains(&said, &["where a job may have 512.0 MiB (--job-memory)"]);
 }
 
 #[test]

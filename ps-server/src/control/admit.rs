@@ -72,6 +72,7 @@ impl Agent {
         }
         let room = self.replicas().room();
         let promised = room.promised_to(|shard| shard.job() != id);
-        Answer { server: self.server(), need: all, wanted, promised, memory: room.memory() }
+        let (server, memory, quota) = (self.server(), room.memory(), self.job_memory());
+        Answer { server, need: all, wanted, promised, memory, quota }
     }
 }

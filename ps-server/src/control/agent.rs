@@ -58,6 +58,8 @@ pub struct AgentOptions {
     pub election: Duration,
     /// Timing of repairs.
     pub timeouts: Timeouts,
+    /// The most memory that a job may need on this server; `None`: what is free.
+    pub job_memory: Option<u64>,
 }
 
 /// The agent. One for the process.
@@ -305,6 +307,11 @@ impl Agent {
             Outcome::Refused(why) => Err(why),
             Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(()),
         }
+    }
+
+    /// The most memory that a job may need on this server, where somebody said so.
+    pub fn job_memory(&self) -> Option<u64> {
+        self.options.job_memory
     }
 
     /// The job of this name, as far as is known here. An empty name is that of the job that the fleet was founded for.

@@ -31,6 +31,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     let replicas = Arc::new(Replicas::new(options, peers));
     let shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
     let options = AgentOptions {
+        job_memory: None,
         server,
         address: address.clone(),
         servers: vec![address.clone()],

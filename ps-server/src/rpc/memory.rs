@@ -7,7 +7,7 @@ use paraft_proto::{MemoryNeed, MemoryPool, RoomReply};
 
 /// To the wire.
 pub fn to_reply(answer: Answer) -> RoomReply {
-    let Answer { server, need, wanted, promised, memory } = answer;
+    let Answer { server, need, wanted, promised, memory, quota } = answer;
     let Need { weights, slots, kept, staged, log, copies, queued, tables } = need;
     let pool = |p: Pool| MemoryPool { id: p.id, what: p.what, free: p.free, limit: p.limit };
     RoomReply {
@@ -16,6 +16,7 @@ pub fn to_reply(answer: Answer) -> RoomReply {
         need: Some(MemoryNeed { weights, slots, kept, staged, log, copies, queued, tables }),
         wanted,
         promised,
+        quota,
         pools: memory.pools.into_iter().map(pool).collect(),
     }
 }
@@ -31,5 +32,6 @@ pub fn from_reply(server: ServerId, reply: RoomReply) -> Answer {
         wanted: reply.wanted,
         promised: reply.promised,
         memory: Memory { pools: reply.pools.into_iter().map(pool).collect() },
+        quota: reply.quota,
     }
 }
