@@ -107,6 +107,10 @@ pub fn report_interval(election: Duration) -> Duration {
 /// Looking whether there is anything to do takes at most one part in so many of the time, where there is nothing.
 const AT_REST: u32 = 500;
 
+/// So long after a replica was made here its server reports every [`SOON_PAUSE`], while it is in no group yet.
+const SOON: Duration = Duration::from_secs(1);
+const SOON_PAUSE: Duration = Duration::from_millis(10);
+
 /// How long a server that is asked to end tries to hand over what it leads.
 pub const HAND_OVER: Duration = Duration::from_secs(2);
 impl Agent {
@@ -213,6 +217,8 @@ impl Agent {
             return Err(differs);
         }
         let mut pause = self.interval();
+        // What is made here is complete when the others have made theirs, of which nobody tells this server: it asks.
+        let mut soon = Instant::now();
         let mut moved = self.agreed.generations();
         loop {
             let due = async {
@@ -220,7 +226,7 @@ impl Agent {
                     () = tokio::time::sleep(pause) => {}
                     // There may be something to do at once; and the leader waits for what comes of it.
                     _ = moved.changed() => {}
-                    () = self.done.notified() => {}
+                    () = self.done.notified() => soon = Instant::now() + SOON,
                 }
             };
             tokio::select! {
@@ -235,6 +241,9 @@ impl Agent {
                             return Err(differs);
                         }
                     };
+                    if Instant::now() < soon && self.replicas.all().iter().any(|(_, r)| r.group.membership().members.is_empty()) {
+                        pause = pause.min(SOON_PAUSE);
+                    }
                 }
                 () = async { drop(ended.wait_for(Option::is_none).await) } => break,
             }

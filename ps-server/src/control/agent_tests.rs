@@ -55,7 +55,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
         let report = Report { control_trouble: i.to_string(), ..agent.own_report(None) };
         let taken = agent.take_report(Told { server, number: 1, report, ..Told::default() });
         assert!(taken.is_ok(), "it leads");
-        let at = agent.leading.lock().planned.as_ref().map(|(at, _)| *at);
+        let at = agent.leading.lock().planned.as_ref().map(|p| p.at);
         plans += u128::from(at != last);
         last = at;
     }

@@ -46,8 +46,16 @@ pub(in crate::control) struct Leading {
     pub unreached: BTreeMap<ServerId, String>,
     /// The rule that chooses a job's staleness bound.
     auto: Follows,
-    /// The last plan's directives, and when it was made.
-    pub(super) planned: Option<(Instant, BTreeMap<ServerId, Vec<Directive>>)>,
+    /// The last plan.
+    pub(super) planned: Option<Planned>,
+}
+
+/// A plan, for those who ask again.
+pub(in crate::control) struct Planned {
+    pub at: Instant,
+    /// Of the agreed state that it was made from.
+    generation: u64,
+    directives: BTreeMap<ServerId, Vec<Directive>>,
 }
 
 impl Agent {
@@ -76,10 +84,11 @@ impl Agent {
         let like = heard.is_some_and(|h| report.is_like(&h.report));
         leading.heard.insert(server, LastReport { number, report, at: Instant::now() });
         // Time, too, asks for plans: this server makes one at its own pace.
-        if let Some((at, planned)) = &leading.planned
-            && (at.elapsed() < PLAN_PAUSE || like && planned.values().all(Vec::is_empty))
+        if let Some(planned) = &leading.planned
+            && planned.generation == self.agreed.read(|s| s.generation)
+            && (planned.at.elapsed() < PLAN_PAUSE || like && planned.directives.values().all(Vec::is_empty))
         {
-            let directives = planned.get(&server).cloned().unwrap_or_default();
+            let directives = planned.directives.get(&server).cloned().unwrap_or_default();
             if !like {
                 self.news.notify_one();
             }
@@ -122,7 +131,8 @@ impl Agent {
         for shard in &plan.all_lost {
             leading.lost_since.entry(*shard).or_insert_with(Instant::now);
         }
-        leading.planned = Some((Instant::now(), plan.directives.clone()));
+        let (generation, directives) = (state.generation, plan.directives.clone());
+        leading.planned = Some(Planned { at: Instant::now(), generation, directives });
         Some(plan)
     }
 
@@ -154,14 +164,18 @@ impl Agent {
             *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
             *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
+            let mut moved = self.agreed.generations();
             while leadership.borrow_and_update().leads {
+                moved.mark_unchanged();
                 let began = Instant::now();
                 let busy = self.step().await;
                 let pause = if busy { self.interval() } else { self.idle_interval(began.elapsed()) };
                 let pause = tokio::time::sleep(pause);
                 tokio::select! {
                     () = pause => {}
-                    () = self.news.notified() => tokio::time::sleep(Duration::from_millis(5)).await,
+                    () = self.news.notified() => tokio::time::sleep(PLAN_PAUSE).await,
+                    // A job that was submitted wants its shards now.
+                    _ = moved.changed() => tokio::time::sleep(PLAN_PAUSE).await,
                     changed = leadership.changed() => if changed.is_err() { return },
                 }
             }
