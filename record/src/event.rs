@@ -368,6 +368,10 @@ pub struct Summary {
     pub workers: u32,
     /// Samples trained on by all workers.
     pub samples: u64,
+    /// From the run's beginning to the first step that a worker has written down: processes, data, shards and their leaders; `None`
+    /// in simulated time, and where nothing was trained.
+    #[serde(default)]
+    pub first_step_seconds: Option<f64>,
     /// The longest training clock of a worker.
     pub seconds: f64,
     /// `samples / seconds`; 0 when nothing was trained.

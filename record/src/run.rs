@@ -215,6 +215,7 @@ impl RunRecord {
             switched_to: self.switched_to().map(str::to_string),
             workers: self.run.workers,
             samples,
+            first_step_seconds: self.first_step_seconds(),
             seconds,
             samples_per_s: if seconds > 0.0 { samples as f64 / seconds } else { 0.0 },
             final_loss: end.map(|e| e.loss).or_else(|| self.last_train_loss()),
@@ -239,6 +240,12 @@ impl RunRecord {
             age_p50: late.age.quantile(0.5),
             age_p99: late.age.quantile(0.99),
         }
+    }
+
+    fn first_step_seconds(&self) -> Option<f64> {
+        let first = self.train.iter().map(|t| t.wall).min_by(f64::total_cmp);
+        // A clock that was set meanwhile tells nothing.
+        first.map(|wall| wall - self.run.wall).filter(|s| *s >= 0.0 && !self.run.simulated)
     }
 
     /// Totals by worker; where a worker wrote none, as far as its last progress line knows them.

@@ -90,6 +90,23 @@ fn every_number_follows_from_the_events() {
 }
 
 #[test]
+fn the_first_step_is_that_of_whichever_worker_made_it_first_by_the_clock_of_the_host() {
+    let at = |wall, worker| Event::Train(Train { wall, worker: WorkerId(worker), ..Train::default() });
+    let of = |begun, simulated, steps: &[Event]| {
+        let begins = Event::Run(Run { wall: begun, simulated, ..Run::default() });
+        RunRecord::from_events([begins].into_iter().chain(steps.to_vec()))
+            .unwrap()
+            .summarize()
+            .first_step_seconds
+    };
+    let steps = [at(103.0, 0), at(101.5, 1), at(102.0, 1)];
+    assert_eq!(of(100.0, false, &steps), Some(1.5));
+    assert_eq!(of(100.0, false, &[]), None, "nothing was trained");
+    assert_eq!(of(100.0, true, &steps), None, "there is no such time");
+    assert_eq!(of(110.0, false, &steps), None, "the clock was set");
+}
+
+#[test]
 fn a_worker_that_was_killed_and_came_back_was_lost_each_time() {
     let mut events = events();
     for wall in [3.0, 4.0] {

@@ -156,6 +156,9 @@ fn rows(entries: &[Entry<'_>]) -> Vec<Row> {
     let loss = if evaluated { "Final held-out loss" } else { "Final loss" };
     rows.push(row(loss, Best::Low, &|s| s.final_loss.map(|l| (measured(l), l))));
     rows.push(row("Training time", Best::Neither, &|s| Some((seconds(s.seconds), s.seconds))));
+    if any(|s| s.first_step_seconds.is_some()) {
+        rows.push(row("First step after", Best::Low, &|s| s.first_step_seconds.map(|t| (seconds(t), t))));
+    }
     rows.push(row("Samples", Best::Neither, &|s| Some((count(s.samples), s.samples as f64))));
     rows.push(row("Samples/s", Best::High, &|s| Some((number(s.samples_per_s), s.samples_per_s))));
     rows.push(row("Delay p50 / p99 / max", Best::Neither, &|s| {
