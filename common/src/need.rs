@@ -174,7 +174,7 @@ impl FromStr for Bytes {
         let bytes = number * f64::from(2u32).powi(shift);
         // Beyond this a float has no whole bytes any more; no memory is so large.
         (number.is_finite() && (0.0..=f64::from(2u32).powi(53)).contains(&bytes))
-            .then(|| Self(bytes as u64))
+            .then_some(Self(bytes as u64))
             .ok_or_else(bad)
     }
 }
