@@ -53,6 +53,8 @@ fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none
         page.begin().expect("weights");
         for _ in 0..2 {
             (0..20).for_each(|_| _ = page.step().expect("a step"));
+            // A step ends with its weights, which may come before the last of its acks.
+            page.client.settle().expect("acks");
             acknowledged(&acks);
             let stopped = leader(&fleet);
             let process = fleet.servers[stopped as usize].as_ref().expect("it runs");
