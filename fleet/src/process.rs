@@ -94,7 +94,8 @@ impl Process {
         self.ended
     }
 
-    fn pid(&self) -> Pid {
+    /// Its id, which another process may have once it has ended.
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32)
     }
 

@@ -35,6 +35,16 @@ fn fleet(folder: &Path, transport: Transport) -> (Fleet, At) {
     (fleet, at)
 }
 
+/// Whether all threads of a process are stopped.
+fn stands(pid: Pid) -> Result<(), String> {
+    let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it is there").flatten().map(stat);
+    // The state comes behind the name, which is in brackets.
+    let runs: Vec<String> =
+        tasks.filter(|t| !t.rsplit_once(") ").is_some_and(|(_, t)| t.starts_with('T'))).collect();
+    if runs.is_empty() { Ok(()) } else { Err(format!("{runs:?}")) }
+}
+
 /// Whoever acknowledged pushes since the last look, and on how many streams.
 fn acknowledged(acks: &Receiver<Acked>) -> (BTreeSet<ServerId>, BTreeSet<(u32, Instant)>) {
     let all: Vec<Acked> = acks.try_iter().collect();
@@ -59,6 +69,8 @@ fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none
             let stopped = leader(&fleet);
             let process = fleet.servers[stopped as usize].as_ref().expect("it runs");
             process.signal(Signal::SIGSTOP);
+            // On a loaded machine its other threads run on for a moment.
+            wait("all of its threads to stand", || stands(process.pid()));
             for _ in 0..20 {
                 page.step().expect("a step");
             }
