@@ -181,6 +181,8 @@ fn appends_go_over_lanes_and_over_http_where_nothing_else_comes_through() -> Res
     // What is short goes over HTTP/2 anyway.
     let text = "[model]\nkind = \"mlp\"\nhidden = [512]\n[optimizer]\nkind = \"adam\"\nlr = 0.01";
     let set = ["train.max_steps=40", "train.batch=16", "train.epochs=9", "train.mode=bsp", "train.workers=2"];
+    // Where lanes are swallowed each is waited for in vain, one after the other.
+    let set = [&set[..], &["cluster.timeout_ms=180000"]].concat();
     let learn = |lanes: Lanes| -> Result<(Vec<u32>, u64)> {
         let (fleet, asked) = behind(SHARDS, lanes)?;
         let weights = train(&job(&fleet.at, text, &set)?)?;
