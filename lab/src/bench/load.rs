@@ -140,7 +140,7 @@ impl BenchFleet {
 
     /// How one of the workers joins of a job of this name, which is like the fleet's own but for that and for how many they are.
     pub fn seat_in(&self, name: &str, workers: u32, worker: u32, via: Via) -> WorkerSlot {
-        WorkerSlot(ClientOptions {
+        let options = ClientOptions {
             servers: self.fleet.addresses.clone(),
             shards: self.job.shards(),
             replicas: self.job.cluster.replicas,
@@ -149,25 +149,37 @@ impl BenchFleet {
             transport: via.transport(),
             timeout: Duration::from_millis(self.job.cluster.timeout_ms),
             handover: paraft_client::HANDOVER,
-        })
+        };
+        WorkerSlot { options, nice: 0 }
     }
 }
 
 /// A worker's place, to be taken on a thread of its own.
-pub struct WorkerSlot(ClientOptions);
+pub struct WorkerSlot {
+    options: ClientOptions,
+    /// Of the thread that takes it, and of those that it starts.
+    nice: i32,
+}
 
 impl WorkerSlot {
+    /// Where processors are short, other workers go before it: a step of niceness is a quarter.
+    pub fn after_others(self, nice: i32) -> Self {
+        Self { nice, ..self }
+    }
+
     /// Joins, waits until all have, and gives the step that it is at.
     pub fn join(self, weights: &mut [f32]) -> Result<(Client, Step), ClientError> {
-        let (mut client, step) = Client::join(self.0, weights)?;
+        let (mut client, step) = Client::join(self.options, weights)?;
         client.pull(step, weights)?;
         Ok((client, step))
     }
 
     /// Joins; its first pull waits until all have.
     pub fn pusher(self) -> Result<Pusher, Failure> {
-        let weights = vec![0.0; self.0.job.params_len];
-        let (client, step) = Client::join(self.0, &weights).map_err(failed)?;
+        // Of this thread alone. One that may not has its share like the others.
+        let _ = rustix::process::nice(self.nice);
+        let weights = vec![0.0; self.options.job.params_len];
+        let (client, step) = Client::join(self.options, &weights).map_err(failed)?;
         let (acks, buckets) = (client.acks(), client.layout().buckets().to_vec());
         let gradient = vec![1e-3; weights.len()];
         Ok(Pusher { client, step, acks, open: 0, buckets, gradient, weights })

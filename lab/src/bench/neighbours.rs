@@ -1,8 +1,9 @@
 //! `paraft bench neighbours`: what two jobs get of a fleet's servers while a third one takes all that it can get.
 //!
 //! The two have few workers, the greedy one a crowd. Workers are clients on threads of this process, which push and pull as fast
-//! as they are let and compute nothing; they have one half of the machine's processors and the servers the other, so that it is not
-//! they who take each other's time. Counted is what each job pushes between two moments in the middle of the run: first of the
+//! as they are let and compute nothing; they have one half of the machine's processors and the servers the other. Elsewhere a worker has
+//! processors of its own, which sixteen threads of this process beside two do not: the greedy job's are nicer, by as much as they are
+//! more, so that each job has as much of that half and it is the servers' time that they are short of. Counted is what each job pushes between two moments in the middle of the run: first of the
 //! two alone, then of all three. A job's share is a third of what the three push together.
 
 use super::{
@@ -55,6 +56,9 @@ pub struct NeighboursBenchArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// So much more of a processor has a thread than one that is nicer by a step (sched(7)).
+const NICE: f64 = 1.25;
 
 /// The first is the one that the fleet is founded for.
 const JOBS: [&str; 3] = ["bench", "neighbour", "greedy"];
@@ -129,7 +133,11 @@ fn one(
     let places: Vec<(usize, u32)> =
         workers.iter().enumerate().flat_map(|(job, n)| (0..*n).map(move |w| (job, w))).collect();
     let pushed: Vec<AtomicU64> = workers.iter().map(|_| AtomicU64::new(0)).collect();
-    let slot = |(job, worker): &(usize, u32)| fleet.seat_in(JOBS[*job], workers[*job], *worker, args.via);
+    let slot = |(job, worker): &(usize, u32)| {
+        let more = f64::from(workers[*job]) / f64::from(workers[0]);
+        let nice = (more.ln() / NICE.ln()).round().clamp(0.0, 19.0) as i32;
+        fleet.seat_in(JOBS[*job], workers[*job], *worker, args.via).after_others(nice)
+    };
     let slots = places.iter().map(slot).collect();
     let made = |place: usize, pusher: &Pusher| {
         let (job, _) = places[place];
