@@ -155,22 +155,22 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// As it is written (`4.1 GiB`, `512MiB`, `310 B`); a bare number is bytes. Powers of 1024, whole bytes.
+/// As it is written (`4.1 GiB`, `512MiB`, `310 B`), or with a letter (`64K`); a bare number is bytes. Powers of 1024, whole bytes.
 impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || format!("`{text}` is no number of bytes: write 512MiB, 24GiB or 1.5TiB");
-        let text_end = text.trim_end().trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let shift = match text[text_end.len()..].trim() {
+        let number = text.trim_end().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let shift = match text[number.len()..].trim().to_ascii_uppercase().as_str() {
             "" | "B" => 0,
-            "KiB" => 10,
-            "MiB" => 20,
-            "GiB" => 30,
-            "TiB" => 40,
+            "K" | "KIB" => 10,
+            "M" | "MIB" => 20,
+            "G" | "GIB" => 30,
+            "T" | "TIB" => 40,
             _ => return Err(bad()),
         };
-        let number: f64 = text_end.trim().parse().map_err(|_| bad())?;
+        let number: f64 = number.trim().parse().map_err(|_| bad())?;
         let bytes = number * f64::from(2u32).powi(shift);
         // Beyond this a float has no whole bytes any more; no memory is so large.
         (number.is_finite() && (0.0..=f64::from(2u32).powi(53)).contains(&bytes))
@@ -224,13 +224,18 @@ mod tests {
 
     #[test]
     fn bytes_are_read_as_they_are_written() {
-        for (text, bytes) in
-            [("310 B", 310), ("310", 310), ("1.5 KiB", 1536), ("24GiB", 24 << 30), ("0.5TiB", 1 << 39)]
-        {
+        for (text, bytes) in [
+            ("310 B", 310),
+            ("310", 310),
+            ("1.5 KiB", 1536),
+            ("24GiB", 24 << 30),
+            ("0.5TiB", 1 << 39),
+            ("4m", 4 << 20),
+        ] {
             assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
             assert_eq!(Bytes(bytes).to_string().parse(), Ok(Bytes(bytes)), "{text}");
         }
-        for text in ["", "GiB", "1 GB", "-1 GiB", "1e300 TiB", "inf", "NaN", "1 2", "1 gib", "99999999TiB"] {
+        for text in ["", "GiB", "1 GB", "-1 GiB", "1e300 TiB", "inf", "NaN", "1 2", "1 gb", "99999999TiB"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }

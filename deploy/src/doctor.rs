@@ -152,7 +152,6 @@ fn loopback() -> Row {
             let address = listener.local_addr().map_err(|e| e.to_string())?.to_string();
             let election = Duration::from_millis(100);
             let options = ServerOptions {
-                job_memory: None,
                 place: Place::Listed(ServerId(0)),
                 address: address.clone(),
                 servers: vec![address.clone()],
@@ -163,6 +162,7 @@ fn loopback() -> Row {
                 timeouts: Timeouts::new(election, 10 * election),
                 check_every: None,
                 socket: None,
+                job_memory: None,
                 access: access.clone(),
             };
             let server = Server::start(options).await.map_err(|e| e.to_string())?;

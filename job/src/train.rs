@@ -5,7 +5,7 @@ use crate::{
     check::{Check, bad},
     is_default,
 };
-use paraft_common::{Encoding, Mode, ModeChoice, group::MAX_RANKS};
+use paraft_common::{Encoding, Mode, ModeChoice, config::OF_JOB, group::MAX_RANKS};
 use paraft_models::Precision;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -160,7 +160,7 @@ impl TrainConfig {
 
     /// The job of the same fleet whose weights this one begins with.
     pub fn init_job(&self) -> Option<&str> {
-        self.init.as_deref()?.to_str()?.strip_prefix("job:")
+        self.init.as_deref()?.to_str()?.strip_prefix(OF_JOB)
     }
 
     fn check_chunks(&self) -> Check {

@@ -214,7 +214,6 @@ impl Fleet {
     fn run_at(&mut self, id: u32, listener: TcpListener, place: Place) -> Result<()> {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
-            job_memory: None,
             place,
             address: self.at.addresses[id as usize].clone(),
             servers: self.at.addresses.clone(),
@@ -224,6 +223,7 @@ impl Fleet {
             election: self.election,
             timeouts: Timeouts::new(self.election.min(ELECTION), REPLACE),
             check_every: Some(CHECK_EVERY),
+            job_memory: None,
             socket: paraft_host::socket_path(&self.at.addresses[id as usize]),
             access: self.access.clone(),
         };

@@ -103,8 +103,8 @@ pub struct Start {
     pub stopping: Stopping,
 }
 
-/// What [`Start::from`] begins with where it names a job.
-const OF_JOB: &str = "job:";
+/// What [`Start::from`], and `train.init` of a job file, begin with where they name a job.
+pub const OF_JOB: &str = "job:";
 
 impl Start {
     /// With the weights of another job of the fleet, which the servers copy; everything else begins anew.

@@ -1,10 +1,12 @@
 //! `paraft bench neighbours`: what two jobs get of a fleet's servers while a third one takes all that it can get.
 //!
 //! The two have few workers, the greedy one a crowd. Workers are clients on threads of this process, which push and pull as fast
-//! as they are let and compute nothing; they have one half of the machine's processors and the servers the other. Elsewhere a worker has
-//! processors of its own, which sixteen threads of this process beside two do not: the greedy job's are nicer, by as much as they are
-//! more, so that each job has as much of that half and it is the servers' time that they are short of. Counted is what each job pushes between two moments in the middle of the run: first of the
-//! two alone, then of all three. A job's share is a third of what the three push together.
+//! as they are let and compute nothing; they have one half of the machine's processors and the servers the other. Elsewhere a
+//! worker has processors of its own, which sixteen threads of this process beside two do not: the greedy job's are nicer, by as
+//! much as they are more, so that each job has as much of that half and it is the servers' time that they are short of.
+//!
+//! Counted is what each job pushes between two moments in the middle of the run: first of the two alone, then of all three. A
+//! job's share is a third of what the three push together.
 
 use super::{
     figure::{self, Figure},

@@ -14,7 +14,7 @@ use super::{
     raw::{self, Raw},
 };
 use clap::Args;
-use paraft_common::{Durability, codec::F32_BYTES};
+use paraft_common::{Durability, codec::F32_BYTES, need::Bytes};
 use paraft_fleet::{failure::Failure, launch};
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
@@ -216,10 +216,7 @@ const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10
 
 /// Reads a payload's size.
 pub fn size(text: &str) -> Result<usize, String> {
-    let upper = text.to_ascii_uppercase();
-    let unit = UNITS.iter().find_map(|(letter, factor)| Some((upper.strip_suffix(letter)?, *factor)));
-    let (number, factor) = unit.unwrap_or((text, 1));
-    let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
+    let bytes = text.parse::<Bytes>().ok().and_then(|Bytes(n)| usize::try_from(n).ok());
     bytes
         .filter(|b| (F32_BYTES..=1 << 30).contains(b) && b.is_multiple_of(F32_BYTES))
         .ok_or_else(|| "write a number of bytes such as 64K or 4M: a multiple of 4, at most 1G".into())

@@ -323,6 +323,19 @@ impl Agent {
         self.options.job_memory
     }
 
+    /// The job of just this name that has shards, and how many: whose weights somebody asks for is no other job's.
+    pub fn job_that_is(&self, name: &str) -> Option<(JobId, u32)> {
+        self.agreed.read(|s| {
+            let (id, job) = s.jobs.iter().find(|(_, j)| !j.released && j.name == name)?;
+            Some((id, job.shape.shards))
+        })
+    }
+
+    /// Whether it is agreed on that a job has begun.
+    pub fn has_begun(&self, job: JobId) -> bool {
+        self.agreed.read(|s| s.jobs.get(job).is_some_and(|j| j.facts.is_some()))
+    }
+
     /// The job of this name, as far as is known here. An empty name is that of the job that the fleet was founded for.
     pub fn job_named(&self, name: &str) -> Option<JobId> {
         if name.is_empty() {

@@ -58,6 +58,9 @@ impl ShardsService {
         let begun = hosted.shard.configured().is_some_and(|c| c.is_initialised());
         let name = job.start.as_ref().and_then(Start::job).filter(|_| !begun);
         let Some(name) = name else { return Ok(None) };
+        if name == job.name {
+            return Err(RefusalKind::BadJob(format!("job `{name}` can't begin with its own weights")));
+        }
         by.may(Need::Reader, name).await.map_err(|_| RefusalKind::Denied(DENIED.into()))?;
         // Who does not lead may be behind, and may lead by the time that the stream is open.
         if hosted.group.leadership().borrow().leads {
@@ -73,8 +76,7 @@ impl ShardsService {
 
     /// The other job, and its shards. A server that knows the job which is to begin knows whichever was submitted before it.
     fn found(&self, name: &str) -> Result<(JobId, u32), String> {
-        let known = self.agent.job_named(name).and_then(|id| Some((id, self.agent.shape_of(id)?.shards)));
-        known.ok_or_else(|| {
+        self.agent.job_that_is(name).ok_or_else(|| {
             format!("job `{name}`, with whose weights it is to begin, is not there, or its weights are gone")
         })
     }
@@ -107,6 +109,12 @@ impl ShardsService {
                 match self.copy((from, id), shard, buckets, (&hosted, conn, &alive)).await {
                     Ok(()) => {}
                     Err(Trouble::Over) => return,
+                    Err(Trouble::Passing(_)) if !self.agent.has_begun(id) => {
+                        let why = format!(
+                            "job `{from}`, with whose weights it is to begin, has not begun itself: it has none"
+                        );
+                        return refuse(&alive, why).await;
+                    }
                     Err(Trouble::Passing(why)) => {
                         tracing::warn!(from, shard = shard.0, why, "weights are not copied yet");
                     }
@@ -145,7 +153,7 @@ impl ShardsService {
             };
         }
         let hosts = self.agent.hosts_of(name);
-        if hosts.is_empty() && self.agent.job_named(from) != Some(id) {
+        if hosts.is_empty() && self.agent.job_that_is(from).is_none_or(|(known, _)| known != id) {
             return Err(lasting());
         }
         let mut why = passing("nobody has this shard now");

@@ -166,6 +166,12 @@ fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leade
     fleet.end_job("first", true)?;
     let why = format!("{:#}", refused(&like("third", &[])?));
     assert!(why.contains("job `first`") && why.contains("not there"), "{why}");
+    let why = format!("{:#}", refused(&like("third", &["train.init=job:third"])?));
+    assert!(why.contains("its own weights"), "{why}");
+    // Nobody waits for what nobody has begun.
+    fleet.submit("fourth", 5)?;
+    let why = format!("{:#}", refused(&like("fourth", &["train.init=job:third"])?));
+    assert!(why.contains("job `third`") && why.contains("has not begun"), "{why}");
     Ok(())
 }
 
