@@ -2,7 +2,7 @@
 //! error against the input.
 
 use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Net, NetResult, Ready};
+use crate::net::{Flat, Layer, Net, NetResult, There};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -42,29 +42,26 @@ where
         Takes { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
     }
 
+    fn layers(&self) -> Vec<Layer> {
+        self.stack.layers()
+    }
+
     fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
         device.load_values(&batch.inputs, &mut self.inputs)
     }
 
-    fn step(
-        &mut self,
-        device: &mut D,
-        params: &D::Params,
-        grads: &mut D::Grads,
-        n: usize,
-        ready: &mut Ready<D>,
-    ) -> NetResult {
-        self.stack.forward(device, params, &self.inputs, n)?;
+    fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
+        self.stack.forward(device, flat, &self.inputs, n)?;
         let (output, delta) = self.stack.output_and_delta();
         device.mse(output, &self.inputs, delta)?;
-        self.stack.backward(device, params, grads, (&self.inputs, n), Gradient::Apart, ready)
+        self.stack.backward(device, flat, (&self.inputs, n), Gradient::Apart)
     }
 
     /// The loss of a sample is its mean squared error; nothing is classified.
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         for part in batch.parts(EVALUATION_CHUNK) {
             self.load(device, &part)?;
-            self.stack.forward(device, params, &self.inputs, part.n)?;
+            self.stack.forward(device, &mut There(params), &self.inputs, part.n)?;
             device.squared_difference(self.stack.output(), &self.inputs)?;
         }
         let loss_sum = device.sums()?.loss / self.width as f64;

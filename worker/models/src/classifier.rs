@@ -1,7 +1,7 @@
 //! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer perceptron.
 
 use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Net, NetResult, Ready};
+use crate::net::{Flat, Layer, Net, NetResult, There};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -77,28 +77,25 @@ where
         self.takes
     }
 
+    fn layers(&self) -> Vec<Layer> {
+        self.stack.layers()
+    }
+
     fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
         device.load_values(&batch.inputs, &mut self.inputs)?;
         device.load_ids(&batch.labels, &mut self.labels)
     }
 
-    fn step(
-        &mut self,
-        device: &mut D,
-        params: &D::Params,
-        grads: &mut D::Grads,
-        n: usize,
-        ready: &mut Ready<D>,
-    ) -> NetResult {
-        self.stack.forward(device, params, &self.inputs, n)?;
+    fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
+        self.stack.forward(device, flat, &self.inputs, n)?;
         device.softmax_cross_entropy(n, self.classes, self.stack.output(), &self.labels)?;
-        self.stack.backward(device, params, grads, (&self.inputs, n), Gradient::InPlace, ready)
+        self.stack.backward(device, flat, (&self.inputs, n), Gradient::InPlace)
     }
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         for part in batch.parts(EVALUATION_CHUNK) {
             self.load(device, &part)?;
-            self.stack.forward(device, params, &self.inputs, part.n)?;
+            self.stack.forward(device, &mut There(params), &self.inputs, part.n)?;
             device.cross_entropy_sum(part.n, self.classes, self.stack.output(), &self.labels)?;
         }
         let sums = device.sums()?;

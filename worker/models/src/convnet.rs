@@ -13,7 +13,7 @@
 
 use crate::batch::{Sample, Takes};
 use crate::init::Init;
-use crate::net::{Net, NetResult, Ready};
+use crate::net::{Flat, Layer, Net, NetResult};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
@@ -173,20 +173,19 @@ where
         Takes { len: self.len, sample, classes: Some(self.classes) }
     }
 
+    /// One: its images are many, its parameters few.
+    fn layers(&self) -> Vec<Layer> {
+        vec![Layer { params: std::iter::once(0..self.len).collect() }]
+    }
+
     fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
         device.load_images(&batch.inputs, batch.n, &mut self.input)?;
         device.load_ids(&batch.labels, &mut self.labels)
     }
 
-    fn step(
-        &mut self,
-        device: &mut D,
-        params: &D::Params,
-        grads: &mut D::Grads,
-        n: usize,
-        ready: &mut Ready<D>,
-    ) -> NetResult {
-        self.forward(device, params, n, true)?;
+    fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
+        self.forward(device, flat.params(0)?, n, true)?;
+        let (params, grads) = flat.layer(0)?;
         let (first, second) = (&mut self.first.block, &mut self.second.block);
         device.conv_block_buffers(first, params, grads)?;
         device.conv_block_buffers(second, params, grads)?;
@@ -194,20 +193,24 @@ where
         let shape = LinearShape { n, inputs: self.features, outputs: self.classes };
         device.softmax_cross_entropy(n, self.classes, &mut self.logits, &self.labels)?;
         device.image_linear_backward_weight(shape, second, &self.logits, self.head, grads)?;
-        ready(self.head.weight, grads)?;
+        flat.ready(self.head.weight)?;
 
+        let (params, grads) = flat.layer(0)?;
         device.image_linear_backward_input(shape, &self.logits, params, self.head, second)?;
         device.conv_block_backward_norm(second, n, params, grads)?;
-        ready(self.second.norm(), grads)?;
+        flat.ready(self.second.norm())?;
+        let (params, grads) = flat.layer(0)?;
         let second = &mut self.second.block;
         device.conv_block_backward_weight(second, D::conv_block_output(first), n, params, grads)?;
-        ready(self.second.at.params, grads)?;
+        flat.ready(self.second.at.params)?;
 
+        let (params, grads) = flat.layer(0)?;
         device.conv_block_backward_input(&mut self.second.block, n, params, first)?;
         device.conv_block_backward_norm(first, n, params, grads)?;
-        ready(self.first.norm(), grads)?;
+        flat.ready(self.first.norm())?;
+        let (params, grads) = flat.layer(0)?;
         device.conv_block_backward_weight(&mut self.first.block, &self.input, n, params, grads)?;
-        ready(self.first.at.params, grads)
+        flat.ready(self.first.at.params)
     }
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {

@@ -34,8 +34,9 @@ pub use batch::{Batch, Evaluation, ModelError, Sample, Takes};
 pub use classifier::Classifier;
 pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
-pub use net::{Net, NetResult, OnCpu, Ready};
+pub use net::{Flat, Layer, Net, NetResult, OnCpu, Ready, Weights};
 pub use on_cuda::{OnCuda, Part, Resident};
+pub use paraft_compute::CpuDevice;
 pub use paraft_compute::collective::RankSums;
 pub use paraft_compute::cuda::{CudaOptions, Nccl, PinnedBytes, Precision, UniqueId};
 pub use transformer::{NormKind, Transformer, TransformerShape};
@@ -71,6 +72,20 @@ pub trait Model: Send {
 
     /// Loss and accuracy on a part of the held-out set, in inference mode.
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError>;
+
+    /// What is computed at once, in the order of the forward pass. Empty: the model isn't divided, and a worker holds all of it.
+    fn layers(&self) -> Vec<Layer> {
+        Vec::new()
+    }
+
+    /// As [`Self::step`], for a worker that has the parameters of some layers at a time: each is asked for where it is used, forward
+    /// and backward. For models with [`Self::layers`].
+    ///
+    /// # Errors
+    /// As of [`Self::step`], and what `flat` says. The gradient is of no use then.
+    fn step_by_layers(&mut self, _flat: &mut dyn Flat<CpuDevice>, _batch: &Batch) -> Result<f32, ModelError> {
+        Err(ModelError::new("this model isn't divided in layers: it has no Model::step_by_layers"))
+    }
 
     /// From now on, in training, statistics of a batch (BatchNorm's) are those of the batches of all ranks of a group, if the model
     /// has any. Ranks call [`Self::step`] at the same time, with batches of their own. On a device of its own it does so anyway.

@@ -4,7 +4,7 @@
 //! What is written down ends where a part of the gradient has to leave: in between the host has its turn, as it has in a
 //! step that is not written down. So the two are the same work in the same order, and the same bits.
 
-use crate::net::{Net, NetResult};
+use crate::net::{Net, NetResult, Whole};
 use paraft_compute::cuda::{CudaDevice, Gradient, Graph, Params, Recording};
 
 /// Shapes, with either buffer of parameters, that are kept at most; others are not written down.
@@ -134,9 +134,10 @@ fn eager<N: Net<CudaDevice>>(
     ready: &mut dyn FnMut(usize, &Gradient) -> NetResult,
 ) -> NetResult {
     let mut left = cuts.0.len();
-    net.step(device, params, gradient, samples, &mut |offset, gradient| {
+    let mut ready = |offset: usize, gradient: &Gradient| {
         if cuts.past(&mut left, offset) { ready(offset, gradient) } else { Ok(()) }
-    })
+    };
+    net.step(device, &mut Whole { params, grads: gradient, ready: &mut ready }, samples)
 }
 
 /// Writes a step down; nothing of it is done.
@@ -151,14 +152,15 @@ fn record<N: Net<CudaDevice>>(
     let stream = device.stream().clone();
     let (mut pieces, mut left) = (Vec::new(), cuts.0.len());
     let mut open = Some(Recording::begin(&stream)?);
-    net.step(device, params, gradient, samples, &mut |offset, _| {
+    let mut ready = |offset: usize, _: &Gradient| {
         if cuts.past(&mut left, offset) {
             let graph = open.take().map_or(Ok(None), Recording::end)?;
             pieces.push((graph, Some(offset)));
             open = Some(Recording::begin(&stream)?);
         }
         Ok(())
-    })?;
+    };
+    net.step(device, &mut Whole { params, grads: gradient, ready: &mut ready }, samples)?;
     pieces.push((open.take().map_or(Ok(None), Recording::end)?, None));
     Ok(pieces)
 }

@@ -2,7 +2,7 @@
 //! share. The loss is theirs.
 
 use crate::init::Init;
-use crate::net::{NetResult, Ready};
+use crate::net::{Flat, Layer as Piece, NetResult, Weights};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
@@ -75,6 +75,11 @@ impl<D: Device> Stack<D> {
         self.layers.iter().map(Layer::len).sum()
     }
 
+    /// One a layer.
+    pub fn layers(&self) -> Vec<Piece> {
+        self.layers.iter().map(|l| Piece { params: vec![l.offset..l.offset + l.len()] }).collect()
+    }
+
     /// The tensors; `prefix` names a layer's module, given its index.
     pub fn tensors(&self, prefix: impl Fn(usize) -> String) -> Vec<TensorSpec> {
         let both = |(i, l): (usize, &Layer)| {
@@ -98,11 +103,17 @@ impl<D: Device> Stack<D> {
     }
 
     /// Computes the output for `n` samples.
-    pub fn forward(&mut self, device: &mut D, params: &D::Params, inputs: &D::Values, n: usize) -> NetResult {
+    pub fn forward<W: Weights<D> + ?Sized>(
+        &mut self,
+        device: &mut D,
+        weights: &mut W,
+        inputs: &D::Values,
+        n: usize,
+    ) -> NetResult {
         for (i, l) in self.layers.iter().enumerate() {
             let (done, rest) = self.outputs.split_at_mut(i);
             let x = done.last().unwrap_or(inputs);
-            device.linear(l.shape(n), x, params, l.at(), l.activation, &mut rest[0], None)?;
+            device.linear(l.shape(n), x, weights.params(i)?, l.at(), l.activation, &mut rest[0], None)?;
         }
         Ok(())
     }
@@ -123,11 +134,9 @@ impl<D: Device> Stack<D> {
     pub fn backward(
         &mut self,
         device: &mut D,
-        params: &D::Params,
-        grads: &mut D::Grads,
+        flat: &mut dyn Flat<D>,
         (inputs, n): (&D::Values, usize),
         gradient: Gradient,
-        ready: &mut Ready<D>,
     ) -> NetResult {
         let last = self.layers.len() - 1;
         for (i, l) in self.layers.iter().enumerate().rev() {
@@ -140,11 +149,11 @@ impl<D: Device> Stack<D> {
                 device.activation_backward(l.activation, &rest[0], delta)?;
                 delta
             };
-            device.linear_backward_weight(l.shape(n), x, delta, l.at(), grads)?;
-            ready(l.offset, grads)?;
+            device.linear_backward_weight(l.shape(n), x, delta, l.at(), flat.layer(i)?.1)?;
+            flat.ready(l.offset)?;
             // Nobody asks for the gradient of the data.
             if i > 0 {
-                device.linear_backward_input(l.shape(n), delta, params, l.at(), next)?;
+                device.linear_backward_input(l.shape(n), delta, flat.params(i)?, l.at(), next)?;
                 self.deltas.swap(0, 1);
             }
         }

@@ -16,7 +16,7 @@ use crate::{
     Batch, Evaluation, ModelError,
     batch::{Sample, Takes},
     init::Init,
-    net::{Net, NetResult, Ready},
+    net::{Flat, Layer, Net, NetResult, There, Weights},
 };
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
@@ -26,6 +26,7 @@ use paraft_compute::{
     },
 };
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Which norm the blocks have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -242,19 +243,21 @@ impl<D: Device> Transformer<D> {
     }
 
     /// Computes the logits of what was loaded.
-    fn forward(&mut self, d: &mut D, params: &D::Params, n: usize) -> NetResult {
+    fn forward<W: Weights<D> + ?Sized>(&mut self, d: &mut D, weights: &mut W, n: usize) -> NetResult {
         let shape = self.embedding(n);
-        d.embedding(shape, &self.tokens, params, self.places.embedding, &mut self.inputs[0])?;
+        d.embedding(shape, &self.tokens, weights.params(0)?, self.places.embedding, &mut self.inputs[0])?;
         let rows = n * self.shape.time;
         for layer in 0..self.shape.layers {
             let room = self.room(layer);
             let (x, next) = self.inputs.split_at_mut(layer + 1);
             let room = &mut self.rooms[room];
+            let params = weights.params(1 + layer)?;
             block_forward(d, self.shape, n, params, self.places.blocks[layer], &x[layer], room)?;
             d.add(&room.mid, &room.out, &mut next[0])?;
         }
         let norm = NormShape { rows, cols: self.shape.width };
         let x = &self.inputs[self.shape.layers];
+        let params = weights.params(1 + self.shape.layers)?;
         d.norm(norm, x, None, params, self.places.norm, &mut self.normed, &mut self.stats)?;
         let (shape, at) = self.head(rows);
         d.linear(shape, &self.normed, params, at, Activation::None, &mut self.logits, None)
@@ -299,20 +302,20 @@ fn block_backward<D: Device>(
     d: &mut D,
     s: TransformerShape,
     n: usize,
-    params: &D::Params,
-    grads: &mut D::Grads,
+    (flat, layer): (&mut dyn Flat<D>, usize),
     at: BlockAt,
     x: &D::Values,
     room: &Room<D>,
     back: &mut Back<D>,
-    ready: &mut Ready<D>,
 ) -> NetResult {
+    let (params, grads) = flat.layer(layer)?;
     let norm = NormShape { rows: n * s.time, cols: s.width };
     let down = linear(s, n, 4, 1);
     d.linear_backward_weight(down, &room.hidden, &back.next, at.down, grads)?;
     d.linear_backward_input(down, &back.next, params, at.down, &mut back.hidden)?;
     d.activation_backward(Activation::Gelu, &room.before, &mut back.hidden)?;
-    ready(at.down.weight, grads)?;
+    flat.ready(at.down.weight)?;
+    let (params, grads) = flat.layer(layer)?;
     let up = linear(s, n, 1, 4);
     d.linear_backward_weight(up, &room.normed2, &back.hidden, at.up, grads)?;
     d.linear_backward_input(up, &back.hidden, params, at.up, &mut back.normed)?;
@@ -328,7 +331,8 @@ fn block_backward<D: Device>(
         &mut back.mid,
         grads,
     )?;
-    ready(at.norm2.gamma(), grads)?;
+    flat.ready(at.norm2.gamma())?;
+    let (params, grads) = flat.layer(layer)?;
     let out = linear(s, n, 1, 1);
     d.linear_backward_weight(out, &room.attended, &back.mid, at.attention_out, grads)?;
     d.linear_backward_input(out, &back.mid, params, at.attention_out, &mut back.attended)?;
@@ -339,7 +343,7 @@ fn block_backward<D: Device>(
     d.linear_backward_input(into, &back.qkv, params, at.attention, &mut back.normed)?;
     let mid = Some(&back.mid);
     d.norm_backward(norm, &back.normed, x, &room.stats1, params, at.norm1, mid, &mut back.next, grads)?;
-    ready(at.norm1.gamma(), grads)
+    flat.ready(at.norm1.gamma())
 }
 
 impl<D: Device> Net<D> for Transformer<D>
@@ -402,25 +406,33 @@ where
         Takes { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
     }
 
+    /// The embeddings, each block, and the last norm with the head, whose weight is the tokens' embedding.
+    fn layers(&self) -> Vec<Layer> {
+        let Places { embedding, blocks, norm, len } = &self.places;
+        let begins = blocks.iter().map(|b| b.norm1.gamma()).chain([norm.gamma()]);
+        let ends = begins.clone().skip(1);
+        let first = blocks.first().map_or(0, |b| b.norm1.gamma());
+        let layer = |params: Vec<Range<usize>>| Layer { params };
+        let one = |range: Range<usize>| layer(std::iter::once(range).collect());
+        std::iter::once(one(0..first))
+            .chain(begins.zip(ends).map(|(begin, end)| one(begin..end)))
+            .chain([layer(vec![embedding.tokens..embedding.positions, norm.gamma()..*len])])
+            .collect()
+    }
+
     fn load(&mut self, d: &mut D, batch: &Batch) -> NetResult {
         self.load_tokens(d, batch)?;
         let shape = self.embedding(batch.n);
         d.order_tokens(shape, &mut self.tokens)
     }
 
-    fn step(
-        &mut self,
-        d: &mut D,
-        params: &D::Params,
-        grads: &mut D::Grads,
-        n: usize,
-        ready: &mut Ready<D>,
-    ) -> NetResult {
-        self.forward(d, params, n)?;
+    fn step(&mut self, d: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
+        self.forward(d, flat, n)?;
         let s = self.shape;
         let rows = n * s.time;
         d.softmax_cross_entropy(rows, s.vocab, &mut self.logits, &self.labels)?;
         let (shape, at) = self.head(rows);
+        let (params, grads) = flat.layer(1 + s.layers)?;
         d.linear_backward_weight(shape, &self.normed, &self.logits, at, grads)?;
         d.linear_backward_input(shape, &self.logits, params, at, &mut self.back.normed)?;
         let norm = NormShape { rows, cols: s.width };
@@ -437,19 +449,20 @@ where
             next,
             grads,
         )?;
-        ready(self.places.norm.gamma(), grads)?;
+        flat.ready(self.places.norm.gamma())?;
         for layer in (0..s.layers).rev() {
             let (at, room) = (self.places.blocks[layer], self.room(layer));
             let (x, room) = (&self.inputs[layer], &mut self.rooms[room]);
             // What the last block has left in the common room is its own.
             if s.checkpoint_activations && layer + 1 < s.layers {
-                block_forward(d, s, n, params, at, x, room)?;
+                block_forward(d, s, n, flat.params(1 + layer)?, at, x, room)?;
             }
-            block_backward(d, s, n, params, grads, at, x, room, &mut self.back, ready)?;
+            block_backward(d, s, n, (flat, 1 + layer), at, x, room, &mut self.back)?;
         }
         let shape = self.embedding(n);
+        let (_, grads) = flat.layer(0)?;
         d.embedding_backward(shape, &self.tokens, &self.back.next, self.places.embedding, grads)?;
-        ready(0, grads)
+        flat.ready(0)
     }
 
     /// Losses and hits are counted by token.
@@ -458,7 +471,7 @@ where
         let most = (1024 / self.shape.time).max(1);
         for part in batch.parts(most) {
             self.load_tokens(d, &part)?;
-            self.forward(d, params, part.n)?;
+            self.forward(d, &mut There(params), part.n)?;
             d.cross_entropy_sum(part.n * self.shape.time, self.shape.vocab, &self.logits, &self.labels)?;
         }
         let sums = d.sums()?;
