@@ -1,5 +1,5 @@
 //! What a process needs of its host: what it has used, how many files it may have open, where its sockets lie, its log,
-//! its end, its allocator, files that it maps.
+//! its end, its allocator, files that it maps, memory that it gives back.
 
 pub mod allocator;
 pub mod clock;
@@ -10,8 +10,10 @@ mod mapped;
 pub mod memory;
 mod socket;
 mod usage;
+mod values;
 
 pub use descriptors::{descriptor_limit, is_shortage, open_descriptors, raise_descriptor_limit};
 pub use mapped::Mapped;
 pub use socket::{socket_path, sweep_sockets};
 pub use usage::{Usage, cpu_seconds_of, usage};
+pub use values::{Pages, Scratch};

@@ -1,0 +1,163 @@
+//! Vectors of `f32` of which a process holds a part at a time.
+//!
+//! [`Pages`] are memory that is given back piece by piece; [`Scratch`] lies in a file, and the kernel keeps of it what there is room for.
+//! Both are as long as the model, whatever there is of memory.
+
+use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
+use rustix::fs::FallocateFlags;
+use std::{
+    fs::File,
+    io,
+    ops::{Deref, DerefMut, Range},
+    path::Path,
+};
+
+const F32: usize = size_of::<f32>();
+
+/// Zeros, of which a page takes memory once something was written there, and none again once it was [released](Self::release).
+#[derive(Debug)]
+pub struct Pages {
+    map: Option<MmapMut>,
+    page: usize,
+}
+
+impl Pages {
+    /// So many values.
+    ///
+    /// # Errors
+    /// The process may not have so large an address space.
+    pub fn new(len: usize) -> io::Result<Self> {
+        let map = || MmapOptions::new().len(bytes(len)?).no_reserve_swap().map_anon();
+        let map = (len > 0).then(map).transpose()?;
+        Ok(Self { map, page: rustix::param::page_size() })
+    }
+
+    /// The values of this range are of no use any more: pages that lie whole in it take no memory, and read as zeros. What else is
+    /// on the first and the last page stays.
+    pub fn release(&mut self, range: Range<usize>) {
+        let Some(map) = &self.map else { return };
+        let (begin, end) =
+            ((range.start * F32).next_multiple_of(self.page), (range.end * F32).min(map.len()));
+        // The last page is the map's own to its end.
+        let end = if end == map.len() { end } else { end / self.page * self.page };
+        if begin < end {
+            // It is a hint in that nothing depends on the memory being free.
+            let _ = discard(map, begin..end);
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "nobody has a reference to what changes")]
+fn discard(map: &MmapMut, bytes: Range<usize>) -> io::Result<()> {
+    // SAFETY: `DontNeed` makes an anonymous private mapping's pages zeros. The caller has the mapping exclusively, so no reference to
+    // these bytes lives, and zeros are valid values.
+    unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) }
+}
+
+impl Deref for Pages {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        self.map.as_ref().map_or(&[], |map| bytemuck::cast_slice(map))
+    }
+}
+
+impl DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.map.as_mut().map_or(&mut [], |map| bytemuck::cast_slice_mut(map))
+    }
+}
+
+/// Zeros in a file without a name, which ends with the process.
+#[derive(Debug)]
+pub struct Scratch(Option<MmapMut>);
+
+impl Scratch {
+    /// So many values, in a file in this folder. The disk has room for all of them then.
+    ///
+    /// # Errors
+    /// The folder can't be written, or its disk has no room.
+    pub fn new(folder: &Path, len: usize) -> io::Result<Self> {
+        let map = || -> io::Result<MmapMut> {
+            let file = tempfile::tempfile_in(folder)?;
+            // Without room a write would end the process with SIGBUS.
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes(len)? as u64)?;
+            shared(&file)
+        };
+        (len > 0).then(map).transpose().map(Self)
+    }
+}
+
+#[expect(unsafe_code, reason = "a mapping is only as constant as its file")]
+fn shared(file: &File) -> io::Result<MmapMut> {
+    // SAFETY: the file has no name, so nobody else can open, change or shorten it.
+    unsafe { MmapMut::map_mut(file) }
+}
+
+impl Deref for Scratch {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        self.0.as_ref().map_or(&[], |map| bytemuck::cast_slice(map))
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.0.as_mut().map_or(&mut [], |map| bytemuck::cast_slice_mut(map))
+    }
+}
+
+fn bytes(len: usize) -> io::Result<usize> {
+    len.checked_mul(F32).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of this process, in anonymous pages.
+    fn resident() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").expect("a Linux");
+        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("what is resident");
+        line.trim().trim_end_matches(" kB").trim().parse::<usize>().expect("a number") << 10
+    }
+
+    #[test]
+    fn pages_take_memory_from_their_first_write_to_their_release() {
+        const LEN: usize = 64 << 20;
+        let before = resident();
+        let mut pages = Pages::new(LEN).expect("address space");
+        assert!(pages[LEN - 1] == 0.0 && resident() < before + (16 << 20), "nothing was written");
+        let part = LEN / 4 + 7..LEN / 2 + 9;
+        pages[part.clone()].fill(1.0);
+        pages[part.end] = 2.0;
+        pages[part.start - 1] = 3.0;
+        assert!(resident() > before + part.len() * F32 / 2, "it was");
+        pages.release(part.clone());
+        assert!(resident() < before + (32 << 20), "{} MiB are there", (resident() - before) >> 20);
+        assert_eq!(
+            (pages[part.start - 1], pages[part.end], pages[LEN / 3]),
+            (3.0, 2.0, 0.0),
+            "its neighbours stay"
+        );
+        pages.release(0..LEN);
+        assert_eq!((pages[part.start - 1], pages[part.end]), (0.0, 0.0));
+        let mut none = Pages::new(0).expect("nothing");
+        none.release(0..0);
+        assert!(none.is_empty() && none.deref_mut().is_empty());
+    }
+
+    #[test]
+    fn a_scratch_file_has_its_room_and_leaves_no_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut scratch = Scratch::new(folder.path(), 3000).expect("room");
+        assert!(scratch.iter().all(|v| *v == 0.0));
+        scratch[2999] = 5.0;
+        assert_eq!((scratch.len(), scratch[2999]), (3000, 5.0));
+        assert_eq!(std::fs::read_dir(folder.path()).expect("reads").count(), 0);
+        let why = Scratch::new(folder.path(), usize::MAX / 64).expect_err("no disk is so large");
+        assert!(matches!(why.raw_os_error(), Some(27 | 28)), "{why}");
+        assert!(Scratch::new(&folder.path().join("none"), 1).is_err());
+    }
+}
