@@ -1,7 +1,7 @@
 //! A job: its sections, what follows from them, and the order in which they are checked.
 
 use crate::{
-    CheckpointConfig, ClusterConfig, EvalConfig, TrainConfig,
+    CheckpointConfig, ClusterConfig, EvalConfig, MemoryConfig, TrainConfig,
     check::{Check, bad},
     is_default, sections,
 };
@@ -63,6 +63,9 @@ pub struct Job {
     /// Checkpoints; none are written without this table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointConfig>,
+    /// How much of the model a worker holds.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub memory: MemoryConfig,
     /// The fleet.
     #[serde(default)]
     pub cluster: ClusterConfig,
@@ -101,6 +104,7 @@ impl Job {
         sections::round(self)?;
         sections::algorithm(self)?;
         self.check_local()?;
+        self.memory.check(self)?;
         sections::schedule_and_clip(self)
     }
 

@@ -107,7 +107,7 @@ pub fn simulate(
     let beginning = start::begin(job, None, Some(&mut |seed, w| model.init(seed, w)), &layout, &plan)?;
     server_job.start = beginning.start;
     let job_text = server_job.to_toml().map_err(|e| bad(&e))?;
-    let initial = beginning.initial.weights;
+    let initial = beginning.initial.weights.to_vec();
     let initial = layout.buckets().iter().map(|b| le(&initial[b.range()])).collect();
     let mut holding = BTreeSet::new();
     for b in 0..layout.buckets().len() as u32 {

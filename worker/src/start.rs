@@ -84,7 +84,7 @@ fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Resu
     let state = checkpoint.load()?;
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
     Ok(Beginning {
-        initial: Initial { weights: state.weights, slots: state.slots, stamps },
+        initial: Initial { weights: state.weights.into(), slots: state.slots, stamps },
         start: Some(Start { from: checkpoint.identity(), step, epochs, stopping }),
     })
 }

@@ -69,6 +69,19 @@ pub struct Client {
     interrupt: Option<Arc<dyn Interrupt>>,
 }
 
+/// Where pulled weights go.
+pub trait Places {
+    /// The values of a bucket; `None`: they are not wanted.
+    fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]>;
+}
+
+/// Nothing is wanted: the pull is to be answered.
+impl Places for () {
+    fn place(&mut self, _: BucketId) -> Option<&mut [f32]> {
+        None
+    }
+}
+
 /// Bytes of payload, both ways, and time spent waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
@@ -450,7 +463,9 @@ impl Client {
         let pulled = loop {
             match self.next()? {
                 Event::Weights(arrived) => {
-                    self.take(&arrived, weights)?;
+                    let spec = self.layout.bucket(BucketId(arrived.weights.bucket));
+                    let into = spec.and_then(|spec| weights.get_mut(spec.range()));
+                    self.take(&arrived, into)?;
                     let shard = arrived.shard;
                     drop(arrived);
                     self.io.give_back(shard);
@@ -468,6 +483,38 @@ impl Client {
         Ok(pulled)
     }
 
+    /// As [`Self::pull_by`], to where `places` wants each bucket; what it does not want is not kept. The next pull brings everything that
+    /// it asks for.
+    ///
+    /// # Errors
+    /// As of [`Self::pull`].
+    pub fn pull_to(&mut self, pull: Pull, places: &mut dyn Places) -> Result<Pulled, ClientError> {
+        let began = Instant::now();
+        self.holds = None;
+        self.io.session().pull(io::now(), pull, false);
+        let pulled = loop {
+            match self.next()? {
+                Event::Weights(arrived) => {
+                    let place = places.place(BucketId(arrived.weights.bucket));
+                    match place {
+                        Some(into) => self.take(&arrived, Some(into))?,
+                        None => self.counters.bytes_pulled += arrived.payload.len() as u64,
+                    }
+                    let shard = arrived.shard;
+                    drop(arrived);
+                    self.io.give_back(shard);
+                }
+                Event::Pulled(pulled) => break pulled,
+                _ => {}
+            }
+        };
+        if pulled.rejoined {
+            self.encoders.forget();
+        }
+        self.counters.waited += began.elapsed();
+        Ok(pulled)
+    }
+
     /// The mode in force, as the shards have said with the last pull, and how often it was switched.
     pub fn mode(&self) -> (u64, Mode) {
         self.io.session().mode()
@@ -479,7 +526,7 @@ impl Client {
     }
 
     /// Writes what has come; what the worker has is not sent.
-    fn take(&mut self, arrived: &Arrived, weights: &mut [f32]) -> Result<(), ClientError> {
+    fn take(&mut self, arrived: &Arrived, into: Option<&mut [f32]>) -> Result<(), ClientError> {
         let (shard, w, payload) = (arrived.shard, &arrived.weights, &arrived.payload);
         let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
         let (step, bucket, len) = (Step(w.done), BucketId(w.bucket), payload.len());
@@ -487,10 +534,7 @@ impl Client {
         if w.not_modified {
             return Ok(());
         }
-        let into = self
-            .layout
-            .bucket(bucket)
-            .and_then(|spec| weights.get_mut(spec.range()))
+        let into = into
             .filter(|into| into.len() * F32_BYTES == len)
             .ok_or_else(|| broken(format!("{len} bytes for {bucket}")))?;
         let begin = Moment::now();

@@ -4,14 +4,53 @@ use paraft_common::{
     BucketId, BucketSpec, TensorKind,
     codec::{F32_BYTES, put_f32_le},
 };
+use paraft_host::Scratch;
 use paraft_proto::Init;
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
+
+/// Values in memory; or in a file, where they are more than a process is to hold.
+#[derive(Clone, Debug)]
+pub enum Values {
+    /// In memory.
+    Memory(Vec<f32>),
+    /// In a file.
+    Scratch(Arc<Scratch>),
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        Self::Memory(Vec::new())
+    }
+}
+
+impl From<Vec<f32>> for Values {
+    fn from(values: Vec<f32>) -> Self {
+        Self::Memory(values)
+    }
+}
+
+impl Deref for Values {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Memory(values) => values,
+            Self::Scratch(values) => values,
+        }
+    }
+}
+
+impl PartialEq for Values {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
 
 /// The initial state of a whole job, as flat vectors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Initial {
     /// All weights, buffers included.
-    pub weights: Vec<f32>,
+    pub weights: Values,
     /// The optimizer's state vectors, each as long as the parameters; empty for fresh weights, or as many as the
     /// optimizer keeps.
     pub slots: Vec<Vec<f32>>,
@@ -21,8 +60,8 @@ pub struct Initial {
 
 impl Initial {
     /// Weights that nothing was applied to.
-    pub fn fresh(weights: Vec<f32>) -> Self {
-        Self { weights, ..Self::default() }
+    pub fn fresh(weights: impl Into<Values>) -> Self {
+        Self { weights: weights.into(), ..Self::default() }
     }
 
     /// The messages that give `buckets` their state, made one by one: for each bucket its slots, then its weights.

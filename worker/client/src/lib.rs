@@ -36,10 +36,10 @@ mod out;
 mod pool;
 
 pub use acks::Acked;
-pub use client::{Client, ClientOptions, Counters};
+pub use client::{Client, ClientOptions, Counters, Places};
 pub use connect::{Transport, describe, status, switch_mode};
 pub use error::ClientError;
-pub use initial::Initial;
+pub use initial::{Initial, Values};
 pub use interrupt::Interrupt;
 pub use orders::{abandon, drain, end_job, forget, submit};
 pub use paraft_proto::WireKind;

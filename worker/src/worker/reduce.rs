@@ -101,7 +101,7 @@ impl<'a> Lead<'a> {
             layout,
             &data.plan,
         )?;
-        let state = State { weights: begin.initial.weights.clone(), slots: begin.initial.slots.clone() };
+        let state = State { weights: begin.initial.weights.to_vec(), slots: begin.initial.slots.clone() };
         let begun = Step(begin.step());
         let mut server_job = job.server_job_on(tensors, &data.digest);
         server_job.start = begin.start;
