@@ -323,7 +323,8 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
         let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
         job.only_shards_with_buckets(&layout);
         let plan = Plan::new(job, &data.train)?;
-        let beginning = start::begin(job, resume, Some(&mut |seed, w| model.init(seed, w)), &layout, &plan)?;
+        // The workers draw the weights of the seed.
+        let beginning = start::begin(job, resume, None, &layout, &plan, &std::env::temp_dir())?;
         let budget = plan.budget(job, beginning.start.as_ref());
         (layout.params_len() as u64, budget, beginning.step())
     } else {

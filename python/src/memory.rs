@@ -38,7 +38,7 @@ impl Landing for Memory {
         self.values()
     }
 
-    fn landing(&mut self) -> Result<&mut [f32], paraft_worker::ModelError> {
+    fn landing(&mut self) -> Result<&mut [f32], paraft_worker::WorkerError> {
         Ok(self.values())
     }
 

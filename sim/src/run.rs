@@ -104,7 +104,14 @@ pub fn simulate(
     let mut server_job = job.server_job(&tensors);
     let bad = |e: &dyn std::fmt::Display| paraft_worker::WorkerError::Job(e.to_string());
     let layout = job.layout(tensors).map_err(|e| bad(&e))?;
-    let beginning = start::begin(job, None, Some(&mut |seed, w| model.init(seed, w)), &layout, &plan)?;
+    let beginning = start::begin(
+        job,
+        None,
+        Some(&mut |seed, w| model.init(seed, w)),
+        &layout,
+        &plan,
+        &std::env::temp_dir(),
+    )?;
     server_job.start = beginning.start;
     let job_text = server_job.to_toml().map_err(|e| bad(&e))?;
     let initial = beginning.initial.weights.to_vec();

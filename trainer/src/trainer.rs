@@ -397,6 +397,18 @@ impl Trainer {
         }
     }
 
+    /// Instead of [`Self::trained`], of [`Action::Gradient`]: what was pulled while the gradient was computed says that the session was opened
+    /// anew. Nothing comes of the step.
+    pub fn rejoined(&mut self, pulled: Pulled) {
+        self.unanswered = false;
+        let State::Gradient(step) = mem::replace(&mut self.state, State::Next) else {
+            panic!("no gradient was to be computed")
+        };
+        (self.done, self.stop) = (pulled.done, self.stop || pulled.stop);
+        self.queue.push_back(Action::Moved { step, done: self.done, rejoined: true });
+        self.queue.push_back(Action::Begin(self.done));
+    }
+
     /// Everything of a step is pushed.
     pub(crate) fn pushed(&mut self, step: Step, loss_sum: f64, samples: u64) {
         let loss = mean(loss_sum, samples);

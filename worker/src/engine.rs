@@ -5,6 +5,7 @@ use crate::{
     exchange::PushParts,
     group::{ControlMessage, Ranks, Together},
     local::Local,
+    streamed::{Going, Stopped, Streamed},
     worker::WorkerError,
 };
 use paraft_checkpoint::State;
@@ -26,7 +27,12 @@ pub(crate) struct Engine<'a> {
 }
 
 enum Memory {
-    Host { weights: Vec<f32>, gradients: Vec<f32> },
+    Host {
+        weights: Vec<f32>,
+        gradients: Vec<f32>,
+    },
+    /// Some layers at a time, in the host's.
+    Streamed(Box<Streamed>),
     Device,
 }
 
@@ -67,6 +73,10 @@ impl From<WorkerError> for Broke {
     }
 }
 
+fn alone_only() -> ModelError {
+    ModelError::new("a model that is streamed has neither ranks nor weights of its own")
+}
+
 fn gone() -> ModelError {
     ModelError::new("it has left its device")
 }
@@ -82,6 +92,36 @@ impl<'a> Engine<'a> {
             None => Memory::Host { weights: vec![0.0; len], gradients: vec![0.0; len] },
         };
         Self { model, memory, parts, ranks, local: None }
+    }
+
+    /// For a worker that is alone and has some layers of its model at a time.
+    pub fn streamed(model: &'a mut dyn Model, parts: Vec<Part>, streamed: Streamed) -> Self {
+        Self { model, memory: Memory::Streamed(Box::new(streamed)), parts, ranks: None, local: None }
+    }
+
+    /// What is here of the model, where that is not all of it.
+    pub fn streams(&mut self) -> Option<&mut Streamed> {
+        match &mut self.memory {
+            Memory::Streamed(streamed) => Some(streamed),
+            Memory::Host { .. } | Memory::Device => None,
+        }
+    }
+
+    /// One step of a model that is streamed, its gradient pushed bucket by bucket.
+    pub fn step_streamed(
+        &mut self,
+        client: &mut Client,
+        step: Step,
+        batch: &Batch,
+    ) -> Result<Stepped, Stopped> {
+        let Memory::Streamed(streamed) = &mut self.memory else {
+            return Err(Stopped::Failed(ModelError::new("it is not streamed").into()));
+        };
+        let mut push = PushParts::new(client, step, batch.n);
+        let mut going = Going::new(streamed, &mut push);
+        let made = self.model.step_by_layers(&mut going, batch).map_err(WorkerError::from);
+        let loss = going.end(made)?;
+        Ok(Stepped { loss, samples: batch.n as u64 })
     }
 
     /// Likewise, for ranks that apply the gradients themselves.
@@ -102,20 +142,26 @@ impl<'a> Engine<'a> {
     pub fn weights(&mut self) -> &[f32] {
         match &self.memory {
             Memory::Host { weights, .. } => weights,
+            Memory::Streamed(streamed) => streamed.whole(),
             Memory::Device => self.model.resident().map_or(&[], |r| r.host()),
         }
     }
 
     /// The same, for the next pull to write; then [`Self::landed`].
-    pub fn landing(&mut self) -> Result<&mut [f32], ModelError> {
+    pub fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
         match &mut self.memory {
             Memory::Host { weights, .. } => Ok(weights),
-            Memory::Device => self.model.resident().ok_or_else(gone)?.host_mut(),
+            Memory::Streamed(streamed) => streamed.landing(),
+            Memory::Device => Ok(self.model.resident().ok_or_else(gone)?.host_mut()?),
         }
     }
 
     /// What a pull brought is on its way to where it is needed: to the device, and to the other ranks.
     pub fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError> {
+        if let Memory::Streamed(streamed) = &mut self.memory {
+            streamed.landed(pulled);
+            return Ok(());
+        }
         let buckets = pulled.changed.iter().filter_map(|b| layout.bucket(*b));
         // Neighbours in one copy.
         let mut ranges: Vec<Range<usize>> = Vec::new();
@@ -148,7 +194,7 @@ impl<'a> Engine<'a> {
     /// After [`ControlMessage::Weights`], on every rank.
     fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
         match (&mut self.memory, &mut self.ranks) {
-            (Memory::Host { .. }, None) => Ok(()),
+            (Memory::Host { .. }, None) | (Memory::Streamed(_), _) => Ok(()),
             (Memory::Host { weights, .. }, Some(ranks)) => Ok(ranks.reducer()?.broadcast(weights, ranges)?),
             (Memory::Device, _) => Ok(self.model.resident().ok_or_else(gone)?.landed(ranges)?),
         }
@@ -170,6 +216,7 @@ impl<'a> Engine<'a> {
             Memory::Device => {
                 self.model.resident().ok_or_else(gone)?.share_state(&local.descent.optimizer)?
             }
+            Memory::Streamed(_) => return Err(alone_only().into()),
         }
         local.done = Some(done);
         Ok(())
@@ -204,6 +251,7 @@ impl<'a> Engine<'a> {
                 Memory::Device => {
                     self.model.resident().ok_or_else(gone)?.set_state(&state.weights, &state.slots)?;
                 }
+                Memory::Streamed(_) => return Err(alone_only().into()),
             }
         }
         Ok(())
@@ -221,6 +269,7 @@ impl<'a> Engine<'a> {
                 Ok(State { weights: weights.clone(), slots: local.slots.clone() })
             }
             (Memory::Host { weights, .. }, None) => Ok(State { weights: weights.clone(), slots: Vec::new() }),
+            (Memory::Streamed(_), _) => Err(alone_only().into()),
             (Memory::Device, _) => {
                 let (weights, slots) = self.model.resident().ok_or_else(gone)?.state()?;
                 Ok(State { weights, slots })
@@ -327,6 +376,7 @@ impl<'a> Engine<'a> {
                     Some(r) => together(self.model, (weights, gradients), parts, batch, &mut to, r)?,
                 }
             }
+            Memory::Streamed(_) => return Err(alone_only().into()),
             Memory::Device if self.local.is_some() => {
                 self.model.resident().ok_or_else(gone)?.step_local(batch)?
             }
@@ -347,6 +397,7 @@ impl<'a> Engine<'a> {
         if let Some(local) = &mut self.local {
             match &mut self.memory {
                 Memory::Host { weights, .. } => local.apply(step, weights)?,
+                Memory::Streamed(_) => return Err(alone_only().into()),
                 Memory::Device => {
                     let resident = self.model.resident().ok_or_else(gone)?;
                     resident.optimize(&local.descent.optimizer, &local.hyper(step), local.clip_norm())?;
@@ -365,6 +416,7 @@ impl<'a> Engine<'a> {
                 let loss = self.model.step(weights, gradients, batch, &mut |_, _| {})?;
                 Ok((loss, gradients))
             }
+            Memory::Streamed(_) => Err(alone_only()),
             Memory::Device => Err(ModelError::new("its weights are on a device")),
         }
     }
@@ -373,6 +425,7 @@ impl<'a> Engine<'a> {
     pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ModelError> {
         match &self.memory {
             Memory::Host { weights, .. } => self.model.evaluate(weights, batch),
+            Memory::Streamed(streamed) => self.model.evaluate(streamed.whole(), batch),
             Memory::Device => self.model.resident().ok_or_else(gone)?.evaluate_resident(batch),
         }
     }
@@ -420,6 +473,8 @@ impl<'a> Engine<'a> {
     pub fn into_weights(mut self) -> Vec<f32> {
         match &mut self.memory {
             Memory::Host { weights, .. } => std::mem::take(weights),
+            // They are more than this process is to hold.
+            Memory::Streamed(_) => Vec::new(),
             Memory::Device => self.weights().to_vec(),
         }
     }
@@ -498,7 +553,7 @@ fn blame(ranks: &Ranks, why: Broke) -> Result<GroupError, WorkerError> {
 
 type Flat<'a> = (&'a [f32], &'a mut [f32]);
 
-fn incomplete() -> ModelError {
+pub(crate) fn incomplete() -> ModelError {
     ModelError::new("it did not report its whole gradient as ready")
 }
 

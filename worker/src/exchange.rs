@@ -28,6 +28,11 @@ impl<'a> PushParts<'a> {
         Self { client, step, next, since: Moment::now(), values: Vec::new() }
     }
 
+    /// Whose pushes they are.
+    pub fn client(&mut self) -> &mut Client {
+        self.client
+    }
+
     /// The step begins, or begins again: what was pushed stays pushed.
     pub fn begin(&mut self) {
         self.since = Moment::now();

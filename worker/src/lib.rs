@@ -29,6 +29,7 @@ mod recorder;
 pub mod samples;
 pub mod slow;
 pub mod start;
+mod streamed;
 pub mod worker;
 
 pub use paraft_client::Transport;

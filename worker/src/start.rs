@@ -1,13 +1,13 @@
 //! What a job begins with: weights drawn from the seed, a model file, another job's, or a checkpoint.
 
-use crate::{Job, WorkerError, worker::Plan};
+use crate::{Job, WorkerError, streamed, worker::Plan};
 use paraft_checkpoint::{Checkpoint, Folder, weights};
-use paraft_client::Initial;
+use paraft_client::{Initial, Values};
 use paraft_common::{
     Layout,
     config::{Start, Stopping},
 };
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 /// Writes the weights of a seed.
 pub type Init<'a> = dyn FnMut(u64, &mut [f32]) + 'a;
@@ -29,6 +29,7 @@ impl Beginning {
 
 /// Prepares the job's beginning; `init` writes the weights of a seed, and without it another worker brings them. A checkpoint wins over `train.init`: the job that it is of
 /// may have begun so.
+/// Where a worker holds a part of its model, weights of the seed lie in a file in the folder `scratch`.
 /// Everything that is wrong with a file is said here, before the servers hear of this worker.
 pub fn begin(
     job: &Job,
@@ -36,6 +37,7 @@ pub fn begin(
     init: Option<&mut Init<'_>>,
     layout: &Layout,
     plan: &Plan,
+    scratch: &Path,
 ) -> Result<Beginning, WorkerError> {
     if let Some(path) = resume {
         return from_checkpoint(job, path, layout, plan);
@@ -50,6 +52,11 @@ pub fn begin(
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
     let Some(init) = init else { return Ok(Beginning { initial: Initial::default(), start: None }) };
+    if job.memory.resident.is_some() {
+        let mut weights = streamed::scratch(scratch, layout.len())?;
+        init(job.seed, &mut weights);
+        return Ok(Beginning { initial: Initial::fresh(Values::Scratch(Arc::new(weights))), start: None });
+    }
     let mut weights = vec![0.0; layout.len()];
     init(job.seed, &mut weights);
     Ok(Beginning { initial: Initial::fresh(weights), start: None })

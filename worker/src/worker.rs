@@ -39,6 +39,7 @@ use crate::{
     job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
     slow::{Slow, Slowness},
+    streamed::Streamed,
 };
 use paraft_client::{ClientError, Interrupt, Transport, groups::MemberOptions};
 use paraft_common::{BucketId, Encoding};
@@ -172,6 +173,11 @@ pub fn run(
     }
 }
 
+/// Where files lie that end with the process.
+fn scratch_folder(options: &WorkerOptions) -> PathBuf {
+    options.run_dir.clone().unwrap_or_else(std::env::temp_dir)
+}
+
 /// What every rank has, whether it leads or not.
 #[derive(Clone)]
 struct Shared {
@@ -206,6 +212,10 @@ fn lead(
             job.local.kind()
         )));
     }
+    if job.memory.resident.is_some() && model.resident().is_some() {
+        return Err(WorkerError::Job("memory.resident: layers are streamed on the CPU, and this model is on a device; start the worker with \
+                                     --device cpu".into()));
+    }
     let setup = Setup {
         tensors: model.tensors(),
         samples: train.len(),
@@ -238,7 +248,14 @@ fn lead(
     let parts = (0..).zip(driver.layout.buckets()).map(part).collect();
     // Of a group another rank goes on in the same session.
     let alone = ranks.is_none();
-    let engine = Engine::new(model, parts, ranks);
+    let engine = match job.memory.resident {
+        None => Engine::new(model, parts, ranks),
+        Some(resident) => {
+            let buckets = driver.layout.buckets().iter().map(|b| b.range()).collect();
+            let streamed = Streamed::new(&model.layers(), buckets, resident, &scratch_folder(options))?;
+            Engine::streamed(model, parts, streamed)
+        }
+    };
     let slow = Slow::new(options.slow, job.seed, options.rank);
     let mut training = Training { job, options, plan, train, test, engine, driver, slow };
     match training.run() {

@@ -11,7 +11,7 @@ use crate::{
 use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Reported};
 use paraft_common::{Layout, Step, WorkerId, local::LocalWeights};
-use paraft_models::{Evaluation, ModelError};
+use paraft_models::Evaluation;
 use paraft_record::{Event, event};
 use paraft_trainer::{Action, Seen, Trainer};
 use std::{
@@ -37,12 +37,20 @@ pub trait Landing {
     ///
     /// # Errors
     /// There is no such memory.
-    fn landing(&mut self) -> Result<&mut [f32], ModelError>;
-    /// A pull has written them.
+    fn landing(&mut self) -> Result<&mut [f32], WorkerError>;
+    /// A pull of everything has written them.
     ///
     /// # Errors
     /// They can't be brought to where they are used.
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
+    /// A pull between two steps, where the weights are pulled as they are used: [`Self::landing`] is for those of everything then. `None`:
+    /// they are not.
+    ///
+    /// # Errors
+    /// Those of a pull.
+    fn pull_between(&mut self, _client: &mut Client, _pull: &Pull) -> Option<Result<Pulled, ClientError>> {
+        None
+    }
 }
 
 /// In the memory of this process alone.
@@ -51,7 +59,7 @@ impl Landing for Vec<f32> {
         self
     }
 
-    fn landing(&mut self) -> Result<&mut [f32], ModelError> {
+    fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
         Ok(self)
     }
 
@@ -225,7 +233,7 @@ impl Driver {
         }
         // It has joined: the job has finished only once this member has too.
         self.client.finish();
-        if let Err(e) = self.client.pull_final(start, &mut vec![0.0; self.layout.len()]) {
+        if let Err(e) = self.client.pull_to(Pull { last: true, ..Pull::of(start) }, &mut ()) {
             tracing::warn!(error = %e, "this worker's session could not be ended in order");
         }
         Err(WorkerError::Job(format!(
@@ -375,6 +383,11 @@ impl Driver {
         self.trainer.trained(trained);
     }
 
+    /// Instead: this worker had been taken out while it computed, and goes on from there.
+    pub fn rejoined(&mut self, pulled: Pulled) {
+        self.trainer.rejoined(pulled);
+    }
+
     /// A chunk has so many minibatches.
     pub fn prepared(&mut self, minibatches: u64) {
         self.trainer.prepared(minibatches);
@@ -460,9 +473,17 @@ impl Driver {
     fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
         let waits = (self.steps == 0).then(|| says_that_it_waits(self.scores.workers));
-        let pulled = self.client.pull_by(pull, into.landing()?)?;
+        let between =
+            if pull.last || pull.barrier { None } else { into.pull_between(&mut self.client, &pull) };
+        let pulled = match between {
+            Some(pulled) => pulled?,
+            None => {
+                let pulled = self.client.pull_by(pull, into.landing()?)?;
+                into.landed(&pulled, &self.layout)?;
+                pulled
+            }
+        };
         drop(waits);
-        into.landed(&pulled, &self.layout)?;
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(into.weights());
             self.they_follow(0..self.layout.len())?;

@@ -28,6 +28,9 @@ pub enum WorkerError {
     /// A checkpoint or a model file cannot be written or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The file for weights that are not in memory (`memory.resident`).
+    #[error("memory.resident: {0}: {1}")]
+    Scratch(PathBuf, String),
     /// The trace cannot be written.
     #[error("--trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),
@@ -103,7 +106,7 @@ impl WorkerError {
             },
             Self::Data(_) => ErrorKind::Data,
             Self::Model(_) => ErrorKind::Failed,
-            Self::Record(_) | Self::Trace(..) => ErrorKind::Io,
+            Self::Record(_) | Self::Trace(..) | Self::Scratch(..) => ErrorKind::Io,
             Self::Checkpoint(e) if e.is_io() => ErrorKind::Io,
             Self::Checkpoint(_) => ErrorKind::Data,
             Self::Job(_) | Self::Misuse(_) => ErrorKind::Config,

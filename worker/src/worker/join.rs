@@ -44,7 +44,8 @@ pub(super) fn join(
     let mut server_job = job.server_job_in_groups_on(&tensors, &groups, &data);
     let layout = job.layout_in_groups(tensors, &groups).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
-    let mut beginning = start::begin(job, options.resume.as_deref(), init.as_deref_mut(), &layout, plan)?;
+    let (resume, scratch) = (options.resume.as_deref(), super::scratch_folder(options));
+    let mut beginning = start::begin(job, resume, init.as_deref_mut(), &layout, plan, &scratch)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     // A checkpoint or a model file goes before what this worker brings.
     if let Some(state) = state.filter(|_| init.is_some() && beginning.start.is_none()) {

@@ -100,6 +100,7 @@ impl<'a> Lead<'a> {
             Some(&mut |seed, w| model.init(seed, w)),
             layout,
             &data.plan,
+            &std::env::temp_dir(),
         )?;
         let state = State { weights: begin.initial.weights.to_vec(), slots: begin.initial.slots.clone() };
         let begun = Step(begin.step());

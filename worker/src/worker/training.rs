@@ -10,8 +10,9 @@ use crate::{
     job::Job,
     samples::fill,
     slow::Slow,
+    streamed::Stopped,
 };
-use paraft_client::Pulled;
+use paraft_client::{Client, ClientError, Pull, Pulled};
 use paraft_common::{Layout, Step, WorkerId};
 use paraft_data::{Dataset, Prefetcher, chunk_of};
 use paraft_models::{Batch, Evaluation, ModelError};
@@ -34,13 +35,25 @@ impl Landing for Engine<'_> {
         Engine::weights(self)
     }
 
-    fn landing(&mut self) -> Result<&mut [f32], ModelError> {
+    fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
         Engine::landing(self)
     }
 
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError> {
         Engine::landed(self, pulled, layout)
     }
+
+    fn pull_between(&mut self, client: &mut Client, pull: &Pull) -> Option<Result<Pulled, ClientError>> {
+        self.streams().map(|streamed| streamed.pull_between(client, pull.clone()))
+    }
+}
+
+/// What came of a minibatch.
+enum Made {
+    /// The sum of the losses, and samples; `None`: no data is left.
+    Trained(Option<(f64, u64)>),
+    /// This worker had been taken out meanwhile.
+    Rejoined(Pulled),
 }
 
 /// Where minibatches come from, filled on a thread of its own.
@@ -64,15 +77,18 @@ impl Training<'_> {
                         feed = self.feed(done)?;
                     }
                 }
-                Turn::Gradient { step, ask_ahead } => {
-                    let trained = self.gradient(step, ask_ahead, &mut feed)?;
-                    self.driver.trained(trained);
-                }
+                Turn::Gradient { step, ask_ahead } => match self.gradient(step, ask_ahead, &mut feed)? {
+                    Made::Trained(trained) => self.driver.trained(trained),
+                    Made::Rejoined(pulled) => self.driver.rejoined(pulled),
+                },
                 Turn::Local { step, clock } => {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
                 }
                 Turn::Evaluate(epoch) => {
+                    if let Some(streamed) = self.engine.streams() {
+                        streamed.fetch_whole(&mut self.driver.client)?;
+                    }
                     let share = Share::of(self.job, self.options);
                     let Self { engine, test, driver, options, .. } = self;
                     let (worker, recorder) = (driver.worker(), Some(&mut driver.recorder));
@@ -141,22 +157,25 @@ impl Training<'_> {
     }
 
     /// One minibatch at the pulled weights; each bucket of its gradient is pushed as soon as it is there.
-    fn gradient(
-        &mut self,
-        step: Step,
-        ask_ahead: bool,
-        feed: &mut Feed,
-    ) -> Result<Option<(f64, u64)>, WorkerError> {
-        let Some(batch) = feed.batches.next() else { return Ok(None) };
+    fn gradient(&mut self, step: Step, ask_ahead: bool, feed: &mut Feed) -> Result<Made, WorkerError> {
+        let Some(batch) = feed.batches.next() else { return Ok(Made::Trained(None)) };
         let batch = batch?;
         let client = &mut self.driver.client;
-        if ask_ahead {
-            client.ask_ahead(step);
-        }
-        let stepped = self.slow.step(|| self.engine.step(client, step, &batch))?;
+        let stepped = if self.engine.streams().is_some() {
+            match self.slow.step(|| self.engine.step_streamed(client, step, &batch)) {
+                Ok(stepped) => stepped,
+                Err(Stopped::Rejoined(pulled)) => return Ok(Made::Rejoined(pulled)),
+                Err(Stopped::Failed(e)) => return Err(e),
+            }
+        } else {
+            if ask_ahead {
+                client.ask_ahead(step);
+            }
+            self.slow.step(|| self.engine.step(client, step, &batch))?
+        };
         let Stepped { loss, samples } = finite(stepped, step, self.driver.worker())?;
         feed.batches.recycle(batch);
-        Ok(Some((f64::from(loss) * samples as f64, samples)))
+        Ok(Made::Trained(Some((f64::from(loss) * samples as f64, samples))))
     }
 
     /// One minibatch at the worker's own weights, which move; `clock`: how many it had trained before.

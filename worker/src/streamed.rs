@@ -1,0 +1,356 @@
+//! A model of which a worker holds some layers at a time (`memory.resident`).
+//!
+//! Both flat vectors are as long as the model, and have memory only where a layer is that is here ([`Pages`]). A step goes through the
+//! layers forward and back; each is pulled before it is used, the next one while this one computes, and let go where it is needed last.
+//! Its gradient leaves bucket by bucket, and its memory with it. All pulls of a step are of the same step: in lock-step no bucket moves
+//! before this worker has pushed its own gradient of it, so what comes for the way back are the bits of the way there.
+//!
+//! Where all weights are wanted at once (evaluations, the end) they lie in a file ([`Scratch`]).
+
+use crate::{exchange::PushParts, worker::WorkerError};
+use paraft_client::{Client, ClientError, Places, Pull, Pulled};
+use paraft_common::{BucketId, Step, need::Bytes};
+use paraft_compute::DeviceError;
+use paraft_host::{Pages, Scratch};
+use paraft_job::Resident;
+use paraft_models::{CpuDevice, Flat, Layer, NetResult, Weights};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+const F32: usize = size_of::<f32>();
+
+/// See the module.
+pub(crate) struct Streamed {
+    /// The buckets of each layer, which rise; neighbours may share one.
+    layers: Vec<Vec<usize>>,
+    /// The values of each bucket.
+    buckets: Vec<Range<usize>>,
+    weights: Pages,
+    gradient: Pages,
+    /// Buckets whose weights are here.
+    here: Vec<bool>,
+    /// Values of those.
+    held: usize,
+    /// The most values that may be.
+    most: usize,
+    /// The step that the weights are of.
+    done: Step,
+    /// The layer that was asked for last, and whether the pass goes back.
+    at: usize,
+    back: bool,
+    /// A pull that is under way, and what it brings.
+    asked: Option<(Pull, Vec<usize>)>,
+    /// All weights, and of which step they are.
+    whole: Option<Scratch>,
+    whole_of: Option<Step>,
+    folder: PathBuf,
+}
+
+/// What a pull of some buckets brings, to where they are.
+struct Into<'a> {
+    weights: &'a mut Pages,
+    buckets: &'a [Range<usize>],
+    wanted: &'a [usize],
+}
+
+impl Places for Into<'_> {
+    fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]> {
+        let i = bucket.0 as usize;
+        self.wanted.contains(&i).then(|| &mut self.weights[self.buckets[i].clone()])
+    }
+}
+
+/// Why a step was not made.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    /// This worker had been taken out, and has joined again: it goes on from there.
+    Rejoined(Pulled),
+    Failed(WorkerError),
+}
+
+impl From<ClientError> for Stopped {
+    fn from(e: ClientError) -> Self {
+        Self::Failed(e.into())
+    }
+}
+
+impl Streamed {
+    /// For a model of these layers, whose flat vector is in these buckets. What needs all of it has a file in `folder`.
+    ///
+    /// # Errors
+    /// The model isn't divided, or a layer of it is larger than what may be here.
+    pub fn new(
+        layers: &[Layer],
+        buckets: Vec<Range<usize>>,
+        resident: Resident,
+        folder: &Path,
+    ) -> Result<Self, WorkerError> {
+        if layers.is_empty() {
+            return Err(WorkerError::Job(
+                "memory.resident: this model isn't divided in layers (Model::layers); take [memory] out"
+                    .into(),
+            ));
+        }
+        let of = |layer: &Layer| -> Vec<usize> {
+            let touches = |b: &Range<usize>| layer.params.iter().any(|p| p.start < b.end && b.start < p.end);
+            (0..buckets.len()).filter(|i| touches(&buckets[*i])).collect()
+        };
+        let layers: Vec<Vec<usize>> = layers.iter().map(of).collect();
+        let values = |layer: &Vec<usize>| layer.iter().map(|b| buckets[*b].len()).sum::<usize>();
+        let sizes: Vec<usize> = layers.iter().map(values).collect();
+        let largest = sizes.iter().copied().max().unwrap_or_default();
+        let most = match resident {
+            Resident::Layers(n) => largest.saturating_mul(usize::try_from(n).unwrap_or(usize::MAX)),
+            Resident::Bytes(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX) / F32,
+        };
+        if most < largest {
+            let layer = sizes.iter().position(|s| *s == largest).unwrap_or_default();
+            let bytes = |values: usize| Bytes((values * F32) as u64);
+            return Err(WorkerError::Job(format!(
+                "memory.resident is {}, and layer {layer} of {}, with the buckets that it lies in, takes {}; with twice as much the next \
+                 layer can come while one computes",
+                bytes(most),
+                sizes.len(),
+                bytes(largest)
+            )));
+        }
+        let len = buckets.last().map_or(0, |b| b.end);
+        let pages = || {
+            Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
+        };
+        Ok(Self {
+            here: vec![false; buckets.len()],
+            layers,
+            weights: pages()?,
+            gradient: pages()?,
+            buckets,
+            held: 0,
+            most,
+            done: Step(0),
+            at: 0,
+            back: false,
+            asked: None,
+            whole: None,
+            whole_of: None,
+            folder: folder.to_path_buf(),
+        })
+    }
+
+    /// All weights, in a file. Zeros where nobody has asked for them.
+    pub fn whole(&self) -> &[f32] {
+        self.whole.as_deref().unwrap_or_default()
+    }
+
+    /// The same, for a pull of everything to write; then [`Self::landed`].
+    pub fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
+        let whole = match self.whole.take() {
+            Some(whole) => whole,
+            None => scratch(&self.folder, self.weights.len())?,
+        };
+        self.whole_of = None;
+        Ok(self.whole.insert(whole))
+    }
+
+    /// A pull of everything was written there.
+    pub fn landed(&mut self, pulled: &Pulled) {
+        self.begin(pulled.done);
+        self.whole_of = Some(pulled.done);
+    }
+
+    /// Has all weights of the last step in the file.
+    pub fn fetch_whole(&mut self, client: &mut Client) -> Result<(), WorkerError> {
+        if self.whole_of != Some(self.done) {
+            let done = self.done;
+            let pulled = client.pull_by(Pull::of(done), self.landing()?)?;
+            self.whole_of = Some(pulled.done);
+        }
+        Ok(())
+    }
+
+    /// The pull between two steps; of what it would bring the first layer is kept.
+    pub fn pull_between(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, ClientError> {
+        self.begin(pull.done);
+        let first = self.layers[0].clone();
+        // The shards keep their image of a step for a pull of everything.
+        let only = if pull.checkpoint { Vec::new() } else { ids(&first) };
+        let pulled = self.pull(client, Pull { only, ..pull }, &first)?;
+        self.done = pulled.done;
+        Ok(pulled)
+    }
+
+    /// The weights of a step are of no use to the next.
+    fn begin(&mut self, done: Step) {
+        self.weights.release(0..self.weights.len());
+        self.here.fill(false);
+        (self.held, self.at, self.back, self.done) = (0, 0, false, done);
+    }
+
+    fn pull(&mut self, client: &mut Client, pull: Pull, wanted: &[usize]) -> Result<Pulled, ClientError> {
+        let pulled =
+            client.pull_to(pull, &mut Into { weights: &mut self.weights, buckets: &self.buckets, wanted })?;
+        for b in wanted {
+            self.here[*b] = true;
+            self.held += self.buckets[*b].len();
+        }
+        Ok(pulled)
+    }
+
+    /// As [`Self::pull`], in a step.
+    fn pull_within(&mut self, client: &mut Client, pull: Pull, wanted: &[usize]) -> Result<(), Stopped> {
+        let pulled = self.pull(client, pull, wanted)?;
+        match pulled.rejoined {
+            false => Ok(()),
+            true => {
+                self.begin(pulled.done);
+                Err(Stopped::Rejoined(pulled))
+            }
+        }
+    }
+
+    fn missing(&self, layer: usize) -> Vec<usize> {
+        self.layers[layer].iter().copied().filter(|b| !self.here[*b]).collect()
+    }
+
+    /// The layer that comes behind this one.
+    fn next(&self, layer: usize) -> Option<usize> {
+        match self.back || layer + 1 == self.layers.len() {
+            true => layer.checked_sub(1),
+            false => Some(layer + 1),
+        }
+    }
+
+    /// Has a layer here, and the next one on its way where there is room.
+    fn bring(&mut self, layer: usize, client: &mut Client) -> Result<(), Stopped> {
+        if layer == self.at && self.asked.is_some() && self.missing(layer).is_empty() {
+            return Ok(());
+        }
+        self.back |= layer < self.at;
+        self.at = layer;
+        if !self.missing(layer).is_empty()
+            && let Some((pull, wanted)) = self.asked.take()
+        {
+            self.pull_within(client, pull, &wanted)?;
+        }
+        let missing = self.missing(layer);
+        if !missing.is_empty() {
+            self.make_room(&missing, &[layer]);
+            self.pull_within(client, self.of(&missing), &missing)?;
+        }
+        if self.asked.is_none()
+            && let Some(next) = self.next(layer)
+        {
+            let missing = self.missing(next);
+            if !missing.is_empty() && self.make_room(&missing, &[layer, next]) {
+                let pull = self.of(&missing);
+                client.ask(pull.clone());
+                self.asked = Some((pull, missing));
+            }
+        }
+        Ok(())
+    }
+
+    fn of(&self, buckets: &[usize]) -> Pull {
+        Pull { only: ids(buckets), ..Pull::of(self.done) }
+    }
+
+    /// Lets go of what is needed last, until these fit; of these layers nothing. False: they do not.
+    fn make_room(&mut self, buckets: &[usize], keep: &[usize]) -> bool {
+        let need: usize = buckets.iter().map(|b| self.buckets[*b].len()).sum();
+        while self.held + need > self.most {
+            let kept = |b: &usize| keep.iter().any(|layer| self.layers[*layer].contains(b));
+            let of = |layer: usize| -> Vec<usize> {
+                self.layers[layer].iter().copied().filter(|b| self.here[*b] && !kept(b)).collect()
+            };
+            // What the pass back has left behind is needed no more; else the first layers are the last that it comes to.
+            let behind = if self.back { self.at + 1..self.layers.len() } else { 0..0 };
+            let gone = behind.chain(0..self.layers.len()).map(of).find(|buckets| !buckets.is_empty());
+            let Some(gone) = gone else { return false };
+            for b in gone {
+                self.here[b] = false;
+                self.held -= self.buckets[b].len();
+                self.weights.release(self.buckets[b].clone());
+            }
+        }
+        true
+    }
+}
+
+fn ids(buckets: &[usize]) -> Vec<BucketId> {
+    buckets.iter().map(|b| BucketId(*b as u32)).collect()
+}
+
+/// Values in a file in this folder.
+pub(crate) fn scratch(folder: &Path, len: usize) -> Result<Scratch, WorkerError> {
+    Scratch::new(folder, len).map_err(|e| {
+        let bytes = Bytes((len * F32) as u64);
+        WorkerError::Scratch(
+            folder.to_path_buf(),
+            format!("no room for {bytes}, which are needed beside what is in memory: {e}"),
+        )
+    })
+}
+
+/// A step under way.
+pub(crate) struct Going<'s, 'p, 'c> {
+    streamed: &'s mut Streamed,
+    push: &'p mut PushParts<'c>,
+    /// Buckets from here on are pushed.
+    next: usize,
+    stopped: Option<Stopped>,
+}
+
+impl<'s, 'p, 'c> Going<'s, 'p, 'c> {
+    /// Behind [`Streamed::pull_between`].
+    pub fn new(streamed: &'s mut Streamed, push: &'p mut PushParts<'c>) -> Self {
+        let next = streamed.buckets.len();
+        Self { streamed, push, next, stopped: None }
+    }
+
+    /// What came of it, where `made` is what the model says.
+    pub fn end<T>(self, made: Result<T, WorkerError>) -> Result<T, Stopped> {
+        match (self.stopped, made) {
+            (Some(stopped), _) => Err(stopped),
+            (None, Err(e)) => Err(Stopped::Failed(e)),
+            (None, Ok(_)) if self.next > 0 => Err(Stopped::Failed(crate::engine::incomplete().into())),
+            (None, Ok(made)) => Ok(made),
+        }
+    }
+
+    fn bring(&mut self, layer: usize) -> NetResult {
+        if self.stopped.is_none()
+            && let Err(why) = self.streamed.bring(layer, self.push.client())
+        {
+            self.stopped = Some(why);
+        }
+        // What it is, `end` says.
+        let over = || DeviceError::Unsupported(format!("layer {layer} has no weights"));
+        if self.stopped.is_some() { Err(over()) } else { Ok(()) }
+    }
+}
+
+impl Weights<CpuDevice> for Going<'_, '_, '_> {
+    fn params(&mut self, layer: usize) -> NetResult<&[f32]> {
+        self.bring(layer)?;
+        Ok(&self.streamed.weights)
+    }
+}
+
+impl Flat<CpuDevice> for Going<'_, '_, '_> {
+    fn layer(&mut self, layer: usize) -> NetResult<(&[f32], &mut [f32])> {
+        self.bring(layer)?;
+        Ok((&self.streamed.weights, &mut self.streamed.gradient))
+    }
+
+    fn ready(&mut self, offset: usize) -> NetResult {
+        let Streamed { buckets, gradient, .. } = &mut *self.streamed;
+        while self.next > 0 && buckets[self.next - 1].start >= offset {
+            self.next -= 1;
+            let range = buckets[self.next].clone();
+            self.push.values(self.next, &gradient[range.clone()]);
+            gradient.release(range);
+        }
+        Ok(())
+    }
+}
