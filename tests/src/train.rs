@@ -18,9 +18,13 @@ use std::{
 
 /// A job on the digits: `text` is TOML, each line of `set` an assignment as `--set` takes it.
 pub fn job(fleet: &At, text: &str, set: &[&str]) -> Result<Job> {
-    let text = format!("[data]\nkind = \"digits\"\n[eval]\nevery_epoch = false\n{text}");
+    job_on(fleet, &format!("[data]\nkind = \"digits\"\n[eval]\nevery_epoch = false\n{text}"), set)
+}
+
+/// A job on other data, which `text` names.
+pub fn job_on(fleet: &At, text: &str, set: &[&str]) -> Result<Job> {
     let set: Vec<String> = set.iter().map(ToString::to_string).collect();
-    let mut job = Job::parse(&text, Path::new("test.toml"), &set)?;
+    let mut job = Job::parse(text, Path::new("test.toml"), &set)?;
     job.cluster.addresses = fleet.addresses.clone();
     job.cluster.shards = Some(fleet.shards);
     job.cluster.replicas = fleet.replicas;
@@ -65,10 +69,22 @@ fn run_worker(
 ) -> Result<WorkerReport> {
     let data = data(job)?;
     let mut model = model(job, &data)?;
-    let options =
-        WorkerOptions { resume, interrupt, ..WorkerOptions::new(rank, job.cluster.addresses.clone()) };
+    // A worker that has not all of the model gives no weights.
+    let folder = job.memory.resident.map(|_| tempfile::tempdir()).transpose()?;
+    let weights = folder.as_ref().map(|f| f.path().join("weights"));
+    let options = WorkerOptions {
+        resume,
+        interrupt,
+        weights,
+        ..WorkerOptions::new(rank, job.cluster.addresses.clone())
+    };
     let report: Result<WorkerReport, WorkerError> = paraft_worker::run(job, &options, model.as_mut(), data);
-    report.with_context(|| format!("worker {rank}"))
+    let report = report.with_context(|| format!("worker {rank}"))?;
+    let layout = job.layout(model.tensors()).map_err(|e| anyhow::anyhow!("{e}"))?;
+    Ok(match options.weights {
+        Some(path) => WorkerReport { weights: paraft_checkpoint::weights::load(&path, &layout)?.0, ..report },
+        None => report,
+    })
 }
 
 /// All workers of the job, each in a thread; the final weights, which must be the same for all.

@@ -27,4 +27,5 @@ mod pages;
 mod reads;
 mod replicas;
 mod skips;
+mod streamed;
 mod switches;
