@@ -5,18 +5,23 @@
 //! Its gradient leaves bucket by bucket, and its memory with it. All pulls of a step are of the same step: in lock-step no bucket moves
 //! before this worker has pushed its own gradient of it, so what comes for the way back are the bits of the way there.
 //!
+//! How many layers are asked for ahead follows from measured times: as many as are computed while one such pull comes. Bytes that wait are
+//! bounded ([`PULL_AHEAD_BYTES`]): of a layer that is larger a part comes ahead, the rest when it is needed.
+//!
 //! Where all weights are wanted at once (evaluations, the end) they lie in a file ([`Scratch`]).
 
 use crate::{exchange::PushParts, worker::WorkerError};
-use paraft_client::{Client, ClientError, Places, Pull, Pulled};
+use paraft_client::{PULL_AHEAD_BYTES, Client, ClientError, Places, Pull, Pulled};
 use paraft_common::{BucketId, Step, need::Bytes};
 use paraft_compute::DeviceError;
 use paraft_host::{Pages, Scratch};
 use paraft_job::Resident;
 use paraft_models::{CpuDevice, Flat, Layer, NetResult, Weights};
 use std::{
+    collections::BTreeSet,
     ops::Range,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 const F32: usize = size_of::<f32>();
@@ -40,12 +45,65 @@ pub(crate) struct Streamed {
     /// The layer that was asked for last, and whether the pass goes back.
     at: usize,
     back: bool,
-    /// A pull that is under way, and what it brings.
-    asked: Option<(Pull, Vec<usize>)>,
+    /// A pull that is under way.
+    asked: Option<Asked>,
+    pace: Pace,
     /// All weights, and of which step they are.
     whole: Option<Scratch>,
     whole_of: Option<Step>,
     folder: PathBuf,
+}
+
+/// A pull that is asked for ahead.
+struct Asked {
+    pull: Pull,
+    /// The buckets that it brings.
+    wanted: Vec<usize>,
+    at: Instant,
+}
+
+/// The most layers that are asked for at once.
+const MOST_AHEAD: usize = 8;
+
+/// How many layers are asked for ahead.
+struct Pace {
+    /// Since when the layer that is here is computed.
+    since: Instant,
+    /// The times of a layer and of a pull asked for ahead, each a mean that forgets.
+    layer: Option<Duration>,
+    pull: Option<Duration>,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { since: Instant::now(), layer: None, pull: None }
+    }
+
+    /// A layer was computed.
+    fn computed(&mut self) {
+        note(&mut self.layer, self.since.elapsed());
+    }
+
+    /// A pull was there when it was wanted, or `waited` later.
+    fn came(&mut self, asked: Instant, waited: Duration) {
+        // One that nobody waited for took at most so long; how much less is not known.
+        let took = asked.elapsed();
+        match (self.pull, waited < took / 16) {
+            (Some(known), true) => note(&mut self.pull, known.min(took)),
+            _ => note(&mut self.pull, took),
+        }
+    }
+
+    /// As many layers as are computed while a pull comes.
+    fn ahead(&self) -> usize {
+        let (Some(layer), Some(pull)) = (self.layer, self.pull) else { return 1 };
+        let n = pull.as_secs_f64() / layer.as_secs_f64().max(1e-6);
+        (n.ceil() as usize).clamp(1, MOST_AHEAD)
+    }
+}
+
+fn note(mean: &mut Option<Duration>, took: Duration) {
+    *mean = Some(mean.map_or(took, |mean| (mean * 7 + took) / 8));
 }
 
 /// What a pull of some buckets brings, to where they are.
@@ -132,6 +190,7 @@ impl Streamed {
             at: 0,
             back: false,
             asked: None,
+            pace: Pace::new(),
             whole: None,
             whole_of: None,
             folder: folder.to_path_buf(),
@@ -213,55 +272,96 @@ impl Streamed {
         self.layers[layer].iter().copied().filter(|b| !self.here[*b]).collect()
     }
 
-    /// The layer that comes behind this one.
-    fn next(&self, layer: usize) -> Option<usize> {
-        match self.back || layer + 1 == self.layers.len() {
-            true => layer.checked_sub(1),
-            false => Some(layer + 1),
-        }
+    /// The layers that come behind this one, up to the end of the step.
+    fn behind(&self, layer: usize) -> impl Iterator<Item = usize> + use<> {
+        let there = if self.back { 0..0 } else { layer + 1..self.layers.len() };
+        let back = if self.back { layer } else { self.layers.len() };
+        there.chain((0..back).rev())
     }
 
-    /// Has a layer here, and the next one on its way where there is room.
+    /// Has a layer here, and the next ones on their way where there is room.
     fn bring(&mut self, layer: usize, client: &mut Client) -> Result<(), Stopped> {
-        if layer == self.at && self.asked.is_some() && self.missing(layer).is_empty() {
+        let again = layer == self.at;
+        if again && self.asked.is_some() && self.missing(layer).is_empty() {
             return Ok(());
+        }
+        if !again {
+            self.pace.computed();
         }
         self.back |= layer < self.at;
         self.at = layer;
         if !self.missing(layer).is_empty()
-            && let Some((pull, wanted)) = self.asked.take()
+            && let Some(asked) = self.asked.take()
         {
-            self.pull_within(client, pull, &wanted)?;
+            let waits = Instant::now();
+            self.pull_within(client, asked.pull, &asked.wanted)?;
+            self.pace.came(asked.at, waits.elapsed());
         }
         let missing = self.missing(layer);
         if !missing.is_empty() {
             self.make_room(&missing, &[layer]);
             self.pull_within(client, self.of(&missing), &missing)?;
         }
-        if self.asked.is_none()
-            && let Some(next) = self.next(layer)
-        {
-            let missing = self.missing(next);
-            if !missing.is_empty() && self.make_room(&missing, &[layer, next]) {
-                let pull = self.of(&missing);
-                client.ask(pull.clone());
-                self.asked = Some((pull, missing));
-            }
+        if self.asked.is_none() {
+            self.ask_ahead(layer, client);
+        }
+        if !again {
+            self.pace.since = Instant::now();
         }
         Ok(())
+    }
+
+    /// Asks for what is needed behind a layer and isn't here.
+    fn ask_ahead(&mut self, layer: usize, client: &mut Client) {
+        let (mut wanted, mut keep) = (Vec::new(), vec![layer]);
+        let (mut bytes, mut layers) = (0, 0);
+        'layers: for next in self.behind(layer) {
+            let missing: Vec<usize> = (self.missing(next).into_iter()).filter(|b| !wanted.contains(b)).collect();
+            keep.push(next);
+            if missing.is_empty() {
+                continue;
+            }
+            // Room for all of it, so that what comes ahead of a large layer has the rest of it to go with.
+            let need: Vec<usize> = wanted.iter().chain(&missing).copied().collect();
+            if !self.make_room(&need, &keep) {
+                break;
+            }
+            for b in missing {
+                bytes += self.buckets[b].len() * F32;
+                if bytes > PULL_AHEAD_BYTES {
+                    break 'layers;
+                }
+                wanted.push(b);
+            }
+            layers += 1;
+            if layers >= self.pace.ahead() {
+                break;
+            }
+        }
+        if !wanted.is_empty() {
+            wanted.sort_unstable(); // as a pull names them
+            let pull = self.of(&wanted);
+            client.ask(pull.clone());
+            self.asked = Some(Asked { pull, wanted, at: Instant::now() });
+        }
     }
 
     fn of(&self, buckets: &[usize]) -> Pull {
         Pull { only: ids(buckets), ..Pull::of(self.done) }
     }
 
-    /// Lets go of what is needed last, until these fit; of these layers nothing. False: they do not.
+    /// Lets go of what is needed last, until these fit; of these layers nothing. False: they do not, and all stays.
     fn make_room(&mut self, buckets: &[usize], keep: &[usize]) -> bool {
-        let need: usize = buckets.iter().map(|b| self.buckets[*b].len()).sum();
+        let values = |of: &[usize]| of.iter().map(|b| self.buckets[*b].len()).sum::<usize>();
+        let kept: BTreeSet<usize> = keep.iter().flat_map(|l| &self.layers[*l]).copied().collect();
+        let need = values(buckets);
+        let stays: Vec<usize> = kept.iter().copied().filter(|b| self.here[*b]).collect();
+        if values(&stays) + need > self.most {
+            return false;
+        }
         while self.held + need > self.most {
-            let kept = |b: &usize| keep.iter().any(|layer| self.layers[*layer].contains(b));
             let of = |layer: usize| -> Vec<usize> {
-                self.layers[layer].iter().copied().filter(|b| self.here[*b] && !kept(b)).collect()
+                (self.layers[layer].iter().copied()).filter(|b| self.here[*b] && !kept.contains(b)).collect()
             };
             // What the pass back has left behind is needed no more; else the first layers are the last that it comes to.
             let behind = if self.back { self.at + 1..self.layers.len() } else { 0..0 };

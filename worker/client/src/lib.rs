@@ -42,5 +42,5 @@ pub use error::ClientError;
 pub use initial::{Initial, Values};
 pub use interrupt::Interrupt;
 pub use orders::{abandon, drain, end_job, forget, submit};
-pub use paraft_proto::WireKind;
+pub use paraft_proto::{WireKind, limits::PULL_AHEAD_BYTES};
 pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported, SessionError};
