@@ -23,6 +23,7 @@ mod resilience;
 mod responsive;
 mod ring;
 mod shard;
+mod streamed;
 mod train;
 mod wire;
 
@@ -68,6 +69,8 @@ enum Which {
     /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
     /// the peak memory of both processes.
     Large(large::LargeBenchArgs),
+    /// A transformer whose worker holds some layers at a time, beside one that holds all: samples/s, and the worker's memory.
+    Streamed(streamed::StreamedBenchArgs),
     /// The steps of one process; started by `kernels`.
     #[command(hide = true)]
     KernelSteps(kernels::StepsArgs),
@@ -115,6 +118,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Ring(a) => ring::run(a),
         Which::Responsive(a) => responsive::run(a),
         Which::Large(a) => large::run(a),
+        Which::Streamed(a) => streamed::run(a),
         Which::Gpu(a) => gpu::run(a),
         Which::Kernels(a) => kernels::run(a),
         Which::KernelSteps(a) => kernels::steps(a),

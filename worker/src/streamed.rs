@@ -11,7 +11,7 @@
 //! Where all weights are wanted at once (evaluations, the end) they lie in a file ([`Scratch`]).
 
 use crate::{exchange::PushParts, worker::WorkerError};
-use paraft_client::{PULL_AHEAD_BYTES, Client, ClientError, Places, Pull, Pulled};
+use paraft_client::{Client, ClientError, PULL_AHEAD_BYTES, Places, Pull, Pulled};
 use paraft_common::{BucketId, Step, need::Bytes};
 use paraft_compute::DeviceError;
 use paraft_host::{Pages, Scratch};
@@ -316,7 +316,8 @@ impl Streamed {
         let (mut wanted, mut keep) = (Vec::new(), vec![layer]);
         let (mut bytes, mut layers) = (0, 0);
         'layers: for next in self.behind(layer) {
-            let missing: Vec<usize> = (self.missing(next).into_iter()).filter(|b| !wanted.contains(b)).collect();
+            let missing: Vec<usize> =
+                (self.missing(next).into_iter()).filter(|b| !wanted.contains(b)).collect();
             keep.push(next);
             if missing.is_empty() {
                 continue;
@@ -452,5 +453,37 @@ impl Flat<CpuDevice> for Going<'_, '_, '_> {
             gradient.release(range);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(layer: u64, pull: u64) -> Pace {
+        let ms = |n| Some(Duration::from_millis(n));
+        Pace { since: Instant::now(), layer: ms(layer), pull: ms(pull) }
+    }
+
+    #[test]
+    fn as_many_layers_come_ahead_as_are_computed_while_a_pull_comes() {
+        assert_eq!(Pace::new().ahead(), 1, "nothing is known yet");
+        for (layer, pull, ahead) in
+            [(10, 3, 1), (10, 10, 1), (10, 35, 4), (1, 1000, MOST_AHEAD), (0, 5, MOST_AHEAD)]
+        {
+            assert_eq!(pace(layer, pull).ahead(), ahead, "{layer} ms, {pull} ms");
+        }
+    }
+
+    #[test]
+    fn a_pull_that_nobody_waits_for_is_not_known_to_be_slower() {
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(5)).expect("a clock");
+        let mut pace = pace(10, 20);
+        pace.came(long_ago, Duration::ZERO);
+        assert_eq!(pace.pull, Some(Duration::from_millis(20)), "it may have come at once");
+        pace.came(long_ago, Duration::from_secs(4));
+        assert!(pace.pull > Some(Duration::from_millis(600)), "{:?}", pace.pull);
+        pace.came(Instant::now(), Duration::ZERO);
+        assert!(pace.pull < Some(Duration::from_millis(600)), "{:?}", pace.pull);
     }
 }

@@ -175,7 +175,7 @@ where
 
     /// One: its images are many, its parameters few.
     fn layers(&self) -> Vec<Layer> {
-        vec![Layer { params: std::iter::once(0..self.len).collect() }]
+        vec![Layer::of(0..self.len)]
     }
 
     fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {

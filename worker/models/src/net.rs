@@ -23,6 +23,13 @@ pub struct Layer {
     pub params: Vec<Range<usize>>,
 }
 
+impl Layer {
+    /// Of one range.
+    pub fn of(params: Range<usize>) -> Self {
+        Self { params: std::iter::once(params).collect() }
+    }
+}
+
 /// The flat parameters, as a net goes through its layers.
 pub trait Weights<D: Buffers> {
     /// The vector, in which the parameters of this layer ([`Net::layers`]) are there.

@@ -77,7 +77,7 @@ impl<D: Device> Stack<D> {
 
     /// One a layer.
     pub fn layers(&self) -> Vec<Piece> {
-        self.layers.iter().map(|l| Piece { params: vec![l.offset..l.offset + l.len()] }).collect()
+        self.layers.iter().map(|l| Piece::of(l.offset..l.offset + l.len())).collect()
     }
 
     /// The tensors; `prefix` names a layer's module, given its index.

@@ -26,7 +26,6 @@ use paraft_compute::{
     },
 };
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
 
 /// Which norm the blocks have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -242,21 +241,32 @@ impl<D: Device> Transformer<D> {
         d.load_ids(&batch.labels, &mut self.labels)
     }
 
-    /// Computes the logits of what was loaded.
-    fn forward<W: Weights<D> + ?Sized>(&mut self, d: &mut D, weights: &mut W, n: usize) -> NetResult {
+    /// Computes the logits of what was loaded. `keeps` what a backward pass needs; else all blocks share what one of them has.
+    fn forward<W: Weights<D> + ?Sized>(
+        &mut self,
+        d: &mut D,
+        weights: &mut W,
+        n: usize,
+        keeps: bool,
+    ) -> NetResult {
         let shape = self.embedding(n);
         d.embedding(shape, &self.tokens, weights.params(0)?, self.places.embedding, &mut self.inputs[0])?;
         let rows = n * self.shape.time;
         for layer in 0..self.shape.layers {
-            let room = self.room(layer);
-            let (x, next) = self.inputs.split_at_mut(layer + 1);
+            let room = if keeps { self.room(layer) } else { 0 };
+            let (x, next) = self.inputs.split_at_mut(if keeps { layer + 1 } else { 1 });
+            let (x, next) = match keeps {
+                true => (&x[layer], &mut next[0]),
+                false if layer % 2 == 0 => (&x[0], &mut next[0]),
+                false => (&next[0], &mut x[0]),
+            };
             let room = &mut self.rooms[room];
             let params = weights.params(1 + layer)?;
-            block_forward(d, self.shape, n, params, self.places.blocks[layer], &x[layer], room)?;
-            d.add(&room.mid, &room.out, &mut next[0])?;
+            block_forward(d, self.shape, n, params, self.places.blocks[layer], x, room)?;
+            d.add(&room.mid, &room.out, next)?;
         }
         let norm = NormShape { rows, cols: self.shape.width };
-        let x = &self.inputs[self.shape.layers];
+        let x = &self.inputs[if keeps { self.shape.layers } else { self.shape.layers % 2 }];
         let params = weights.params(1 + self.shape.layers)?;
         d.norm(norm, x, None, params, self.places.norm, &mut self.normed, &mut self.stats)?;
         let (shape, at) = self.head(rows);
@@ -412,11 +422,10 @@ where
         let begins = blocks.iter().map(|b| b.norm1.gamma()).chain([norm.gamma()]);
         let ends = begins.clone().skip(1);
         let first = blocks.first().map_or(0, |b| b.norm1.gamma());
-        let layer = |params: Vec<Range<usize>>| Layer { params };
-        let one = |range: Range<usize>| layer(std::iter::once(range).collect());
-        std::iter::once(one(0..first))
-            .chain(begins.zip(ends).map(|(begin, end)| one(begin..end)))
-            .chain([layer(vec![embedding.tokens..embedding.positions, norm.gamma()..*len])])
+        let head = Layer { params: vec![embedding.tokens..embedding.positions, norm.gamma()..*len] };
+        std::iter::once(Layer::of(0..first))
+            .chain(begins.zip(ends).map(|(begin, end)| Layer::of(begin..end)))
+            .chain([head])
             .collect()
     }
 
@@ -427,7 +436,7 @@ where
     }
 
     fn step(&mut self, d: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
-        self.forward(d, flat, n)?;
+        self.forward(d, flat, n, true)?;
         let s = self.shape;
         let rows = n * s.time;
         d.softmax_cross_entropy(rows, s.vocab, &mut self.logits, &self.labels)?;
@@ -471,7 +480,7 @@ where
         let most = (1024 / self.shape.time).max(1);
         for part in batch.parts(most) {
             self.load_tokens(d, &part)?;
-            self.forward(d, &mut There(params), part.n)?;
+            self.forward(d, &mut There(params), part.n, false)?;
             d.cross_entropy_sum(part.n * self.shape.time, self.shape.vocab, &self.logits, &self.labels)?;
         }
         let sums = d.sums()?;
