@@ -34,14 +34,7 @@ const TRANSFORMER: &str = "[model]\nkind = \"transformer\"\nlayers = 4\nheads = 
 const SET: [&str; 4] = ["train.workers=2", "train.device=cpu", "optimizer.kind=adam", "optimizer.lr=0.001"];
 
 fn on_digits(at: &At, model: &str, more: &[&str]) -> Result<Job> {
-    let set = [
-        "train.workers=2",
-        "train.device=cpu",
-        "optimizer.kind=adam",
-        "optimizer.lr=0.001",
-        "cluster.bucket_bytes=1024",
-    ];
-    job(at, model, &[&set[..], more].concat())
+    job(at, model, &[&SET[..], &["cluster.bucket_bytes=1024"], more].concat())
 }
 
 /// A transformer on a text.

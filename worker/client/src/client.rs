@@ -460,26 +460,13 @@ impl Client {
             session.pull(io::now(), pull, holds);
         }
         let before = self.holds.take(); // until it is filled
-        let pulled = loop {
-            match self.next()? {
-                Event::Weights(arrived) => {
-                    let spec = self.layout.bucket(BucketId(arrived.weights.bucket));
-                    let into = spec.and_then(|spec| weights.get_mut(spec.range()));
-                    self.take(&arrived, into)?;
-                    let shard = arrived.shard;
-                    drop(arrived);
-                    self.io.give_back(shard);
-                }
-                Event::Pulled(pulled) => break pulled,
-                _ => {}
-            }
-        };
-        if pulled.rejoined {
-            self.encoders.forget();
-        }
+        let pulled = self.receive(began, |client, arrived| {
+            let spec = client.layout.bucket(BucketId(arrived.weights.bucket));
+            let into = spec.and_then(|spec| weights.get_mut(spec.range()));
+            client.take(arrived, into)
+        })?;
         // What it has of the other buckets does not change, unless it had to join anew.
         self.holds = if whole || pulled.rejoined { into } else { before };
-        self.counters.waited += began.elapsed();
         Ok(pulled)
     }
 
@@ -492,14 +479,26 @@ impl Client {
         let began = Instant::now();
         self.holds = None;
         self.io.session().pull(io::now(), pull, false);
+        self.receive(began, |client, arrived| {
+            let into = places.place(BucketId(arrived.weights.bucket));
+            if into.is_none() {
+                client.counters.bytes_pulled += arrived.payload.len() as u64;
+                return Ok(());
+            }
+            client.take(arrived, into)
+        })
+    }
+
+    /// Waits until the pull that `began` then is answered, and has each bucket taken as it comes.
+    fn receive(
+        &mut self,
+        began: Instant,
+        mut take: impl FnMut(&mut Self, &Arrived) -> Result<(), ClientError>,
+    ) -> Result<Pulled, ClientError> {
         let pulled = loop {
             match self.next()? {
                 Event::Weights(arrived) => {
-                    let place = places.place(BucketId(arrived.weights.bucket));
-                    match place {
-                        Some(into) => self.take(&arrived, Some(into))?,
-                        None => self.counters.bytes_pulled += arrived.payload.len() as u64,
-                    }
+                    take(self, &arrived)?;
                     let shard = arrived.shard;
                     drop(arrived);
                     self.io.give_back(shard);
