@@ -4,7 +4,8 @@
 //! them. The vector is cut into *buckets* of a fixed length; a tensor may cross a bucket's edge. Parameters
 //! and buffers (BatchNorm's running statistics) never share a bucket, since the servers update them by
 //! different rules: so all parameters come first and all buffers after them. Parameters may be in *groups*, each with its own
-//! rate and decay; a bucket is of one group.
+//! rate and decay; a bucket is of one group. A model may be cut in *stages*, each a range of the flat vector that some process of a worker
+//! holds; a bucket is of one stage.
 //!
 //! ```text
 //!  offset 0                                   params_len          len
@@ -101,6 +102,8 @@ pub struct Layout {
     tensors: Vec<TensorSpec>,
     offsets: Vec<usize>,
     buckets: Vec<BucketSpec>,
+    /// The first bucket of each stage.
+    stages: Vec<u32>,
     params_len: usize,
     len: usize,
 }
@@ -137,6 +140,23 @@ pub enum LayoutError {
         /// Values of all parameters.
         params: usize,
     },
+    /// More stages than [`MAX_STAGES`].
+    #[error("{0} stages; there are at most {MAX_STAGES}")]
+    TooManyStages(usize),
+    /// A stage holds no value.
+    #[error("stage {0} holds no value")]
+    EmptyStage(usize),
+    /// The stages are not all parameters.
+    #[error("the stages hold {stages} values, and the model has {params} parameters")]
+    StagesLength {
+        /// Values of all stages.
+        stages: u128,
+        /// Values of all parameters.
+        params: usize,
+    },
+    /// Running statistics are of no stage.
+    #[error("a model with running statistics (BatchNorm) can't be cut in stages")]
+    StagedBuffers,
     /// The bucket length is zero.
     #[error("a bucket must hold at least one value")]
     EmptyBucket,
@@ -146,24 +166,60 @@ pub enum LayoutError {
 /// them, as many as a message holds.
 pub const MAX_BUCKETS: usize = 1 << 17;
 
-/// The parts of the flat vector whose edges no bucket crosses: the groups of parameters, or all of them, then the buffers.
-pub(crate) fn parts(
-    params_len: usize,
-    buffers_len: usize,
-    groups: &[ParamGroup],
-) -> impl Iterator<Item = (usize, TensorKind)> {
-    let all = groups.is_empty().then_some(params_len);
-    let params = all.into_iter().chain(groups.iter().map(|g| g.values)).map(|n| (n, TensorKind::Param));
-    params.chain(Some((buffers_len, TensorKind::Buffer)))
+/// The most stages.
+pub const MAX_STAGES: usize = 1024;
+
+/// How the parameters are divided. Both by their values, in the order of the flat vector; empty: all are one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cuts<'a> {
+    /// With a rate and a decay of their own.
+    pub groups: &'a [ParamGroup],
+    /// Of a process each; there are no buffers then.
+    pub stages: &'a [usize],
+}
+
+/// A part of the flat vector whose edges no bucket crosses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub values: usize,
+    pub kind: TensorKind,
+    pub group: u16,
+    pub stage: usize,
+}
+
+/// All of them, in the order of the flat vector: the groups of parameters, cut where stages end, then the buffers.
+pub(crate) fn parts(params_len: usize, buffers_len: usize, cuts: Cuts) -> impl Iterator<Item = Part> {
+    let ends = |lengths: Vec<usize>| {
+        let all = if lengths.is_empty() { vec![params_len] } else { lengths };
+        let sum = |at: &mut usize, n: usize| {
+            *at = at.saturating_add(n);
+            Some(*at)
+        };
+        all.into_iter().scan(0, sum).collect::<Vec<usize>>()
+    };
+    let (groups, stages) =
+        (ends(cuts.groups.iter().map(|g| g.values).collect()), ends(cuts.stages.to_vec()));
+    let (mut at, mut group, mut stage) = (0, 0, 0);
+    let params = std::iter::from_fn(move || {
+        let end = (*groups.get(group)?).min(*stages.get(stage)?);
+        let part = Part { values: end - at, kind: TensorKind::Param, group: group as u16, stage };
+        at = end;
+        group += usize::from(groups[group] == end);
+        stage += usize::from(stages[stage] == end);
+        Some(part)
+    });
+    let buffers = Part { values: buffers_len, kind: TensorKind::Buffer, group: 0, stage: 0 };
+    params.chain(Some(buffers))
 }
 
 /// How many buckets that gives; the error says why it gives none. Lengths and groups may come from anyone.
 pub(crate) fn count(
     params_len: usize,
     buffers_len: usize,
-    groups: &[ParamGroup],
+    cuts: Cuts,
     bucket_len: usize,
 ) -> Result<usize, LayoutError> {
+    let Cuts { groups, stages } = cuts;
     if bucket_len == 0 {
         return Err(LayoutError::EmptyBucket);
     }
@@ -177,7 +233,20 @@ pub(crate) fn count(
     if !groups.is_empty() && held != params_len as u128 {
         return Err(LayoutError::GroupsLength { groups: held, params: params_len });
     }
-    let count = parts(params_len, buffers_len, groups).map(|(n, _)| n.div_ceil(bucket_len)).sum();
+    if stages.len() > MAX_STAGES {
+        return Err(LayoutError::TooManyStages(stages.len()));
+    }
+    if let Some(empty) = stages.iter().position(|values| *values == 0) {
+        return Err(LayoutError::EmptyStage(empty));
+    }
+    let held: u128 = stages.iter().map(|values| *values as u128).sum();
+    if !stages.is_empty() && held != params_len as u128 {
+        return Err(LayoutError::StagesLength { stages: held, params: params_len });
+    }
+    if !stages.is_empty() && buffers_len > 0 {
+        return Err(LayoutError::StagedBuffers);
+    }
+    let count = parts(params_len, buffers_len, cuts).map(|p| p.values.div_ceil(bucket_len)).sum();
     if count > MAX_BUCKETS { Err(LayoutError::TooManyBuckets(count)) } else { Ok(count) }
 }
 
@@ -186,15 +255,14 @@ impl Layout {
     ///
     /// Errors say which tensor is wrong; nothing else can fail.
     pub fn new(tensors: Vec<TensorSpec>, bucket_len: usize) -> Result<Self, LayoutError> {
-        Self::in_groups(tensors, &[], bucket_len)
+        Self::cut(tensors, Cuts::default(), bucket_len)
     }
 
-    /// Likewise, with parameters in groups, in the order of the flat vector; none: all are one.
-    pub fn in_groups(
-        tensors: Vec<TensorSpec>,
-        groups: &[ParamGroup],
-        bucket_len: usize,
-    ) -> Result<Self, LayoutError> {
+    /// Likewise, with parameters in groups and in stages.
+    ///
+    /// # Errors
+    /// They are not all parameters.
+    pub fn cut(tensors: Vec<TensorSpec>, cuts: Cuts, bucket_len: usize) -> Result<Self, LayoutError> {
         let mut names = std::collections::BTreeSet::new();
         let (mut offsets, mut len, mut params_len, mut seen_buffer) = (Vec::new(), 0usize, 0, false);
         for t in &tensors {
@@ -221,12 +289,13 @@ impl Layout {
             return Err(LayoutError::Empty);
         }
         // Before the list is made: its length may come from anyone.
-        let count = count(params_len, len - params_len, groups, bucket_len)?;
-        let mut buckets = Vec::with_capacity(count);
+        let count = count(params_len, len - params_len, cuts, bucket_len)?;
+        let (mut buckets, mut stages) = (Vec::with_capacity(count), Vec::new());
         let mut at = 0;
-        for (group, part) in (0u16..).zip(parts(params_len, len - params_len, groups)) {
-            let (values, kind) = part;
-            let group = if kind == TensorKind::Param { group } else { 0 };
+        for Part { values, kind, group, stage } in parts(params_len, len - params_len, cuts) {
+            if stage == stages.len() {
+                stages.push(buckets.len() as u32);
+            }
             let end = at + values;
             while at < end {
                 let len = bucket_len.min(end - at);
@@ -234,7 +303,7 @@ impl Layout {
                 at += len;
             }
         }
-        Ok(Self { tensors, offsets, buckets, params_len, len })
+        Ok(Self { tensors, offsets, buckets, stages, params_len, len })
     }
 
     /// The tensors, in the order of the flat vector.
@@ -255,6 +324,23 @@ impl Layout {
     /// The bucket with this id, if there is one.
     pub fn bucket(&self, id: BucketId) -> Option<&BucketSpec> {
         self.buckets.get(id.0 as usize)
+    }
+
+    /// How many stages there are; from 1.
+    pub fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// The buckets of a stage; of one that is not there none.
+    pub fn buckets_in(&self, stage: usize) -> Range<u32> {
+        let all = self.buckets.len() as u32;
+        let first = |stage: usize| self.stages.get(stage).copied().unwrap_or(all);
+        first(stage)..first(stage + 1)
+    }
+
+    /// The stage of a bucket.
+    pub fn stage_of(&self, bucket: BucketId) -> usize {
+        self.stages.partition_point(|first| *first <= bucket.0) - 1
     }
 
     /// Values in the flat vector, buffers included.
@@ -303,20 +389,61 @@ mod tests {
         ParamGroup { values, lr: 0.1, weight_decay: 0.0 }
     }
 
+    fn in_groups(
+        tensors: Vec<TensorSpec>,
+        groups: &[ParamGroup],
+        bucket_len: usize,
+    ) -> Result<Layout, LayoutError> {
+        Layout::cut(tensors, Cuts { groups, stages: &[] }, bucket_len)
+    }
+
+    #[test]
+    fn a_bucket_is_of_one_stage_and_of_one_group() {
+        let tensors = || vec![TensorSpec::param("a", &[19])];
+        let staged = |groups: &[ParamGroup], stages: &[usize]| {
+            Layout::cut(tensors(), Cuts { groups, stages }, 4).expect("valid")
+        };
+        let of = |l: &Layout| l.buckets().iter().map(|b| (b.offset, b.len, b.group)).collect::<Vec<_>>();
+        let l = staged(&[], &[6, 13]);
+        assert_eq!(of(&l), [(0, 4, 0), (4, 2, 0), (6, 4, 0), (10, 4, 0), (14, 4, 0), (18, 1, 0)]);
+        assert_eq!((l.stages(), l.buckets_in(0), l.buckets_in(1), l.buckets_in(2)), (2, 0..2, 2..6, 6..6));
+        assert_eq!((0..6).map(|b| l.stage_of(BucketId(b))).collect::<Vec<_>>(), [0, 0, 1, 1, 1, 1]);
+        let l = staged(&[group(8), group(11)], &[6, 2, 11]);
+        assert_eq!(of(&l), [(0, 4, 0), (4, 2, 0), (6, 2, 0), (8, 4, 1), (12, 4, 1), (16, 3, 1)]);
+        assert_eq!((l.buckets_in(1), l.buckets_in(2)), (2..3, 3..6));
+        let one = Layout::new(tensors(), 4).expect("valid");
+        assert_eq!((one.stages(), one.buckets_in(0)), (1, 0..5));
+        assert_eq!(staged(&[], &[19]), one);
+    }
+
+    #[test]
+    fn wrong_stages_are_named() {
+        let with = |stages: &[usize], more: usize| {
+            let mut tensors = vec![TensorSpec::param("a", &[9])];
+            tensors.extend((more > 0).then(|| TensorSpec::buffer("m", &[more])));
+            Layout::cut(tensors, Cuts { groups: &[], stages }, 1)
+        };
+        assert_eq!(with(&[5, 0, 4], 0), Err(LayoutError::EmptyStage(1)));
+        assert_eq!(with(&[5, 5], 0), Err(LayoutError::StagesLength { stages: 10, params: 9 }));
+        assert_eq!(with(&[5, 4], 2), Err(LayoutError::StagedBuffers));
+        assert_eq!(with(&[1; 1025], 0), Err(LayoutError::TooManyStages(1025)));
+        assert!(with(&[usize::MAX, usize::MAX], 0).is_err());
+    }
+
     #[test]
     fn a_bucket_is_of_one_group_and_one_group_is_as_none() {
         let tensors = || vec![TensorSpec::param("a", &[19]), TensorSpec::buffer("m", &[6])];
-        let l = Layout::in_groups(tensors(), &[group(6), group(1), group(12)], 4).expect("valid");
+        let l = in_groups(tensors(), &[group(6), group(1), group(12)], 4).expect("valid");
         let cut: Vec<_> = l.buckets().iter().map(|b| (b.offset, b.len, b.group)).collect();
         let params = [(0, 4, 0), (4, 2, 0), (6, 1, 1), (7, 4, 2), (11, 4, 2), (15, 4, 2)];
         assert_eq!(cut[..6], params);
         assert_eq!(cut[6..], [(19, 4, 0), (23, 2, 0)]);
-        assert_eq!(Layout::in_groups(tensors(), &[group(19)], 4), Layout::new(tensors(), 4));
+        assert_eq!(in_groups(tensors(), &[group(19)], 4), Layout::new(tensors(), 4));
     }
 
     #[test]
     fn wrong_groups_are_named() {
-        let with = |groups: &[ParamGroup]| Layout::in_groups(vec![TensorSpec::param("a", &[9])], groups, 1);
+        let with = |groups: &[ParamGroup]| in_groups(vec![TensorSpec::param("a", &[9])], groups, 1);
         assert_eq!(with(&[group(5), group(0), group(4)]), Err(LayoutError::EmptyGroup(1)));
         assert_eq!(with(&[group(5), group(5)]), Err(LayoutError::GroupsLength { groups: 10, params: 9 }));
         let huge = with(&[group(usize::MAX), group(usize::MAX)]).expect_err("too many").to_string();

@@ -21,6 +21,7 @@ pub mod modes;
 pub mod need;
 pub mod optim;
 pub mod payload;
+pub mod pipeline;
 pub mod placement;
 pub mod retry;
 pub mod round;

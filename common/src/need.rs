@@ -14,7 +14,7 @@
 //! | queued | pushes that the leader holds: a worker's window, or its share of the shard where that is less, for each |
 //! | tables | who has pushed and pulled what: 24 bytes for each worker and bucket, and 4 KiB up to 64 MiB in all |
 
-use crate::{config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind};
+use crate::{config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind, placement};
 use serde::{Deserialize, Serialize};
 use std::{fmt, iter::Sum, ops::Add, str::FromStr};
 
@@ -182,25 +182,37 @@ impl FromStr for Bytes {
 /// Trained values, running statistics and buckets of a shard: what [`crate::placement::buckets_of`] adds up to, without
 /// a list as long as the job.
 fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
-    let (len, shards, shard) = (job.bucket_len.max(1) as u64, u64::from(shards.max(1)), u64::from(shard.0));
-    let of = |first: u64, values: u64| {
-        let end = first + values.div_ceil(len);
-        // Buckets of `first..end` whose number leaves `shard`.
-        let below = |n: u64| (n + shards - 1 - shard % shards) / shards;
-        let count = below(end) - below(first);
-        let last_is_here = end > first && (end - 1) % shards == shard;
-        let missing = if last_is_here { (end - first) * len - values } else { 0 };
-        (count * len - missing, count)
-    };
-    if shard >= shards {
+    let len = job.bucket_len.max(1) as u64;
+    let stages = job.stages.len().max(1);
+    let (mut stage, mut first) = (0, 0);
+    let (mut params, mut buffers, mut buckets) = (0, 0, 0);
+    if shard.0 >= shards {
         return (0, 0, 0);
     }
-    let (mut first, mut params, mut buffers, mut buckets) = (0, 0, 0, 0);
-    for (values, kind) in job.parts() {
-        let (here, count) = of(first, values as u64);
-        first += (values as u64).div_ceil(len);
-        buckets += count;
-        *if kind == TensorKind::Param { &mut params } else { &mut buffers } += here;
+    for part in job.parts() {
+        let values = part.values as u64;
+        // Each stage's buckets go round its own shards, from its own first one.
+        let (here, round) = match placement::shards_of(part.stage, stages, shards) {
+            Some(own) => {
+                if part.stage != stage {
+                    (stage, first) = (part.stage, 0);
+                }
+                let own_shard = shard.0 as usize % stages == stage;
+                (own_shard.then_some(u64::from(shard.0) / stages as u64), u64::from(own))
+            }
+            None => (Some(u64::from(shard.0)), u64::from(shards)),
+        };
+        let end = first + values.div_ceil(len);
+        if let Some(nth) = here {
+            // Buckets of `first..end` whose number leaves `nth`.
+            let below = |n: u64| (n + round - 1 - nth % round) / round;
+            let count = below(end) - below(first);
+            let last_is_here = end > first && (end - 1) % round == nth;
+            let missing = if last_is_here { (end - first) * len - values } else { 0 };
+            buckets += count;
+            *if part.kind == TensorKind::Param { &mut params } else { &mut buffers } += count * len - missing;
+        }
+        first = end;
     }
     (params, buffers, buckets)
 }
@@ -288,11 +300,14 @@ mod tests {
         #[test]
         fn what_a_shard_holds_is_what_its_buckets_add_up_to(
             params in 1usize..500, buffers in 0usize..100, len in 1usize..40, shards in 1u32..8,
-            groups in prop::collection::vec(1usize..90, 0..5),
+            groups in prop::collection::vec(1usize..90, 0..5), cuts in prop::collection::btree_set(1usize..500, 0..4),
         ) {
             let params = if groups.is_empty() { params } else { groups.iter().sum() };
+            let ends: Vec<usize> = cuts.into_iter().filter(|c| *c < params).chain([params]).collect();
+            let stages: Vec<usize> = (0..ends.len()).map(|i| ends[i] - if i == 0 { 0 } else { ends[i - 1] }).collect();
+            let (stages, buffers) = if stages.len() > 1 { (stages, 0) } else { (Vec::new(), buffers) };
             let groups = groups.iter().map(|n| ParamGroup { values: *n, lr: 0.1, weight_decay: 0.0 }).collect();
-            let job = ServerJob { buffers_len: buffers, groups, ..job(params, len) };
+            let job = ServerJob { buffers_len: buffers, groups, stages, ..job(params, len) };
             for shard in (0..shards).map(ShardId) {
                 let buckets = buckets_of(&job.layout(), shard, shards);
                 let of = |kind| buckets.iter().filter(|(_, b)| b.kind == kind).map(|(_, b)| b.len as u64).sum();

@@ -6,23 +6,37 @@ use crate::{
 };
 
 /// The shard of a bucket: buckets go round the shards, so that the last layers, which are pushed first, and
-/// the first layers, which are needed first, are spread over all leaders.
-pub fn shard_of(bucket: BucketId, shards: u32) -> ShardId {
-    ShardId(bucket.0 % shards.max(1))
+/// the first layers, which are needed first, are spread over all leaders. The buckets of a stage go round shards of its own
+/// ([`shards_of`]), so that who has the stage is the only one of its worker to speak with them.
+pub fn shard_of(layout: &Layout, bucket: BucketId, shards: u32) -> ShardId {
+    let stage = layout.stage_of(bucket);
+    let Some(own) = shards_of(stage, layout.stages(), shards) else { return ShardId(bucket.0 % shards.max(1)) };
+    let nth = (bucket.0 - layout.buckets_in(stage).start) % own;
+    ShardId(stage as u32 + nth * layout.stages() as u32)
+}
+
+/// How many shards the buckets of a stage go round: of so many every `stages`-th from its number on. `None`: there are fewer shards than
+/// stages, and they share them.
+pub(crate) fn shards_of(stage: usize, stages: usize, shards: u32) -> Option<u32> {
+    let (stage, stages) = (stage as u32, stages as u32);
+    (shards >= stages).then(|| (shards - stage).div_ceil(stages))
 }
 
 /// The buckets of one shard, in rising order.
 pub fn buckets_of(layout: &Layout, shard: ShardId, shards: u32) -> Vec<(BucketId, BucketSpec)> {
-    (0u32..)
-        .zip(layout.buckets())
-        .map(|(i, b)| (BucketId(i), *b))
-        .filter(|(id, _)| shard_of(*id, shards) == shard)
-        .collect()
+    ids_of(layout, shard, shards).map(|id| (id, layout.buckets()[id.0 as usize])).collect()
 }
 
-/// The ids of a shard's buckets among so many, in rising order. The shard is one of `shards`.
-pub fn ids_of(shard: ShardId, shards: u32, buckets: usize) -> impl Iterator<Item = BucketId> {
-    (shard.0..u32::try_from(buckets).unwrap_or(u32::MAX)).step_by(shards.max(1) as usize).map(BucketId)
+/// Their ids, in rising order.
+pub fn ids_of(layout: &Layout, shard: ShardId, shards: u32) -> impl Iterator<Item = BucketId> + use<> {
+    let stages = layout.stages() as u32;
+    let (shards, stage) = (shards.max(1), shard.0 % stages);
+    let (buckets, first, step) = match shards_of(stage as usize, stages as usize, shards) {
+        _ if shard.0 >= shards => (0..0, 0, 1),
+        Some(own) => (layout.buckets_in(stage as usize), shard.0 / stages, own),
+        None => (0..layout.buckets().len() as u32, shard.0, shards),
+    };
+    (buckets.start.saturating_add(first)..buckets.end).step_by(step as usize).map(BucketId)
 }
 
 /// The servers that replicate a shard. The first is its preferred leader; preferred leaders go round the
@@ -56,7 +70,27 @@ mod tests {
     fn an_odd_number_of_servers_votes_in_the_control_group() {
         assert_eq!([0, 1, 2, 3, 4, 5, 6, 100].map(control_voters), [0, 1, 1, 3, 3, 5, 5, 5]);
     }
-    use crate::layout::TensorSpec;
+    use crate::layout::{Cuts, TensorSpec};
+
+    #[test]
+    fn the_buckets_of_a_stage_are_on_shards_that_have_no_other() {
+        for (shards, stages) in [(2, vec![3000, 7000]), (5, vec![1, 8000, 1999]), (3, vec![10_000]), (7, vec![2000; 5])] {
+            let tensors = vec![TensorSpec::param("w", &[10_000])];
+            let layout = Layout::cut(tensors, Cuts { groups: &[], stages: &stages }, 333).expect("valid");
+            let mut seen = Vec::new();
+            for shard in (0..shards).map(ShardId) {
+                let ids: Vec<BucketId> = ids_of(&layout, shard, shards).collect();
+                assert!(ids.is_sorted() && ids.iter().all(|id| shard_of(&layout, *id, shards) == shard));
+                let of: Vec<usize> = ids.iter().map(|id| layout.stage_of(*id)).collect();
+                assert!(of.iter().all(|stage| *stage == shard.0 as usize % stages.len()), "{of:?}");
+                seen.extend(ids);
+            }
+            seen.sort_unstable();
+            let all: Vec<BucketId> = (0..layout.buckets().len() as u32).map(BucketId).collect();
+            assert_eq!(seen, all, "{stages:?} on {shards}");
+            assert_eq!(ids_of(&layout, ShardId(shards), shards).count(), 0, "no such shard");
+        }
+    }
 
     #[test]
     fn every_bucket_has_one_shard_and_leaders_are_spread() {
@@ -65,9 +99,9 @@ mod tests {
         for s in 0..3 {
             let ids: Vec<BucketId> =
                 buckets_of(&layout, ShardId(s), 3).into_iter().map(|(id, _)| id).collect();
-            assert_eq!(ids_of(ShardId(s), 3, layout.buckets().len()).collect::<Vec<_>>(), ids);
+            assert_eq!(ids_of(&layout, ShardId(s), 3).collect::<Vec<_>>(), ids);
             let mine = buckets_of(&layout, ShardId(s), 3);
-            assert!(mine.iter().all(|(id, _)| shard_of(*id, 3) == ShardId(s)));
+            assert!(mine.iter().all(|(id, _)| shard_of(&layout, *id, 3) == ShardId(s)));
             seen += mine.len();
         }
         assert_eq!(seen, layout.buckets().len());

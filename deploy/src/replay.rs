@@ -231,7 +231,7 @@ fn write(args: &ReplayArgs, to: &Path, heads: &BTreeMap<ShardId, &Replica>) -> R
     for (id, head) in heads {
         let c = head.shard.configured().ok_or_else(|| bad(format!("shard {} has no job", id.0)))?;
         for b in &c.buckets {
-            debug_assert_eq!(placement::shard_of(b.id, first.shards), *id);
+            debug_assert_eq!(placement::shard_of(&flat, b.id, first.shards), *id);
             let image = b.image();
             if !image.initialised {
                 return Err(bad(format!("{} of shard {} never got its first weights", b.id, id.0)));

@@ -332,14 +332,14 @@ impl Fleet {
         if let Some(checkpoint) = &self.resume {
             command.arg("--resume").arg(checkpoint);
         }
-        if let Some(factor) = self.slow.get(&(rank / job.train.group_size)) {
+        if let Some(factor) = self.slow.get(&(rank / job.ranks_of_worker())) {
             command.arg("--slow").arg(factor.to_string());
         }
         if let Some(straggle) = self.straggle {
             command.arg("--straggle").arg(straggle.to_string());
         }
         self.trace(&mut command);
-        let name = match job.train.group_size {
+        let name = match job.ranks_of_worker() {
             1 => format!("worker-{rank}"),
             n => format!("worker-{}-rank-{}", rank / n, rank % n),
         };

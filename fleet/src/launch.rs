@@ -13,6 +13,7 @@ use crate::{
 };
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Checkpoint;
+use paraft_common::layout::Cuts;
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, checkpoints, cli, exit, job::SamplerKind, start, worker::Plan};
@@ -320,7 +321,12 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
     let began = Instant::now();
     let (parameters, budget, done) = if !job.cluster.own_program() {
         let (model, data) = cli::built_in(job)?;
-        let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
+        let stages = match job.parallel.pipeline {
+            1 => Vec::new(),
+            _ => job.stages(&model.layers()).map_err(|e| Failure::new(exit::CONFIG, e))?.values(),
+        };
+        let cuts = Cuts { groups: &[], stages: &stages };
+        let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| Failure::new(exit::CONFIG, e))?;
         job.only_shards_with_buckets(&layout);
         let plan = Plan::new(job, &data.train)?;
         // The workers draw the weights of the seed.

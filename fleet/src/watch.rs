@@ -64,7 +64,7 @@ impl<'a> Watch<'a> {
             }
         }
         let mut running = 0;
-        let size = self.job.train.group_size as usize;
+        let size = self.job.ranks_of_worker() as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
             let over = self.over.get(&(i / size)).copied().filter(|_| size > 1);
             let Some(status) = worker.ended() else {

@@ -1,7 +1,7 @@
 //! A job: its sections, what follows from them, and the order in which they are checked.
 
 use crate::{
-    CheckpointConfig, ClusterConfig, EvalConfig, MemoryConfig, TrainConfig,
+    CheckpointConfig, ClusterConfig, EvalConfig, MemoryConfig, ParallelConfig, TrainConfig,
     check::{Check, bad},
     is_default, sections,
 };
@@ -66,6 +66,9 @@ pub struct Job {
     /// How much of the model a worker holds.
     #[serde(default, skip_serializing_if = "is_default")]
     pub memory: MemoryConfig,
+    /// How the ranks of a worker share its model.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub parallel: ParallelConfig,
     /// The fleet.
     #[serde(default)]
     pub cluster: ClusterConfig,
@@ -105,6 +108,7 @@ impl Job {
         sections::algorithm(self)?;
         self.check_local()?;
         self.memory.check(self)?;
+        self.parallel.check(self)?;
         sections::schedule_and_clip(self)
     }
 
@@ -115,7 +119,7 @@ impl Job {
 
     /// Processes that train: the ranks of all workers.
     pub fn ranks(&self) -> u32 {
-        self.train.workers.saturating_mul(self.train.group_size)
+        self.train.workers.saturating_mul(self.ranks_of_worker())
     }
 
     /// Servers of the fleet.
@@ -129,7 +133,7 @@ impl Job {
 
     /// Raft groups.
     pub fn shards(&self) -> u32 {
-        self.cluster.shards.unwrap_or_else(|| self.servers().min(8))
+        self.cluster.shards.unwrap_or_else(|| self.servers().min(8).max(self.parallel.pipeline))
     }
 
     /// The text written into the run's folder: every key with the value that was used.

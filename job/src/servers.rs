@@ -2,7 +2,7 @@
 
 use crate::{Exchange, Job, fingerprint};
 use paraft_common::{
-    Layout, ParamGroup, TensorKind, TensorSpec, codec::F32_BYTES, config::ServerJob, layout::LayoutError,
+    Layout, TensorKind, TensorSpec, codec::F32_BYTES, config::ServerJob, layout::{Cuts, LayoutError},
     optim::Descent, placement,
 };
 
@@ -12,17 +12,17 @@ const SHARD_BYTES: usize = 1 << 20;
 impl Job {
     /// As [`Self::server_job`], for this data: workers with other data are refused.
     pub fn server_job_on(&self, tensors: &[TensorSpec], data: &dyn std::fmt::Display) -> ServerJob {
-        self.server_job_in_groups_on(tensors, &[], data)
+        self.server_job_cut_on(tensors, Cuts::default(), data)
     }
 
-    /// As [`Self::server_job_in_groups`], for this data.
-    pub fn server_job_in_groups_on(
+    /// As [`Self::server_job_cut`], for this data.
+    pub fn server_job_cut_on(
         &self,
         tensors: &[TensorSpec],
-        groups: &[ParamGroup],
+        cuts: Cuts,
         data: &dyn std::fmt::Display,
     ) -> ServerJob {
-        let mut job = self.server_job_in_groups(tensors, groups);
+        let mut job = self.server_job_cut(tensors, cuts);
         job.fingerprint = format!("{}, {data}", job.fingerprint);
         job
     }
@@ -34,7 +34,7 @@ impl Job {
         if buckets > 0 && buckets < self.shards() {
             let full = (layout.len() * F32_BYTES).div_ceil(SHARD_BYTES) as u32;
             self.cluster.bucket_bytes = Some(self.bucket_len(layout.params_len()) * F32_BYTES);
-            self.cluster.shards = Some(full.clamp(1, buckets));
+            self.cluster.shards = Some(full.clamp(1, buckets).max(layout.stages() as u32));
         }
     }
 
@@ -46,12 +46,12 @@ impl Job {
 
     /// What the servers need to know, for a model with these tensors.
     pub fn server_job(&self, tensors: &[TensorSpec]) -> ServerJob {
-        self.server_job_in_groups(tensors, &[])
+        self.server_job_cut(tensors, Cuts::default())
     }
 
-    /// Likewise, with trained tensors in groups that have rates and decays of their own. They are those of the optimizer on the
-    /// servers, which local steps make another than the job file's.
-    pub fn server_job_in_groups(&self, tensors: &[TensorSpec], groups: &[ParamGroup]) -> ServerJob {
+    /// Likewise, with trained tensors in groups that have rates and decays of their own, and in stages. The former are those of the
+    /// optimizer on the servers, which local steps make another than the job file's.
+    pub fn server_job_cut(&self, tensors: &[TensorSpec], cuts: Cuts) -> ServerJob {
         let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
         let params_len: usize = len(TensorKind::Param);
         let bucket_len = self.bucket_len(params_len);
@@ -77,23 +77,20 @@ impl Job {
             schedule,
             clip,
             start: None,
-            groups: groups.to_vec(),
+            groups: cuts.groups.to_vec(),
+            stages: cuts.stages.to_vec(),
             chunks: None,
         }
     }
 
     /// The layout that [`Self::server_job`] describes, with the model's tensor names.
     pub fn layout(&self, tensors: Vec<TensorSpec>) -> Result<Layout, LayoutError> {
-        self.layout_in_groups(tensors, &[])
+        self.layout_cut(tensors, Cuts::default())
     }
 
-    /// That of [`Self::server_job_in_groups`].
-    pub fn layout_in_groups(
-        &self,
-        tensors: Vec<TensorSpec>,
-        groups: &[ParamGroup],
-    ) -> Result<Layout, LayoutError> {
+    /// That of [`Self::server_job_cut`].
+    pub fn layout_cut(&self, tensors: Vec<TensorSpec>, cuts: Cuts) -> Result<Layout, LayoutError> {
         let bucket_len = self.server_job(&tensors).bucket_len;
-        Layout::in_groups(tensors, groups, bucket_len)
+        Layout::cut(tensors, cuts, bucket_len)
     }
 }

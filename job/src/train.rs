@@ -140,7 +140,7 @@ impl TrainConfig {
             let remedy = "use 1 to 256, best no more than the processors that a worker has for itself";
             return bad("train.threads", format!("{} threads", self.threads), remedy);
         }
-        if self.group_size == 0 || self.group_size > MAX_RANKS || job.ranks() > 65_536 {
+        if self.group_size == 0 || job.ranks_of_worker() > MAX_RANKS || job.ranks() > 65_536 {
             let why = format!("{} workers of {} ranks", self.workers, self.group_size);
             return bad("train.group_size", why, "use 1 to 1024, and 65536 ranks in all at most");
         }

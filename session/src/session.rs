@@ -28,6 +28,7 @@ use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, Weights, li
 use pulls::Pulling;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Range,
     time::Duration,
 };
 
@@ -56,6 +57,8 @@ pub struct Options {
     /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
     /// lease has to end first.
     pub handover: Duration,
+    /// The stages of the model that this process has, where others of the same worker have the rest; all.
+    pub stages: Option<Range<usize>>,
     /// Uniform in 0..1, for the pauses between tries.
     pub draw: Box<dyn FnMut() -> f64 + Send>,
 }
@@ -107,8 +110,10 @@ pub struct Session {
     job: ServerJob,
     layout: Layout,
     shards: u32,
-    /// Shards that hold buckets.
+    /// Shards that hold buckets of this process's stages.
     links: BTreeMap<ShardId, Link>,
+    /// Which, as buckets.
+    own: Range<u32>,
     out: Outlet,
     /// Norms of BSP's rounds over all shards.
     norms: Norms,
@@ -152,8 +157,10 @@ impl Session {
         let layout = options.job.layout();
         let mut links = BTreeMap::new();
         let mut trained = BTreeSet::new();
-        for (i, b) in (0u32..).zip(layout.buckets()) {
-            let shard = placement::shard_of(BucketId(i), options.shards);
+        let stages = options.stages.unwrap_or(0..layout.stages());
+        let own = layout.buckets_in(stages.start).start..layout.buckets_in(stages.end).start;
+        for (i, b) in (0u32..).zip(layout.buckets()).filter(|(i, _)| own.contains(i)) {
+            let shard = placement::shard_of(&layout, BucketId(i), options.shards);
             if b.kind == TensorKind::Param {
                 trained.insert(shard);
             }
@@ -179,6 +186,7 @@ impl Session {
             layout,
             shards: options.shards,
             links,
+            own,
             out: Outlet {
                 effects: VecDeque::new(),
                 heard: VecDeque::new(),
@@ -270,14 +278,14 @@ impl Session {
         self.founding
     }
 
-    /// The shards that hold buckets.
+    /// The shards that hold buckets of this process's stages.
     pub fn shards(&self) -> impl Iterator<Item = ShardId> {
         self.links.keys().copied()
     }
 
     /// The shard that holds a bucket.
     pub fn shard_of(&self, bucket: BucketId) -> ShardId {
-        placement::shard_of(bucket, self.shards)
+        placement::shard_of(&self.layout, bucket, self.shards)
     }
 
     /// The session that a shard has given, and the term of its leader; 0 where there is none.
@@ -364,7 +372,7 @@ impl Session {
         if waits {
             let squares = self.squares(&push);
             self.held.push((push, now, squares));
-            if self.held.len() == self.layout.buckets().len() {
+            if self.held.len() == self.own.len() {
                 self.release(now);
             }
         } else {
@@ -389,7 +397,7 @@ impl Session {
         self.held.clear();
         let all = (0u32..).zip(&self.versions);
         for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
-            let Some(link) = self.links.get_mut(&placement::shard_of(BucketId(bucket), self.shards)) else {
+            let Some(link) = self.links.get_mut(&placement::shard_of(&self.layout, BucketId(bucket), self.shards)) else {
                 continue;
             };
             link.seq += 1;
@@ -438,7 +446,15 @@ impl Session {
 
     /// The smallest version over the buckets of the last pull: so many updates are in every weight.
     pub fn version(&self) -> Version {
-        Version(self.versions.iter().copied().min().unwrap_or(0))
+        let own = self.own.start as usize..self.own.end as usize;
+        Version(self.versions[own].iter().copied().min().unwrap_or(0))
+    }
+
+    /// The worker goes on from `step`, where others of its processes are: shards that are behind count it as done.
+    pub fn advance_to(&mut self, step: Step) {
+        for link in self.links.values_mut() {
+            link.retain(Kind::Advance(Advance { step: step.0 }), &mut self.out);
+        }
     }
 
     /// The mean training loss of the step that the next pull comes behind, for the rule that chooses the staleness bound.

@@ -33,6 +33,7 @@ fn patient(job: ServerJob, shards: u32, deadline: Duration) -> Session {
         job,
         retry: RetryPolicy { base: Duration::from_millis(10), max: Duration::from_millis(100), deadline },
         handover: HANDOVER,
+        stages: None,
         draw: Box::new(|| 0.5),
     });
     session.join();

@@ -60,6 +60,7 @@ impl Client {
                 deadline: world.timeout,
             },
             handover: HANDOVER,
+            stages: None,
             draw: Box::new(move || retries.uniform()),
         });
         let mut client = Self {

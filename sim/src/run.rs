@@ -118,7 +118,7 @@ pub fn simulate(
     let initial = layout.buckets().iter().map(|b| le(&initial[b.range()])).collect();
     let mut holding = BTreeSet::new();
     for b in 0..layout.buckets().len() as u32 {
-        holding.insert(placement::shard_of(BucketId(b), job.shards()));
+        holding.insert(placement::shard_of(&layout, BucketId(b), job.shards()));
     }
     let placement = Placement {
         servers: job.servers(),

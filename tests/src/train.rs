@@ -70,7 +70,8 @@ fn run_worker(
     let data = data(job)?;
     let mut model = model(job, &data)?;
     // A worker that has not all of the model gives no weights.
-    let folder = job.memory.resident.map(|_| tempfile::tempdir()).transpose()?;
+    let in_parts = job.memory.resident.is_some() || job.parallel.pipeline > 1;
+    let folder = in_parts.then(tempfile::tempdir).transpose()?;
     let weights = folder.as_ref().map(|f| f.path().join("weights"));
     let options = WorkerOptions {
         resume,
@@ -81,7 +82,8 @@ fn run_worker(
     let report: Result<WorkerReport, WorkerError> = paraft_worker::run(job, &options, model.as_mut(), data);
     let report = report.with_context(|| format!("worker {rank}"))?;
     let layout = job.layout(model.tensors()).map_err(|e| anyhow::anyhow!("{e}"))?;
-    Ok(match options.weights {
+    // Of a worker's ranks only the leader has them.
+    Ok(match options.weights.filter(|path| path.exists()) {
         Some(path) => WorkerReport { weights: paraft_checkpoint::weights::load(&path, &layout)?.0, ..report },
         None => report,
     })

@@ -5,20 +5,21 @@ use crate::{
     exchange::PushParts,
     group::{ControlMessage, Ranks, Together},
     local::Local,
+    stage::Stage,
     streamed::{Going, Stopped, Streamed},
     worker::WorkerError,
 };
 use paraft_checkpoint::State;
-use paraft_client::{Client, Pulled};
+use paraft_client::{Client, ClientError, Pull, Pulled};
 use paraft_common::{Layout, Step};
 use paraft_compute::collective::GroupError;
-use paraft_models::{Batch, Evaluation, Model, ModelError, Part};
+use paraft_models::{Batch, DeviceError, Evaluation, Model, ModelError, Part};
 use std::ops::Range;
 
 /// See the module.
 pub(crate) struct Engine<'a> {
     model: &'a mut dyn Model,
-    memory: Memory,
+    memory: Memory<'a>,
     /// The buckets, and how they are pushed.
     parts: Vec<Part>,
     ranks: Option<&'a mut Ranks>,
@@ -26,13 +27,15 @@ pub(crate) struct Engine<'a> {
     local: Option<Local>,
 }
 
-enum Memory {
+enum Memory<'a> {
     Host {
         weights: Vec<f32>,
         gradients: Vec<f32>,
     },
     /// Some layers at a time, in the host's.
     Streamed(Box<Streamed>),
+    /// Some stages, in the host's; other ranks have the rest.
+    Stage(Box<Stage<'a>>),
     Device,
 }
 
@@ -46,10 +49,20 @@ pub(crate) struct Stepped {
 }
 
 /// Why a rank's part of a step or an evaluation was not done.
-enum Broke {
+pub(crate) enum Broke {
     /// The group is formed anew, and it begins again.
     Group(GroupError),
     Other(WorkerError),
+}
+
+impl Broke {
+    /// Where the group is what broke, this rank is to be in another.
+    pub fn or_regrouped(self) -> WorkerError {
+        match self {
+            Self::Group(_) => WorkerError::Regrouped,
+            Self::Other(e) => e,
+        }
+    }
 }
 
 impl From<GroupError> for Broke {
@@ -64,6 +77,12 @@ impl From<ModelError> for Broke {
     }
 }
 
+impl From<ClientError> for Broke {
+    fn from(e: ClientError) -> Self {
+        Self::Other(e.into())
+    }
+}
+
 impl From<WorkerError> for Broke {
     fn from(e: WorkerError) -> Self {
         match e {
@@ -74,7 +93,7 @@ impl From<WorkerError> for Broke {
 }
 
 fn alone_only() -> ModelError {
-    ModelError::new("a model that is streamed has neither ranks nor weights of its own")
+    ModelError::new("a rank that hasn't the whole model has no weights of its own")
 }
 
 fn gone() -> ModelError {
@@ -103,7 +122,61 @@ impl<'a> Engine<'a> {
     pub fn streams(&mut self) -> Option<&mut Streamed> {
         match &mut self.memory {
             Memory::Streamed(streamed) => Some(streamed),
-            Memory::Host { .. } | Memory::Device => None,
+            Memory::Host { .. } | Memory::Stage(_) | Memory::Device => None,
+        }
+    }
+
+    /// For a rank that has some stages of its worker's model.
+    pub fn staged(model: &'a mut dyn Model, parts: Vec<Part>, stage: Stage<'a>, ranks: &'a mut Ranks) -> Self {
+        Self { model, memory: Memory::Stage(Box::new(stage)), parts, ranks: Some(ranks), local: None }
+    }
+
+    /// A pull of the worker, where this engine has a way of its own; `None`: into [`Self::landing`].
+    pub fn pull(&mut self, client: &mut Client, pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
+        match &mut self.memory {
+            Memory::Streamed(streamed) if !pull.last && !pull.barrier => {
+                Some(streamed.pull_between(client, pull.clone()).map_err(Into::into))
+            }
+            Memory::Stage(_) => Some(self.pull_stages(client, pull)),
+            Memory::Streamed(_) | Memory::Host { .. } | Memory::Device => None,
+        }
+    }
+
+    /// All ranks pull their stages.
+    fn pull_stages(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, WorkerError> {
+        loop {
+            match self.pull_together(client, pull) {
+                Ok(pulled) => return Ok(pulled),
+                Err(e) => self.recover(e)?,
+            }
+        }
+    }
+
+    fn pull_together(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, Broke> {
+        let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+            return Err(alone_only().into());
+        };
+        ranks.say(&ControlMessage::Pull(pull.clone()))?;
+        let pulled = client.pull_by(pull.clone(), stage.landing())?;
+        stage.is_at(pulled.done);
+        stage.lend(ranks.lines()?)?;
+        if pulled.done != pull.done {
+            // It had lost its session, or rounds went on without it: the others come along.
+            ranks.say(&ControlMessage::Pull(Pull { done: pulled.done, ..pull.clone() }))?;
+            stage.lend(ranks.lines()?)?;
+        }
+        Ok(pulled)
+    }
+
+    /// The final weights of all ranks come here.
+    pub fn gather(&mut self) -> Result<(), WorkerError> {
+        loop {
+            let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else { return Ok(()) };
+            let gathered = ranks.say(&ControlMessage::Gather).map_err(Broke::from);
+            match gathered.and_then(|()| stage.gather(ranks.lines()?)) {
+                Ok(()) => return Ok(()),
+                Err(e) => self.recover(e)?,
+            }
         }
     }
 
@@ -143,6 +216,7 @@ impl<'a> Engine<'a> {
         match &self.memory {
             Memory::Host { weights, .. } => weights,
             Memory::Streamed(streamed) => streamed.whole(),
+            Memory::Stage(stage) => stage.whole(),
             Memory::Device => self.model.resident().map_or(&[], |r| r.host()),
         }
     }
@@ -152,6 +226,7 @@ impl<'a> Engine<'a> {
         match &mut self.memory {
             Memory::Host { weights, .. } => Ok(weights),
             Memory::Streamed(streamed) => streamed.landing(),
+            Memory::Stage(stage) => Ok(stage.landing()),
             Memory::Device => Ok(self.model.resident().ok_or_else(gone)?.host_mut()?),
         }
     }
@@ -194,7 +269,7 @@ impl<'a> Engine<'a> {
     /// After [`ControlMessage::Weights`], on every rank.
     fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
         match (&mut self.memory, &mut self.ranks) {
-            (Memory::Host { .. }, None) | (Memory::Streamed(_), _) => Ok(()),
+            (Memory::Host { .. }, None) | (Memory::Streamed(_) | Memory::Stage(_), _) => Ok(()),
             (Memory::Host { weights, .. }, Some(ranks)) => Ok(ranks.reducer()?.broadcast(weights, ranges)?),
             (Memory::Device, _) => Ok(self.model.resident().ok_or_else(gone)?.landed(ranges)?),
         }
@@ -216,7 +291,7 @@ impl<'a> Engine<'a> {
             Memory::Device => {
                 self.model.resident().ok_or_else(gone)?.share_state(&local.descent.optimizer)?
             }
-            Memory::Streamed(_) => return Err(alone_only().into()),
+            Memory::Streamed(_) | Memory::Stage(_) => return Err(alone_only().into()),
         }
         local.done = Some(done);
         Ok(())
@@ -251,7 +326,7 @@ impl<'a> Engine<'a> {
                 Memory::Device => {
                     self.model.resident().ok_or_else(gone)?.set_state(&state.weights, &state.slots)?;
                 }
-                Memory::Streamed(_) => return Err(alone_only().into()),
+                Memory::Streamed(_) | Memory::Stage(_) => return Err(alone_only().into()),
             }
         }
         Ok(())
@@ -269,7 +344,7 @@ impl<'a> Engine<'a> {
                 Ok(State { weights: weights.clone(), slots: local.slots.clone() })
             }
             (Memory::Host { weights, .. }, None) => Ok(State { weights: weights.clone(), slots: Vec::new() }),
-            (Memory::Streamed(_), _) => Err(alone_only().into()),
+            (Memory::Streamed(_) | Memory::Stage(_), _) => Err(alone_only().into()),
             (Memory::Device, _) => {
                 let (weights, slots) = self.model.resident().ok_or_else(gone)?.state()?;
                 Ok(State { weights, slots })
@@ -302,8 +377,7 @@ impl<'a> Engine<'a> {
             if !ranks.form(self.model)? || !ranks.leads() {
                 return Err(WorkerError::Deposed);
             }
-            let all = 0..self.len();
-            match self.share(std::slice::from_ref(&all)) {
+            match self.regroup() {
                 Ok(()) => return Ok(()),
                 Err(e) => {
                     let Some(ranks) = &self.ranks else { return Ok(()) };
@@ -314,9 +388,25 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// In a new group that this rank leads: everyone has what it needs to go on.
+    fn regroup(&mut self) -> Result<(), Broke> {
+        let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+            let all = 0..self.len();
+            return self.share(std::slice::from_ref(&all));
+        };
+        if !stage.stays(ranks) {
+            return Err(WorkerError::Regrouped.into());
+        }
+        let done = stage.done();
+        ranks.say(&ControlMessage::Meet(done))?;
+        stage.meet(ranks, self.model, done)?;
+        ranks.say(&ControlMessage::Pull(Pull::of(done)))?;
+        stage.lend(ranks.lines()?)
+    }
+
     /// One step, its gradient pushed bucket by bucket.
     pub fn step(&mut self, client: &mut Client, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
-        let samples = batch.n * self.ranks.as_ref().map_or(1, |r| r.place().1);
+        let samples = batch.n * self.sharers().1;
         let mut push = PushParts::new(client, step, samples);
         loop {
             match self.lead_step(step, batch, &mut push) {
@@ -377,6 +467,12 @@ impl<'a> Engine<'a> {
                 }
             }
             Memory::Streamed(_) => return Err(alone_only().into()),
+            Memory::Stage(stage) => {
+                let Some(ranks) = &mut self.ranks else { return Err(alone_only().into()) };
+                let mut loss = [stage.step(self.model, ranks.lines()?, step, batch, push)?];
+                ranks.sum(&mut loss)?;
+                return Ok(Stepped { loss: loss[0] as f32, samples: batch.n as u64 });
+            }
             Memory::Device if self.local.is_some() => {
                 self.model.resident().ok_or_else(gone)?.step_local(batch)?
             }
@@ -397,7 +493,7 @@ impl<'a> Engine<'a> {
         if let Some(local) = &mut self.local {
             match &mut self.memory {
                 Memory::Host { weights, .. } => local.apply(step, weights)?,
-                Memory::Streamed(_) => return Err(alone_only().into()),
+                Memory::Streamed(_) | Memory::Stage(_) => return Err(alone_only().into()),
                 Memory::Device => {
                     let resident = self.model.resident().ok_or_else(gone)?;
                     resident.optimize(&local.descent.optimizer, &local.hyper(step), local.clip_norm())?;
@@ -416,16 +512,28 @@ impl<'a> Engine<'a> {
                 let loss = self.model.step(weights, gradients, batch, &mut |_, _| {})?;
                 Ok((loss, gradients))
             }
-            Memory::Streamed(_) => Err(alone_only()),
+            Memory::Streamed(_) | Memory::Stage(_) => Err(alone_only()),
             Memory::Device => Err(ModelError::new("its weights are on a device")),
         }
     }
 
     /// Loss and accuracy of this rank alone.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ModelError> {
-        match &self.memory {
+        match &mut self.memory {
             Memory::Host { weights, .. } => self.model.evaluate(weights, batch),
             Memory::Streamed(streamed) => self.model.evaluate(streamed.whole(), batch),
+            Memory::Stage(stage) => {
+                // Once the others have gone, it has their weights in a file.
+                let Some(ranks) = &mut self.ranks else {
+                    return self.model.evaluate(stage.whole(), batch);
+                };
+                let lines = ranks.lines().map_err(DeviceError::from)?;
+                match stage.evaluate(self.model, lines, batch) {
+                    Ok(e) => Ok(e),
+                    Err(Broke::Group(e)) => Err(DeviceError::from(e).into()),
+                    Err(Broke::Other(e)) => Err(ModelError::new(e.to_string())),
+                }
+            }
             Memory::Device => self.model.resident().ok_or_else(gone)?.evaluate_resident(batch),
         }
     }
@@ -453,12 +561,21 @@ impl<'a> Engine<'a> {
         &mut self,
         own: &mut impl FnMut(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, Broke> {
-        let place = self.ranks.as_ref().map_or((0, 1), |r| r.place());
+        let place = self.sharers();
         let e = own(self, place)?;
         let Some(ranks) = &self.ranks else { return Ok(e) };
         let mut sums = [e.loss_sum, e.correct as f64, e.count as f64];
         ranks.sum(&mut sums)?;
         Ok(Evaluation { loss_sum: sums[0], correct: sums[1] as u64, count: sums[2] as u64 })
+    }
+
+    /// Of the ranks that share its worker's samples, this one's place, and how many they are.
+    fn sharers(&self) -> (usize, usize) {
+        match self.memory {
+            // They share the model instead.
+            Memory::Stage(_) => (0, 1),
+            _ => self.ranks.as_ref().map_or((0, 1), |r| r.place()),
+        }
     }
 
     /// The job is done: the other ranks may end.
@@ -474,7 +591,7 @@ impl<'a> Engine<'a> {
         match &mut self.memory {
             Memory::Host { weights, .. } => std::mem::take(weights),
             // They are more than this process is to hold.
-            Memory::Streamed(_) => Vec::new(),
+            Memory::Streamed(_) | Memory::Stage(_) => Vec::new(),
             Memory::Device => self.weights().to_vec(),
         }
     }
@@ -524,14 +641,36 @@ impl Engine<'_> {
 
     /// `Some(true)`: the job is done; `Some(false)`: the group is formed anew.
     fn follow_one(&mut self, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
-        let Some(ranks) = &self.ranks else { return Ok(Some(true)) };
-        match ranks.hear(self.len())? {
+        let len = self.len();
+        let Some(ranks) = &mut self.ranks else { return Ok(Some(true)) };
+        match (ranks.hear(len)?, &mut self.memory) {
+            (ControlMessage::Meet(step), Memory::Stage(stage)) => {
+                stage.meet(ranks, self.model, step)?;
+                return Ok(None);
+            }
+            (ControlMessage::Pull(pull), Memory::Stage(stage)) => {
+                stage.pull(ranks.lines()?, &pull)?;
+                return Ok(None);
+            }
+            (ControlMessage::Gather, Memory::Stage(stage)) => {
+                stage.gather(ranks.lines()?)?;
+                return Ok(None);
+            }
+            (said, _) => self.do_as_said(said, work),
+        }
+    }
+
+    fn do_as_said(&mut self, said: ControlMessage, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
+        match said {
             ControlMessage::Weights(ranges) => self.take_weights(&ranges)?,
             ControlMessage::State(done) => self.take_state(done)?,
             ControlMessage::Step(step) => {
                 let batch = work.batch(step)?;
                 let stepped = self.make_step(step, batch, None)?;
                 work.stepped(step, stepped)?;
+            }
+            ControlMessage::Meet(_) | ControlMessage::Pull(_) | ControlMessage::Gather => {
+                return Err(alone_only().into());
             }
             ControlMessage::Evaluate(epoch) => {
                 self.sum_evaluation(&mut |engine: &mut Self, place| work.evaluate(engine, epoch, place))?;

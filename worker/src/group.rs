@@ -11,14 +11,14 @@
 
 use crate::worker::WorkerError;
 use paraft_client::{
-    Interrupt,
+    Interrupt, Pull,
     groups::{Heartbeats, Joined, Member, MemberOptions},
 };
 use paraft_common::{
     Step,
     group::{Assigned, Assignment},
 };
-use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring};
+use paraft_compute::collective::{Group, GroupError, Lines, Listener, Peer, Rendezvous, Ring};
 use paraft_models::{Model, ModelError, Nccl, UniqueId};
 use paraft_tls::Access;
 use std::{
@@ -40,6 +40,12 @@ pub(crate) enum ControlMessage {
     State(Step),
     /// The minibatch of this step.
     Step(Step),
+    /// A group of ranks that hold stages begins, or begins again, at this step.
+    Meet(Step),
+    /// The weights of its stages, for each rank.
+    Pull(Pull),
+    /// The final weights of all stages to the leader.
+    Gather,
     /// A share of the held-out part, for this epoch.
     Evaluate(u64),
     /// The group is formed anew: somebody wants to be taken in.
@@ -54,6 +60,13 @@ const EVALUATE: u64 = 3;
 const REFORM: u64 = 4;
 const OVER: u64 = 5;
 const STATE: u64 = 6;
+const MEET: u64 = 7;
+const PULL: u64 = 8;
+const GATHER: u64 = 9;
+
+/// Of a pull, with its step in one word; no job has so many steps that it doesn't go.
+const BARRIER: u64 = 1;
+const LAST: u64 = 2;
 
 /// A group that stands.
 struct Bound {
@@ -65,6 +78,8 @@ struct Bound {
     assignment: Assignment,
     /// The leader's.
     heartbeats: Option<Heartbeats>,
+    /// Where ranks hold stages of the model.
+    lines: Lines,
 }
 
 /// This process as a rank.
@@ -73,6 +88,8 @@ pub(crate) struct Ranks {
     job: String,
     listener: Listener,
     stop: Arc<dyn Interrupt>,
+    /// Values of the longest message from rank to rank, where they hold stages of the model.
+    longest: Option<usize>,
     /// Of the last group.
     lost: Vec<u32>,
     bound: Option<Bound>,
@@ -83,7 +100,11 @@ pub(crate) type Together<T = ()> = Result<T, GroupError>;
 
 impl Ranks {
     /// Asks nobody yet.
-    pub fn new(mut options: MemberOptions, stop: Arc<dyn Interrupt>) -> Result<Self, WorkerError> {
+    pub fn new(
+        mut options: MemberOptions,
+        stop: Arc<dyn Interrupt>,
+        longest: Option<usize>,
+    ) -> Result<Self, WorkerError> {
         if matches!(Access::ours(), Access::Closed) {
             let why = Access::no_certificate();
             return Err(WorkerError::Job(format!(
@@ -96,7 +117,7 @@ impl Ranks {
         })?;
         options.address = listener.address().to_string();
         let job = options.job.clone();
-        Ok(Self { member: Member::new(options)?, job, listener, stop, lost: Vec::new(), bound: None })
+        Ok(Self { member: Member::new(options)?, job, listener, stop, longest, lost: Vec::new(), bound: None })
     }
 
     /// Leaves the group, if there is one, and waits for an assignment in the next. False: the job is done.
@@ -160,7 +181,8 @@ impl Ranks {
             place,
             ranks: assignment.ranks.iter().map(peer).collect(),
         };
-        let (group, ring) = Group::form(rendezvous, &mut self.listener, RENDEZVOUS).map_err(Ok)?;
+        let listener = &mut self.listener;
+        let (group, ring, lines) = Group::form_with(rendezvous, listener, RENDEZVOUS, self.longest).map_err(Ok)?;
         let on_gpu = f64::from(u8::from(model.resident().is_some()));
         let mut gpus = [on_gpu];
         group.sum(&mut gpus).map_err(Ok)?;
@@ -172,14 +194,14 @@ impl Ranks {
                 group.size()
             ))));
         }
-        model.share_statistics((group.size() > 1).then(|| group.sums()));
+        model.share_statistics((group.size() > 1 && self.longest.is_none()).then(|| group.sums()));
         let nccl = unite(&group, model)?;
         let reducer = Reducer::start(ring).map_err(|e| Ok(GroupError::Broken(e.to_string())))?;
         let heartbeats = group.leads().then(|| self.member.send_heartbeats(&assignment)).transpose();
         let heartbeats = heartbeats.map_err(|e| Err(e.into()))?;
         let (generation, leader) = (assignment.generation, ranks[0]);
         tracing::info!(generation, ?ranks, leader, "the group stands");
-        self.bound = Some(Bound { reducer, nccl, group, assignment, heartbeats });
+        self.bound = Some(Bound { reducer, nccl, group, assignment, heartbeats, lines });
         Ok(())
     }
 
@@ -233,6 +255,12 @@ impl Ranks {
             ControlMessage::State(done) => [STATE, done.0],
             ControlMessage::Step(step) => [STEP, step.0],
             ControlMessage::Evaluate(epoch) => [EVALUATE, *epoch],
+            ControlMessage::Meet(step) => [MEET, step.0],
+            ControlMessage::Pull(pull) => {
+                let kind = u64::from(pull.barrier) * BARRIER | u64::from(pull.last) * LAST;
+                [PULL, pull.done.0 << 2 | kind]
+            }
+            ControlMessage::Gather => [GATHER, 0],
             ControlMessage::Reform => [REFORM, 0],
             ControlMessage::Over => [OVER, 0],
         };
@@ -263,6 +291,12 @@ impl Ranks {
             [STATE, done] => ControlMessage::State(Step(done)),
             [STEP, step] => ControlMessage::Step(Step(step)),
             [EVALUATE, epoch] => ControlMessage::Evaluate(epoch),
+            [MEET, step] => ControlMessage::Meet(Step(step)),
+            [PULL, word] => {
+                let (done, barrier, last) = (Step(word >> 2), word & BARRIER != 0, word & LAST != 0);
+                ControlMessage::Pull(Pull { done, barrier, last, ..Pull::default() })
+            }
+            [GATHER, _] => ControlMessage::Gather,
             [REFORM, _] => ControlMessage::Reform,
             [OVER, _] => ControlMessage::Over,
             _ => return Err(nonsense()),
@@ -284,6 +318,11 @@ impl Ranks {
     /// Sums over the ranks.
     pub fn sum(&self, values: &mut [f64]) -> Together {
         self.bound()?.group.sum(values)
+    }
+
+    /// From rank to rank, where they hold stages of the model.
+    pub fn lines(&mut self) -> Together<&mut Lines> {
+        self.bound.as_mut().map(|b| &mut b.lines).ok_or_else(|| GroupError::Broken("it was left".into()))
     }
 
     /// For gradients and weights in the host's memory.

@@ -29,6 +29,7 @@ mod recorder;
 pub mod samples;
 pub mod slow;
 pub mod start;
+mod stage;
 mod streamed;
 pub mod worker;
 

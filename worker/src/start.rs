@@ -52,7 +52,7 @@ pub fn begin(
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
     let Some(init) = init else { return Ok(Beginning { initial: Initial::default(), start: None }) };
-    if job.memory.resident.is_some() {
+    if job.memory.resident.is_some() || job.parallel.pipeline > 1 {
         let mut weights = streamed::scratch(scratch, layout.len())?;
         init(job.seed, &mut weights);
         return Ok(Beginning { initial: Initial::fresh(Values::Scratch(Arc::new(weights))), start: None });
@@ -67,7 +67,7 @@ fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Resu
     checkpoint.verify()?;
     checkpoint.fits(layout.tensors(), &job.on_servers().optimizer)?;
     let manifest = checkpoint.manifest();
-    let samples = u64::from(job.ranks()) * job.train.batch as u64;
+    let samples = u64::from(job.shares()) * job.train.batch as u64;
     let (mut step, mut epochs) = (manifest.step_in(plan.per_epoch, samples), 0);
     if plan.leased.is_some() {
         // Only the servers know which chunks of an open epoch were done, and they are gone. Steps go on, so that

@@ -30,19 +30,20 @@ pub use setup::{Minibatch, OptimizerState, Setup, Turn};
 
 use self::{
     clock::Clock,
-    join::{Joined, client_options, join},
+    join::{Joined, Staged, client_options, join},
     training::Training,
 };
 use crate::{
-    engine::Engine,
-    group::Ranks,
+    engine::{Broke, Engine},
+    group::{ControlMessage, Ranks},
     job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
     slow::{Slow, Slowness},
+    stage::{self, Join, Stage},
     streamed::Streamed,
 };
 use paraft_client::{ClientError, Interrupt, Transport, groups::MemberOptions};
-use paraft_common::{BucketId, Encoding};
+use paraft_common::{BucketId, Encoding, layout::Cuts};
 use paraft_data::{DataDigest, Dataset, Split};
 use paraft_models::{Evaluation, Model, Part};
 use std::{
@@ -115,7 +116,7 @@ pub fn run(
 ) -> Result<WorkerReport, WorkerError> {
     let world = job.ranks();
     if options.rank >= world {
-        let who = match job.train.group_size {
+        let who = match job.ranks_of_worker() {
             1 => format!("{world} workers"),
             n => format!("{} workers of {n} ranks each", job.train.workers),
         };
@@ -131,21 +132,30 @@ pub fn run(
     let digest = data.digest()?;
     let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), digest, plan, gauges };
     let reduces = job.train.exchange == Exchange::AllReduce;
-    if job.train.group_size == 1 && !reduces {
+    let size = job.ranks_of_worker();
+    if size == 1 && !reduces {
         return lead(job, options, model, data, None);
     }
+    let layers = model.layers();
+    let longest = match job.parallel.pipeline {
+        1 => None,
+        _ => {
+            let stages = job.stages(&layers).map_err(WorkerError::Job)?;
+            Some(stage::longest(&stages, layers.iter().map(|l| l.outputs), job.train.batch))
+        }
+    };
     let member = MemberOptions {
         servers: options.servers.clone(),
         transport: transport(job),
         job: job.name.clone(),
         settings: job.server_job_on(&model.tensors(), &data.digest).fingerprint,
-        worker: options.rank / job.train.group_size,
-        size: job.train.group_size,
-        rank: options.rank % job.train.group_size,
+        worker: options.rank / size,
+        size,
+        rank: options.rank % size,
         address: String::new(),
         timeout: Duration::from_millis(job.cluster.timeout_ms),
     };
-    let mut ranks = Ranks::new(member, options.interrupt.clone())?;
+    let mut ranks = Ranks::new(member, options.interrupt.clone(), longest)?;
     if !ranks.form(model)? {
         return Ok(WorkerReport::default());
     }
@@ -156,6 +166,14 @@ pub fn run(
         if ranks.leads() {
             match lead(job, options, model, data.clone(), Some(&mut ranks)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
+                Err(WorkerError::Regrouped) if ranks.broken().is_none() => {
+                    tracing::info!("this rank takes up another part of the model");
+                }
+                Err(WorkerError::Regrouped) => {
+                    if !ranks.form(model)? {
+                        return Ok(WorkerReport::default());
+                    }
+                }
                 // Another rank, or another group, has been this worker while this process was stopped.
                 Err(WorkerError::Client(e)) if e.is_displaced() || ranks.breaks() => {
                     tracing::warn!(error = %e, "this rank has lost its group");
@@ -171,6 +189,21 @@ pub fn run(
             return Ok(report);
         }
     }
+}
+
+/// What a rank has of its worker's model, where its ranks share that. One that doesn't lead speaks with the servers by `join`.
+fn staged<'a>(
+    job: &Job,
+    options: &WorkerOptions,
+    model: &dyn Model,
+    join: Option<Box<Join<'a>>>,
+) -> Result<Stage<'a>, WorkerError> {
+    let stages = job.stages(&model.layers()).map_err(WorkerError::Job)?;
+    let cuts = Cuts { groups: &[], stages: &stages.values() };
+    let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let buckets = layout.buckets().iter().map(|b| b.range()).collect();
+    let schedule = (job.parallel.schedule, job.micro_batches());
+    Stage::new(stages, schedule, buckets, join, &scratch_folder(options))
 }
 
 /// Where files lie that end with the process.
@@ -216,6 +249,7 @@ fn lead(
         return Err(WorkerError::Job("memory.resident: layers are streamed on the CPU, and this model is on a device; start the worker with \
                                      --device cpu".into()));
     }
+    let mut stage = (job.parallel.pipeline > 1).then(|| staged(job, options, model, None)).transpose()?;
     let setup = Setup {
         tensors: model.tensors(),
         samples: train.len(),
@@ -227,10 +261,20 @@ fn lead(
         state: None,
         note: String::new(),
     };
-    let Joined { mut driver, start, flush: _flush, .. } =
-        join(job, options, setup, &plan, gauges, ranks.is_some())?;
-    let (client, len) = (&mut driver.client, driver.layout.len());
     let mut ranks = ranks;
+    let joined = match (&mut stage, ranks.as_deref_mut()) {
+        (Some(stage), Some(ranks)) => {
+            let (values, here) = (stage.values(), stage.stages_at(ranks.place()));
+            let mut meet = |step| match ranks.say(&ControlMessage::Meet(step)) {
+                Ok(()) => stage.meet(ranks, &*model, step).map_err(Broke::or_regrouped),
+                Err(_) => Err(WorkerError::Regrouped),
+            };
+            join(job, options, setup, &plan, gauges, true, Some(Staged { values, here, meet: &mut meet }))?
+        }
+        (_, ranks) => join(job, options, setup, &plan, gauges, ranks.is_some(), None)?,
+    };
+    let Joined { mut driver, start, flush: _flush, .. } = joined;
+    let (client, len) = (&mut driver.client, driver.layout.len());
     if let Some(ranks) = ranks.as_deref_mut().filter(|r| start.0 >= plan.total && r.generation() > 1) {
         // Who led before has been silent while the other workers finished.
         tracing::info!("the job is done; nothing is left for this group");
@@ -248,9 +292,10 @@ fn lead(
     let parts = (0..).zip(driver.layout.buckets()).map(part).collect();
     // Of a group another rank goes on in the same session.
     let alone = ranks.is_none();
-    let engine = match job.memory.resident {
-        None => Engine::new(model, parts, ranks),
-        Some(resident) => {
+    let engine = match (job.memory.resident, stage, ranks) {
+        (_, Some(stage), Some(ranks)) => Engine::staged(model, parts, stage, ranks),
+        (None, _, ranks) => Engine::new(model, parts, ranks),
+        (Some(resident), ..) => {
             let buckets = driver.layout.buckets().iter().map(|b| b.range()).collect();
             let streamed = Streamed::new(&model.layers(), buckets, resident, &scratch_folder(options))?;
             Engine::streamed(model, parts, streamed)

@@ -7,7 +7,7 @@ use crate::{
     consistency::Mode,
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
-    layout::{self, Layout, ParamGroup, TensorKind, TensorSpec},
+    layout::{self, Cuts, Layout, ParamGroup, TensorSpec, TensorKind},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
 };
@@ -72,6 +72,10 @@ pub struct ServerJob {
     /// the optimizer's).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParamGroup>,
+    /// Where each worker is several processes that hold a stage of the model each: the values of each stage, in the order of the flat
+    /// vector. Each has shards of its own: there are at least as many. Empty: all is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<usize>,
     /// With the leased sampler: the chunks that shard 0 gives out. Without: every worker knows its share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<ChunkPlan>,
@@ -195,6 +199,7 @@ impl ServerJob {
             clip: ClipConfig::default(),
             start: None,
             groups: Vec::new(),
+            stages: Vec::new(),
             chunks: None,
         }
     }
@@ -222,7 +227,7 @@ impl ServerJob {
         if job.bucket_len == 0 || job.bucket_len > MAX_BUCKET_LEN {
             return bad(format!("bucket_len {} is not within 1 to {MAX_BUCKET_LEN}", job.bucket_len));
         }
-        layout::count(job.params_len, job.buffers_len, &job.groups, job.bucket_len)
+        layout::count(job.params_len, job.buffers_len, job.cuts(), job.bucket_len)
             .map_err(|e| ServerJobError(e.to_string()))?;
         if job.workers == 0 || job.workers > 65_536 {
             return bad(format!("{} workers; a job has from 1 to 65536", job.workers));
@@ -387,8 +392,13 @@ impl ServerJob {
     }
 
     /// The parts of the flat vector whose edges no bucket crosses.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = (usize, TensorKind)> {
-        layout::parts(self.params_len, self.buffers_len, &self.groups)
+    pub(crate) fn parts(&self) -> impl Iterator<Item = layout::Part> {
+        layout::parts(self.params_len, self.buffers_len, self.cuts())
+    }
+
+    /// How its parameters are divided.
+    pub fn cuts(&self) -> Cuts<'_> {
+        Cuts { groups: &self.groups, stages: &self.stages }
     }
 
     /// The optimizer that the shards apply.
@@ -410,7 +420,7 @@ impl ServerJob {
         if self.buffers_len > 0 {
             tensors.push(TensorSpec::buffer("buffers", &[self.buffers_len]));
         }
-        Layout::in_groups(tensors, &self.groups, self.bucket_len).expect("from_toml has checked the lengths")
+        Layout::cut(tensors, self.cuts(), self.bucket_len).expect("from_toml has checked the lengths")
     }
 }
 

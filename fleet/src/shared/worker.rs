@@ -166,7 +166,7 @@ impl Worker<'_> {
         if let Some(path) = resume {
             eprintln!("w{rank} goes on from {}", path.display());
         }
-        let size = job.train.group_size;
+        let size = job.ranks_of_worker();
         for one in rank * size..(rank + 1) * size {
             fleet.part_rank(job, one, at.as_ref(), resume)?;
         }

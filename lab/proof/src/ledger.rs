@@ -206,6 +206,7 @@ impl Ledger {
             transport: fleet.transport,
             timeout: Duration::from_secs(30),
             handover: paraft_client::HANDOVER,
+            stages: None,
         };
         let (client, done) = Client::join(options, &vec![0.0; self.len()])?;
         Ok(Page { ledger: *self, worker, client, done, weights: vec![0.0; self.len()] })

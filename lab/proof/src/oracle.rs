@@ -57,14 +57,14 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let mut slots: Vec<Vec<Vec<f32>>> =
         layout.buckets().iter().map(|b| servers.optimizer.new_slots(b.len)).collect();
     let plan = Plan::new(job, &data.train).map_err(bad)?;
-    let mut locals: Vec<LocalWeights> = (0..job.ranks())
+    let mut locals: Vec<LocalWeights> = (0..job.shares())
         .filter_map(|_| LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len()))
         .collect();
     locals.iter_mut().for_each(|r| r.begin(&weights));
     let t = &job.train;
     let mut sampler = Sampler::new(data.train.len(), job.seed);
     (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
-    let world = job.ranks() as usize;
+    let world = job.shares() as usize;
     let (per_epoch, total) = (plan.per_epoch, plan.total);
     let mut shares = Vec::new();
     let mut under = None;

@@ -149,6 +149,7 @@ impl BenchFleet {
             transport: via.transport(),
             timeout: Duration::from_millis(self.job.cluster.timeout_ms),
             handover: paraft_client::HANDOVER,
+            stages: None,
         };
         WorkerSlot { options, nice: 0 }
     }

@@ -325,7 +325,7 @@ fn restart(
         record
     })?;
     let seconds = began.elapsed().as_secs_f64();
-    let samples = |steps: u64| (steps * job.train.batch as u64 * u64::from(job.ranks())) as f64;
+    let samples = |steps: u64| (steps * job.train.batch as u64 * u64::from(job.shares())) as f64;
     let (useful, accuracy) = match record {
         // Every step is in the weights, whatever had to be done twice.
         Ok(record) => {
@@ -434,5 +434,5 @@ fn furthest(dir: &Path) -> u64 {
 fn samples(job: &Job) -> Result<u64, Failure> {
     let (_, data) = paraft_worker::cli::built_in(job)?;
     let plan = paraft_worker::worker::Plan::new(job, &data.train)?;
-    Ok(plan.total * job.train.batch as u64 * u64::from(job.ranks()))
+    Ok(plan.total * job.train.batch as u64 * u64::from(job.shares()))
 }

@@ -282,7 +282,7 @@ struct Budget<'a> {
 impl Budget<'_> {
     /// Gives a job of another size as many steps as there are samples for.
     fn give(&mut self, job: &mut Job) -> Result<(), String> {
-        let size = |j: &Job| (j.ranks(), j.train.batch, j.train.drop_last);
+        let size = |j: &Job| (j.shares(), j.train.batch, j.train.drop_last);
         // The leased sampler gives out each epoch once, to however many workers.
         if size(job) == size(self.base) || job.train.sampler == SamplerKind::Leased {
             return Ok(());
@@ -304,7 +304,7 @@ impl Budget<'_> {
             }
         };
         let all = Plan::new(self.base, train).map_err(|e| e.to_string())?.budget(self.base, None);
-        let step = job.train.batch as u64 * u64::from(job.ranks());
+        let step = job.train.batch as u64 * u64::from(job.shares());
         let steps = all / step;
         if steps == 0 {
             return Err(format!("one step of its workers is {step} samples, and the job has {all}"));

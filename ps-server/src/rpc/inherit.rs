@@ -97,8 +97,9 @@ impl ShardsService {
             };
             let mut missing = BTreeMap::<ShardId, Vec<u32>>::new();
             if let Some(conf) = hosted.shard.configured() {
+                let layout = conf.job.layout(); // the other job is cut as this one
                 for bucket in conf.buckets.iter().filter(|b| !b.initialised()) {
-                    missing.entry(placement::shard_of(bucket.id, shards)).or_default().push(bucket.id.0);
+                    missing.entry(placement::shard_of(&layout, bucket.id, shards)).or_default().push(bucket.id.0);
                 }
                 if missing.is_empty() {
                     let shard = hosted.shard.id().0;
@@ -207,12 +208,15 @@ fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKi
         let why = format!("the weights of job `{name}` are with its ranks and not on the servers");
         return Err(RefusalKind::BadJob(why));
     }
-    let lengths = |j: &ServerJob| (j.params_len, j.buffers_len, j.bucket_len);
-    if lengths(there) == lengths(here) {
+    if there.layout() == here.layout() {
         return Ok(());
     }
     let model = |j: &ServerJob| {
-        format!("{} parameters and {} statistics in buckets of {}", j.params_len, j.buffers_len, j.bucket_len)
+        let stages = match j.stages.len() {
+            0 => String::new(),
+            _ => format!(", and stages of {:?}", j.stages),
+        };
+        format!("{} parameters and {} statistics in buckets of {}{stages}", j.params_len, j.buffers_len, j.bucket_len)
     };
     Err(RefusalKind::BadJob(format!(
         "it is to begin with the weights of job `{name}`, which has {}; this one has {}",

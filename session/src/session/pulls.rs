@@ -126,13 +126,13 @@ impl Session {
         let holds = holds && (!looks_ahead || self.holds_plain == pull.is_plain());
         let mut waiting = BTreeSet::new();
         for (shard, link) in &mut self.links {
-            let here = |b: &BucketId| placement::shard_of(*b, self.shards) == *shard;
+            let here = |b: &BucketId| placement::shard_of(&self.layout, *b, self.shards) == *shard;
             let only: Vec<u32> = pull.only.iter().filter(|b| here(b)).map(|b| b.0).collect();
             if only.is_empty() && !pull.only.is_empty() {
                 continue;
             }
             let have = match holds && only.is_empty() && link.holds() {
-                true => placement::ids_of(*shard, self.shards, self.versions.len())
+                true => placement::ids_of(&self.layout, *shard, self.shards)
                     .map(|b| self.versions[b.0 as usize])
                     .collect(),
                 false => Vec::new(),

@@ -24,6 +24,7 @@ mod memory;
 mod modes;
 mod own_loop;
 mod pages;
+mod pipeline;
 mod reads;
 mod replicas;
 mod skips;

@@ -45,6 +45,7 @@ fn join(at: &At, job: &ServerJob, worker: u32) -> Result<(Client, Step)> {
         transport: at.transport,
         timeout: Duration::from_secs(30),
         handover: paraft_client::HANDOVER,
+        stages: None,
     };
     Ok(Client::join(options, &[0.5; LEN])?)
 }

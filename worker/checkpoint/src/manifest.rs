@@ -3,7 +3,7 @@
 use paraft_common::{
     Layout, ModeChoice, ParamGroup, TensorSpec,
     config::{LastEvaluation, Stopping},
-    layout::LayoutError,
+    layout::{Cuts, LayoutError},
     optim::OptimizerConfig,
 };
 use serde::{Deserialize, Serialize};
@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 /// The latest version of the format that this code writes and reads.
 pub const FORMAT: u32 = 2;
 
-/// That of a checkpoint of a job with so many groups of parameters: who does not know groups would take its buckets for others.
-pub fn format(groups: usize) -> u32 {
-    if groups == 0 { 1 } else { FORMAT }
+/// That of a checkpoint of a job whose parameters are divided so: who does not know groups or stages would take its buckets for others.
+pub fn format(cuts: Cuts) -> u32 {
+    if cuts.groups.is_empty() && cuts.stages.is_empty() { 1 } else { FORMAT }
 }
 
 /// The content of `checkpoint.json`. Unknown keys are ignored: a later version may add some.
@@ -51,6 +51,9 @@ pub struct Manifest {
     /// The groups of parameters that buckets do not cross, with their rates and decays; none: all parameters are one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParamGroup>,
+    /// The stages that buckets do not cross, by their values; none: the model is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<usize>,
     /// The optimizer and its options.
     pub optimizer: OptimizerConfig,
     /// Names of the optimizer's state vectors, as in the tensors of `optimizer.safetensors`.
@@ -226,7 +229,8 @@ impl Manifest {
 
     /// The vector as it was cut.
     pub(crate) fn layout(&self) -> Result<Layout, LayoutError> {
-        Layout::in_groups(self.tensors.clone(), &self.groups, self.bucket_len.max(1))
+        let cuts = Cuts { groups: &self.groups, stages: &self.stages };
+        Layout::cut(self.tensors.clone(), cuts, self.bucket_len.max(1))
     }
 
     fn old_buckets(&self) -> Vec<(std::ops::Range<usize>, Stamp)> {

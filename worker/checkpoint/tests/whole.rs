@@ -4,7 +4,7 @@ use paraft_checkpoint::{
     Checkpoint, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE, Writer,
     manifest::{Clock, EarlyStopState, Stamp, format},
 };
-use paraft_common::{Layout, Mode, ParamGroup, TensorSpec, codec::put_f32_le, optim::OptimizerConfig};
+use paraft_common::{Layout, Mode, ParamGroup, TensorSpec, codec::put_f32_le, layout::Cuts, optim::OptimizerConfig};
 use std::{
     collections::BTreeMap,
     error::Error,
@@ -31,7 +31,7 @@ fn layout() -> Layout {
 fn manifest(step: u64) -> Manifest {
     let optimizer = OptimizerConfig::adam(0.1);
     Manifest {
-        format: format(0),
+        format: format(Cuts::default()),
         paraft: "test".into(),
         written: step as f64,
         name: "test".into(),
@@ -45,6 +45,7 @@ fn manifest(step: u64) -> Manifest {
         shards: 2,
         bucket_len: BUCKET,
         groups: Vec::new(),
+        stages: Vec::new(),
         slots: optimizer.slot_names().iter().map(ToString::to_string).collect(),
         optimizer,
         tensors: tensors(),
@@ -300,10 +301,11 @@ fn another_cut_takes_the_latest_version_it_spans() {
     assert_eq!(versions(8), [7, 7, 9], "0..8, 8..15, 15..18");
     assert_eq!(versions(3), [3, 3, 7, 7, 5, 9]);
     assert_eq!(versions(100), [7, 9], "buffers never take a parameter's version");
-    assert_eq!((format(0), format(2)), (1, 2), "who does not know groups does not read it");
     // As it was cut in groups: parameters 0..6, 6..8, 8..14, 14..15, buffers 15..18.
     let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
     m.groups = vec![group(8), group(7)];
+    let cuts = Cuts { groups: &m.groups, stages: &[] };
+    assert_eq!((format(Cuts::default()), format(cuts)), (1, 2), "who does not know groups does not read it");
     m.buckets = [3, 7, 5, 1, 9].map(|version| Stamp { version, clock: 0.5 }).to_vec();
     let versions: Vec<_> = m.stamps_for(&layout()).iter().map(|s| s.version).collect();
     assert_eq!(versions, [3, 7, 5, 9]);

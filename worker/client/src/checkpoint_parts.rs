@@ -152,7 +152,7 @@ impl CheckpointParts {
     /// The next vector, in the order of the flat vector; `None` after the last.
     pub async fn next(&mut self) -> Result<Option<Piece>, ClientError> {
         let Some((bucket, part)) = self.todo.pop_front() else { return Ok(None) };
-        let shard = placement::shard_of(bucket, self.shards);
+        let shard = placement::shard_of(&self.layout, bucket, self.shards);
         let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
         let stream = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
         let (p, bulk) = match stream.message().await {

@@ -23,6 +23,7 @@ use paraft_proto::limits;
 use paraft_session::{Arrived, Encoders, Event, Next, Pull, Pulled, Reported, Session, SessionError};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
+    ops::Range,
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -50,6 +51,8 @@ pub struct ClientOptions {
     /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
     /// lease has to end first.
     pub handover: Duration,
+    /// The stages of the model that this process has, where others of the same worker have the rest; all.
+    pub stages: Option<Range<usize>>,
 }
 
 /// A worker's session with all shards of a job.
@@ -162,6 +165,7 @@ impl Client {
                 deadline: options.timeout,
             },
             handover: options.handover,
+            stages: options.stages.clone(),
             draw: Box::new(rand::random),
         });
         let initial = Arc::new(initial);
@@ -222,7 +226,7 @@ impl Client {
 
     /// The shard that holds a bucket.
     pub fn shard_of(&self, bucket: BucketId) -> ShardId {
-        placement::shard_of(bucket, self.options.shards)
+        placement::shard_of(&self.layout, bucket, self.options.shards)
     }
 
     /// What this worker spends in the stages of its gradients' road. Who has the model notes `ready`, the client the
@@ -397,6 +401,11 @@ impl Client {
     /// goes on. Every worker of the job must ask for the same steps.
     pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_by(Pull { checkpoint: true, ..Pull::of(done) }, weights)
+    }
+
+    /// The worker goes on from `step`, where others of its processes are: shards that are behind count it as done.
+    pub fn advance_to(&mut self, step: Step) {
+        self.io.session().advance_to(step);
     }
 
     /// Waits until every push is acknowledged, for a worker that goes on without a pull: a push is refused until the one of

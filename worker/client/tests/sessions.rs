@@ -98,6 +98,7 @@ fn options(address: String) -> ClientOptions {
         transport: Transport::Tcp,
         timeout: Duration::from_secs(10),
         handover: paraft_client::HANDOVER,
+        stages: None,
     }
 }
 

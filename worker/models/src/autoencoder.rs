@@ -2,7 +2,7 @@
 //! error against the input.
 
 use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Flat, Layer, Net, NetResult, There};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -12,7 +12,8 @@ use paraft_compute::{Device, shape::Activation};
 pub struct Autoencoder<D: Device> {
     stack: Stack<D>,
     width: usize,
-    inputs: D::Values,
+    /// Of each slot.
+    inputs: Vec<D::Values>,
 }
 
 impl<D: Device> Autoencoder<D> {
@@ -22,7 +23,7 @@ impl<D: Device> Autoencoder<D> {
         if widths.contains(&0) {
             return Err(ModelError::new(format!("layer widths {widths:?}: none of them may be zero")));
         }
-        Ok(Self { stack: Stack::new(&widths, Activation::Relu), width: inputs, inputs: Default::default() })
+        Ok(Self { stack: Stack::new(&widths, Activation::Relu), width: inputs, inputs: vec![Default::default()] })
     }
 }
 
@@ -46,25 +47,80 @@ where
         self.stack.layers()
     }
 
-    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
-        device.load_values(&batch.inputs, &mut self.inputs)
+    fn load(&mut self, device: &mut D, slot: usize, batch: &Batch) -> NetResult {
+        self.has_slot(slot);
+        device.load_values(&batch.inputs, &mut self.inputs[slot])
     }
 
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
-        self.stack.forward(device, flat, &self.inputs, n)?;
-        let (output, delta) = self.stack.output_and_delta();
-        device.mse(output, &self.inputs, delta)?;
-        self.stack.backward(device, flat, (&self.inputs, n), Gradient::Apart)
+        let all = self.stack.whole(n);
+        self.through(device, flat, &all)?;
+        self.stack.backward(device, flat, &self.inputs[0], &all, (Gradient::Apart, None))?;
+        Ok(())
+    }
+
+    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
+        for part in batch.parts(EVALUATION_CHUNK) {
+            self.load(device, 0, &part)?;
+            let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
+            self.through(device, &mut There(params), &pass)?;
+        }
+        self.evaluated(device, batch.n)
     }
 
     /// The loss of a sample is its mean squared error; nothing is classified.
-    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
-        for part in batch.parts(EVALUATION_CHUNK) {
-            self.load(device, &part)?;
-            self.stack.forward(device, &mut There(params), &self.inputs, part.n)?;
-            device.squared_difference(self.stack.output(), &self.inputs)?;
-        }
+    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
         let loss_sum = device.sums()?.loss / self.width as f64;
-        Ok(Evaluation { loss_sum, correct: 0, count: batch.n as u64 })
+        Ok(Evaluation { loss_sum, correct: 0, count: n as u64 })
+    }
+
+    fn forward_pass(
+        &mut self,
+        device: &mut D,
+        weights: &mut dyn Weights<D>,
+        pass: &Pass,
+        input: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        self.has_slot(pass.slot);
+        self.stack.take(device, pass, input)?;
+        self.through(device, weights, pass)?;
+        self.stack.give(device, pass)
+    }
+
+    fn backward_pass(
+        &mut self,
+        device: &mut D,
+        flat: &mut dyn Flat<D>,
+        pass: &Pass,
+        gradient: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        let inputs = &self.inputs[pass.slot];
+        if gradient.is_none() {
+            // What the forward pass made of it may be of another slot by now.
+            let (output, delta) = self.stack.output_and_delta(pass.slot);
+            device.mse(output, inputs, delta)?;
+        }
+        self.stack.backward(device, flat, inputs, pass, (Gradient::Apart, gradient))
+    }
+}
+
+impl<D: Device> Autoencoder<D> {
+    fn has_slot(&mut self, slot: usize) {
+        let more = (self.inputs.len()..=slot).map(|_| Default::default());
+        self.inputs.extend(more);
+    }
+
+    /// Forward through a pass, up to the loss where that is behind it.
+    fn through<W: Weights<D> + ?Sized>(&mut self, device: &mut D, weights: &mut W, pass: &Pass) -> NetResult {
+        let inputs = &self.inputs[pass.slot];
+        self.stack.forward(device, weights, inputs, pass)?;
+        if pass.layers.end < self.stack.depth() {
+            return Ok(());
+        }
+        let (output, delta) = self.stack.output_and_delta(pass.slot);
+        match pass.evaluates {
+            true => device.squared_difference(output, inputs),
+            false => device.mse(output, inputs, delta),
+        }
     }
 }

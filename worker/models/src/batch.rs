@@ -17,7 +17,10 @@ pub struct Batch {
 
 impl Batch {
     /// The samples `range` of it.
-    pub(crate) fn part(&self, range: std::ops::Range<usize>) -> Self {
+    ///
+    /// # Panics
+    /// When it has not so many.
+    pub fn part(&self, range: std::ops::Range<usize>) -> Self {
         fn rows<T: Clone>(of: &[T], n: usize, range: &std::ops::Range<usize>) -> Vec<T> {
             let row = of.len() / n.max(1);
             of[range.start * row..range.end * row].to_vec()

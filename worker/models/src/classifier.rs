@@ -1,7 +1,7 @@
 //! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer perceptron.
 
 use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Flat, Layer, Net, NetResult, There};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -28,8 +28,8 @@ pub struct Classifier<D: Device> {
     takes: Takes,
     classes: usize,
     names: Names,
-    inputs: D::Values,
-    labels: D::Ids,
+    /// Of each slot.
+    loaded: Vec<(D::Values, D::Ids)>,
 }
 
 impl<D: Device> Classifier<D> {
@@ -44,7 +44,7 @@ impl<D: Device> Classifier<D> {
         }
         let stack = Stack::new(widths, Activation::None);
         let takes = Takes { len: stack.len(), sample: Sample::Values(inputs), classes: Some(classes) };
-        Ok(Self { stack, takes, classes, names, inputs: Default::default(), labels: Default::default() })
+        Ok(Self { stack, takes, classes, names, loaded: vec![Default::default()] })
     }
 
     /// Logistic regression: one linear layer from the input to the classes.
@@ -81,24 +81,76 @@ where
         self.stack.layers()
     }
 
-    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
-        device.load_values(&batch.inputs, &mut self.inputs)?;
-        device.load_ids(&batch.labels, &mut self.labels)
+    fn load(&mut self, device: &mut D, slot: usize, batch: &Batch) -> NetResult {
+        self.has_slot(slot);
+        let (inputs, labels) = &mut self.loaded[slot];
+        device.load_values(&batch.inputs, inputs)?;
+        device.load_ids(&batch.labels, labels)
     }
 
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
-        self.stack.forward(device, flat, &self.inputs, n)?;
-        device.softmax_cross_entropy(n, self.classes, self.stack.output(), &self.labels)?;
-        self.stack.backward(device, flat, (&self.inputs, n), Gradient::InPlace)
+        let all = self.stack.whole(n);
+        self.through(device, flat, &all)?;
+        self.stack.backward(device, flat, &self.loaded[0].0, &all, (Gradient::InPlace, None))?;
+        Ok(())
     }
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         for part in batch.parts(EVALUATION_CHUNK) {
-            self.load(device, &part)?;
-            self.stack.forward(device, &mut There(params), &self.inputs, part.n)?;
-            device.cross_entropy_sum(part.n, self.classes, self.stack.output(), &self.labels)?;
+            self.load(device, 0, &part)?;
+            let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
+            self.through(device, &mut There(params), &pass)?;
         }
+        self.evaluated(device, batch.n)
+    }
+
+    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
         let sums = device.sums()?;
-        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: batch.n as u64 })
+        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: n as u64 })
+    }
+
+    fn forward_pass(
+        &mut self,
+        device: &mut D,
+        weights: &mut dyn Weights<D>,
+        pass: &Pass,
+        input: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        self.has_slot(pass.slot);
+        self.stack.take(device, pass, input)?;
+        self.through(device, weights, pass)?;
+        self.stack.give(device, pass)
+    }
+
+    fn backward_pass(
+        &mut self,
+        device: &mut D,
+        flat: &mut dyn Flat<D>,
+        pass: &Pass,
+        gradient: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        let inputs = &self.loaded[pass.slot].0;
+        self.stack.backward(device, flat, inputs, pass, (Gradient::InPlace, gradient))
+    }
+}
+
+impl<D: Device> Classifier<D> {
+    fn has_slot(&mut self, slot: usize) {
+        let more = (self.loaded.len()..=slot).map(|_| Default::default());
+        self.loaded.extend(more);
+    }
+
+    /// Forward through a pass, up to the loss where that is behind it.
+    fn through<W: Weights<D> + ?Sized>(&mut self, device: &mut D, weights: &mut W, pass: &Pass) -> NetResult {
+        let (inputs, labels) = &self.loaded[pass.slot];
+        self.stack.forward(device, weights, inputs, pass)?;
+        if pass.layers.end < self.stack.depth() {
+            return Ok(());
+        }
+        let output = self.stack.output(pass.slot);
+        match pass.evaluates {
+            true => device.cross_entropy_sum(pass.n, self.classes, output, labels),
+            false => device.softmax_cross_entropy(pass.n, self.classes, output, labels),
+        }
     }
 }

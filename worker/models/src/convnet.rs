@@ -175,10 +175,10 @@ where
 
     /// One: its images are many, its parameters few.
     fn layers(&self) -> Vec<Layer> {
-        vec![Layer::of(0..self.len)]
+        vec![Layer::of(0..self.len, 1.0, 0)]
     }
 
-    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
+    fn load(&mut self, device: &mut D, _slot: usize, batch: &Batch) -> NetResult {
         device.load_images(&batch.inputs, batch.n, &mut self.input)?;
         device.load_ids(&batch.labels, &mut self.labels)
     }
@@ -215,11 +215,15 @@ where
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         for part in batch.parts(EVALUATION_CHUNK) {
-            self.load(device, &part)?;
+            self.load(device, 0, &part)?;
             self.forward(device, params, part.n, false)?;
             device.cross_entropy_sum(part.n, self.classes, &self.logits, &self.labels)?;
         }
+        self.evaluated(device, batch.n)
+    }
+
+    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
         let sums = device.sums()?;
-        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: batch.n as u64 })
+        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: n as u64 })
     }
 }

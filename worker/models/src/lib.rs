@@ -27,6 +27,7 @@ mod on_cuda;
 mod replay;
 pub mod selftest;
 mod stack;
+mod stages;
 mod transformer;
 
 pub use autoencoder::Autoencoder;
@@ -34,9 +35,10 @@ pub use batch::{Batch, Evaluation, ModelError, Sample, Takes};
 pub use classifier::Classifier;
 pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
-pub use net::{Flat, Layer, Net, NetResult, OnCpu, Ready, Weights};
+pub use net::{Flat, Forward, Layer, Net, NetResult, OnCpu, Pass, Ready, Weights};
 pub use on_cuda::{OnCuda, Part, Resident};
-pub use paraft_compute::CpuDevice;
+pub use stages::{Loan, Stages};
+pub use paraft_compute::{CpuDevice, DeviceError};
 pub use paraft_compute::collective::RankSums;
 pub use paraft_compute::cuda::{CudaOptions, Nccl, PinnedBytes, Precision, UniqueId};
 pub use transformer::{NormKind, Transformer, TransformerShape};
@@ -85,6 +87,36 @@ pub trait Model: Send {
     /// As of [`Self::step`], and what `flat` says. The gradient is of no use then.
     fn step_by_layers(&mut self, _flat: &mut dyn Flat<CpuDevice>, _batch: &Batch) -> Result<f32, ModelError> {
         Err(ModelError::new("this model isn't divided in layers: it has no Model::step_by_layers"))
+    }
+
+    /// A pass of some layers forward, for a worker whose ranks have some layers each: from what the layer before gave for these samples, or
+    /// from the batch, to what the next one takes, or to the loss. What it keeps for the way back lies in the pass's slot. For models with
+    /// [`Self::layers`].
+    ///
+    /// # Errors
+    /// As of [`Self::step`], and what `weights` says; the input is not as long as the layer before says.
+    fn forward_pass(
+        &mut self,
+        _weights: &mut dyn Weights<CpuDevice>,
+        _pass: &Pass,
+        _batch: &Batch,
+        _input: Option<&[f32]>,
+    ) -> Result<Forward, ModelError> {
+        Err(ModelError::new("this model isn't computed layer by layer: it has no Model::forward_pass"))
+    }
+
+    /// The way back of [`Self::forward_pass`]: from the gradient of what the pass gave, or from the loss, to that of what it took (`None`: the
+    /// batch). What its layers share with others that are not in it is zero in the gradient before.
+    ///
+    /// # Errors
+    /// As there.
+    fn backward_pass(
+        &mut self,
+        _flat: &mut dyn Flat<CpuDevice>,
+        _pass: &Pass,
+        _gradient: Option<&[f32]>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        Err(ModelError::new("this model isn't computed layer by layer: it has no Model::backward_pass"))
     }
 
     /// From now on, in training, statistics of a batch (BatchNorm's) are those of the batches of all ranks of a group, if the model

@@ -17,17 +17,46 @@ pub type NetResult<T = ()> = Result<T, DeviceError>;
 pub type Ready<'a, D> = dyn FnMut(usize, &<D as Buffers>::Grads) -> NetResult + 'a;
 
 /// A part of a model that is computed at once, with the parameters that it needs there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layer {
     /// Where they are in the flat vector, in rising order. What layers share is in each of them.
     pub params: Vec<Range<usize>>,
+    /// What its forward pass of one sample takes, in floating-point operations or anything that is as much for the others.
+    pub cost: f64,
+    /// Values that it gives to the next layer, of one sample.
+    pub outputs: usize,
 }
 
 impl Layer {
-    /// Of one range.
-    pub fn of(params: Range<usize>) -> Self {
-        Self { params: std::iter::once(params).collect() }
+    /// With parameters in one range.
+    pub fn of(params: Range<usize>, cost: f64, outputs: usize) -> Self {
+        Self { params: std::iter::once(params).collect(), cost, outputs }
     }
+}
+
+/// What a forward pass ends with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Forward {
+    /// What its last layer gives to the next one: `[n, outputs]`.
+    Edge(Vec<f32>),
+    /// The mean loss over the samples.
+    Loss(f32),
+    /// Of an evaluation.
+    Evaluated(Evaluation),
+}
+
+/// A pass of some samples through some layers, forward or back. What the first leaves for the second lies in a slot, of which a model has
+/// as many as are named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Of [`Model::layers`].
+    pub layers: Range<usize>,
+    /// Of these samples, until they are back.
+    pub slot: usize,
+    /// Samples.
+    pub n: usize,
+    /// There is no way back: losses are added up as in an evaluation.
+    pub evaluates: bool,
 }
 
 /// The flat parameters, as a net goes through its layers.
@@ -97,12 +126,40 @@ pub trait Net<D: Device>: Send {
     /// What is computed at once, in the order of the forward pass.
     fn layers(&self) -> Vec<Layer>;
     /// Brings a training batch to the device.
-    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult;
+    fn load(&mut self, device: &mut D, slot: usize, batch: &Batch) -> NetResult;
     /// See [`Model::step`], for the `n` samples that were loaded; the loss is read from the device. It begins the same work for
     /// every batch of a size: it is written down, and begun again without this being called.
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult;
     /// See [`Model::evaluate`].
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation>;
+    /// The sums of the evaluation of so many samples.
+    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation>;
+    /// Some layers' forward pass: from what the layer before has given, or from what was loaded, to what the next one takes, or to the
+    /// loss.
+    fn forward_pass(
+        &mut self,
+        _device: &mut D,
+        _weights: &mut dyn Weights<D>,
+        _pass: &Pass,
+        _input: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        Err(whole_only())
+    }
+    /// Their backward pass: from the gradient of what they gave, or from the loss, to that of what they took. What a layer of the pass
+    /// shares with one that isn't in it is zero in the gradient before.
+    fn backward_pass(
+        &mut self,
+        _device: &mut D,
+        _flat: &mut dyn Flat<D>,
+        _pass: &Pass,
+        _gradient: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        Err(whole_only())
+    }
+}
+
+fn whole_only() -> DeviceError {
+    DeviceError::Unsupported("this model is computed as a whole".into())
 }
 
 impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
@@ -122,8 +179,8 @@ impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
         (**self).layers()
     }
 
-    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
-        (**self).load(device, batch)
+    fn load(&mut self, device: &mut D, slot: usize, batch: &Batch) -> NetResult {
+        (**self).load(device, slot, batch)
     }
 
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
@@ -132,6 +189,30 @@ impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         (**self).evaluate(device, params, batch)
+    }
+
+    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
+        (**self).evaluated(device, n)
+    }
+
+    fn forward_pass(
+        &mut self,
+        device: &mut D,
+        weights: &mut dyn Weights<D>,
+        pass: &Pass,
+        input: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        (**self).forward_pass(device, weights, pass, input)
+    }
+
+    fn backward_pass(
+        &mut self,
+        device: &mut D,
+        flat: &mut dyn Flat<D>,
+        pass: &Pass,
+        gradient: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        (**self).backward_pass(device, flat, pass, gradient)
     }
 }
 
@@ -175,7 +256,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
             ready(offset, grads);
             Ok(())
         };
-        self.net.load(&mut self.device, batch)?;
+        self.net.load(&mut self.device, 0, batch)?;
         self.net.step(&mut self.device, &mut Whole { params, grads, ready: &mut ready }, batch.n)?;
         Ok(self.device.loss()?)
     }
@@ -186,9 +267,40 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
 
     fn step_by_layers(&mut self, flat: &mut dyn Flat<CpuDevice>, batch: &Batch) -> Result<f32, ModelError> {
         self.net.takes().check_step_batch(batch)?;
-        self.net.load(&mut self.device, batch)?;
+        self.net.load(&mut self.device, 0, batch)?;
         self.net.step(&mut self.device, flat, batch.n)?;
         Ok(self.device.loss()?)
+    }
+
+    fn forward_pass(
+        &mut self,
+        weights: &mut dyn Weights<CpuDevice>,
+        pass: &Pass,
+        batch: &Batch,
+        input: Option<&[f32]>,
+    ) -> Result<Forward, ModelError> {
+        let (takes, layers) = (self.net.takes(), self.net.layers());
+        check_edge(input, &layers, pass.layers.start, pass.n)?;
+        let last = pass.layers.end == layers.len();
+        if pass.layers.start == 0 || last {
+            takes.check_step_batch(batch)?;
+            self.net.load(&mut self.device, pass.slot, batch)?;
+        }
+        Ok(match self.net.forward_pass(&mut self.device, weights, pass, input)? {
+            Some(edge) => Forward::Edge(edge),
+            None if pass.evaluates => Forward::Evaluated(self.net.evaluated(&mut self.device, pass.n)?),
+            None => Forward::Loss(self.device.loss()?),
+        })
+    }
+
+    fn backward_pass(
+        &mut self,
+        flat: &mut dyn Flat<CpuDevice>,
+        pass: &Pass,
+        gradient: Option<&[f32]>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        check_edge(gradient, &self.net.layers(), pass.layers.end, pass.n)?;
+        Ok(self.net.backward_pass(&mut self.device, flat, pass, gradient)?)
     }
 
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
@@ -198,5 +310,19 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
 
     fn share_statistics(&mut self, ranks: Option<Arc<dyn RankSums>>) {
         self.device.join(ranks);
+    }
+}
+
+/// Whether there are as many values as pass between the layers before and from `layer` on, which may come from another process.
+fn check_edge(values: Option<&[f32]>, layers: &[Layer], layer: usize, n: usize) -> Result<(), ModelError> {
+    let inner = layer > 0 && layer < layers.len();
+    let want = inner.then(|| layers[layer - 1].outputs * n);
+    match values.map(<[f32]>::len) == want {
+        true => Ok(()),
+        false => Err(ModelError::new(format!(
+            "{:?} values between layers {} and {layer} for {n} samples, where there are {want:?}",
+            values.map(<[f32]>::len),
+            layer.saturating_sub(1)
+        ))),
     }
 }

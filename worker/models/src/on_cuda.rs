@@ -182,7 +182,7 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         let Self { net, replays, inbox, outbox, gradient, device, .. } = self;
         inbox.swap(device)?;
         outbox.begin(device.stream())?;
-        net.load(device, batch)?;
+        net.load(device, 0, batch)?;
         let stream = device.stream().clone();
         let mut ready = |offset: usize, gradient: &Gradient| {
             outbox.mark(&stream)?;

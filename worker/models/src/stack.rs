@@ -2,7 +2,7 @@
 //! share. The loss is theirs.
 
 use crate::init::Init;
-use crate::net::{Flat, Layer as Piece, NetResult, Weights};
+use crate::net::{Flat, Layer as Piece, NetResult, Pass, Weights};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
@@ -49,8 +49,8 @@ pub(crate) enum Gradient {
 /// Layers and their workspaces.
 pub(crate) struct Stack<D: Device> {
     layers: Vec<Layer>,
-    /// Outputs of each layer, after its activation, `[n, outputs]`.
-    outputs: Vec<D::Values>,
+    /// Of each slot the outputs of each layer, after its activation, `[n, outputs]`.
+    outputs: Vec<Vec<D::Values>>,
     /// Gradients of a layer's output and of its input, in turn.
     deltas: [D::Values; 2],
 }
@@ -66,8 +66,9 @@ impl<D: Device> Stack<D> {
             offset += layer.len();
             layers.push(layer);
         }
-        let outputs = layers.iter().map(|_| D::Values::default()).collect();
-        Self { layers, outputs, deltas: Default::default() }
+        let mut stack = Self { layers, outputs: Vec::new(), deltas: Default::default() };
+        stack.has_slot(0);
+        stack
     }
 
     /// Values of the flat vector.
@@ -77,7 +78,29 @@ impl<D: Device> Stack<D> {
 
     /// One a layer.
     pub fn layers(&self) -> Vec<Piece> {
-        self.layers.iter().map(|l| Piece::of(l.offset..l.offset + l.len())).collect()
+        let last = self.layers.len() - 1;
+        let piece = |(i, l): (usize, &Layer)| {
+            let given = if i == last { 0 } else { l.outputs };
+            Piece::of(l.offset..l.offset + l.len(), 2.0 * l.weight_len() as f64, given)
+        };
+        self.layers.iter().enumerate().map(piece).collect()
+    }
+
+    /// How many.
+    pub fn depth(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// All of it, in the first slot.
+    pub fn whole(&self, n: usize) -> Pass {
+        Pass { layers: 0..self.layers.len(), slot: 0, n, evaluates: false }
+    }
+
+    /// There is room for what a slot keeps.
+    pub fn has_slot(&mut self, slot: usize) {
+        let layers = self.layers.len();
+        let room = || (0..layers).map(|_| D::Values::default()).collect();
+        self.outputs.extend((self.outputs.len()..=slot).map(|_| room()));
     }
 
     /// The tensors; `prefix` names a layer's module, given its index.
@@ -102,61 +125,83 @@ impl<D: Device> Stack<D> {
         }
     }
 
-    /// Computes the output for `n` samples.
+    /// Brings what the layer before a pass has given.
+    pub fn take(&mut self, device: &mut D, pass: &Pass, input: Option<&[f32]>) -> NetResult {
+        self.has_slot(pass.slot);
+        match (input, pass.layers.start.checked_sub(1)) {
+            (Some(input), Some(before)) => device.load_values(input, &mut self.outputs[pass.slot][before]),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a pass gives to the next layer; `None`: it was the last.
+    pub fn give(&mut self, device: &mut D, pass: &Pass) -> NetResult<Option<Vec<f32>>> {
+        let inner = pass.layers.end < self.layers.len();
+        inner.then(|| device.read(&self.outputs[pass.slot][pass.layers.end - 1])).transpose()
+    }
+
+    /// Computes the outputs of a pass; `inputs` are the model's.
     pub fn forward<W: Weights<D> + ?Sized>(
         &mut self,
         device: &mut D,
         weights: &mut W,
         inputs: &D::Values,
-        n: usize,
+        pass: &Pass,
     ) -> NetResult {
-        for (i, l) in self.layers.iter().enumerate() {
-            let (done, rest) = self.outputs.split_at_mut(i);
+        for i in pass.layers.clone() {
+            let l = &self.layers[i];
+            let (done, rest) = self.outputs[pass.slot].split_at_mut(i);
             let x = done.last().unwrap_or(inputs);
-            device.linear(l.shape(n), x, weights.params(i)?, l.at(), l.activation, &mut rest[0], None)?;
+            let params = weights.params(i)?;
+            device.linear(l.shape(pass.n), x, params, l.at(), l.activation, &mut rest[0], None)?;
         }
         Ok(())
     }
 
     /// The output of the last forward pass, `[n, outputs]`.
-    pub fn output(&mut self) -> &mut D::Values {
-        self.output_and_delta().0
+    pub fn output(&mut self, slot: usize) -> &mut D::Values {
+        self.output_and_delta(slot).0
     }
 
     /// The same, and room for its gradient.
-    pub fn output_and_delta(&mut self) -> (&mut D::Values, &mut D::Values) {
-        let last = self.outputs.len() - 1;
-        (&mut self.outputs[last], &mut self.deltas[0])
+    pub fn output_and_delta(&mut self, slot: usize) -> (&mut D::Values, &mut D::Values) {
+        let last = self.layers.len() - 1;
+        (&mut self.outputs[slot][last], &mut self.deltas[0])
     }
 
-    /// Turns the gradient of the output into that of all weights, last layer first. `inputs` are those of the forward pass,
-    /// and their number.
+    /// Turns the gradient of a pass's output into that of its weights, last layer first, and of its input, which it gives where there is
+    /// a layer before. `inputs` are the model's; the gradient of an inner layer's output is `given`.
     pub fn backward(
         &mut self,
         device: &mut D,
         flat: &mut dyn Flat<D>,
-        (inputs, n): (&D::Values, usize),
-        gradient: Gradient,
-    ) -> NetResult {
+        inputs: &D::Values,
+        pass: &Pass,
+        (of_output, given): (Gradient, Option<&[f32]>),
+    ) -> NetResult<Option<Vec<f32>>> {
         let last = self.layers.len() - 1;
-        for (i, l) in self.layers.iter().enumerate().rev() {
-            let (done, rest) = self.outputs.split_at_mut(i);
+        if let Some(given) = given {
+            device.load_values(given, &mut self.deltas[0])?;
+        }
+        for i in pass.layers.clone().rev() {
+            let l = &self.layers[i];
+            let (done, rest) = self.outputs[pass.slot].split_at_mut(i);
             let x = done.last().unwrap_or(inputs);
             let [delta, next] = &mut self.deltas;
-            let delta = if i == last && gradient == Gradient::InPlace {
+            let delta = if i == last && of_output == Gradient::InPlace {
                 &mut rest[0]
             } else {
                 device.activation_backward(l.activation, &rest[0], delta)?;
                 delta
             };
-            device.linear_backward_weight(l.shape(n), x, delta, l.at(), flat.layer(i)?.1)?;
+            device.linear_backward_weight(l.shape(pass.n), x, delta, l.at(), flat.layer(i)?.1)?;
             flat.ready(l.offset)?;
             // Nobody asks for the gradient of the data.
             if i > 0 {
-                device.linear_backward_input(l.shape(n), delta, flat.params(i)?, l.at(), next)?;
+                device.linear_backward_input(l.shape(pass.n), delta, flat.params(i)?, l.at(), next)?;
                 self.deltas.swap(0, 1);
             }
         }
-        Ok(())
+        (pass.layers.start > 0).then(|| device.read(&self.deltas[0])).transpose()
     }
 }

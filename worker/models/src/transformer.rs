@@ -16,7 +16,7 @@ use crate::{
     Batch, Evaluation, ModelError,
     batch::{Sample, Takes},
     init::Init,
-    net::{Flat, Layer, Net, NetResult, There, Weights},
+    net::{Flat, Layer, Net, NetResult, Pass, There, Weights},
 };
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
@@ -122,6 +122,15 @@ impl Places {
         let norm = next.norm();
         Self { embedding, blocks, norm, len: next.at }
     }
+
+    fn embedding_shape(&self, s: TransformerShape, n: usize) -> EmbeddingShape {
+        EmbeddingShape { batch: n, time: s.time, cols: s.width, vocab: s.vocab, context: s.time }
+    }
+
+    fn head(&self, s: TransformerShape, n: usize) -> (LinearShape, LinearAt) {
+        let shape = LinearShape { n: n * s.time, inputs: s.width, outputs: s.vocab };
+        (shape, LinearAt { weight: self.embedding.tokens, bias: None })
+    }
 }
 
 /// What a block keeps for its backward pass.
@@ -169,10 +178,8 @@ struct Back<D: Device> {
     qkv: D::Values,
 }
 
-/// The transformer and its workspaces.
-pub struct Transformer<D: Device> {
-    shape: TransformerShape,
-    places: Places,
+/// What a micro-batch has between its forward and its backward pass.
+struct Slot<D: Device> {
     tokens: D::Ids,
     labels: D::Ids,
     /// The inputs of the blocks, and of the last norm.
@@ -182,6 +189,33 @@ pub struct Transformer<D: Device> {
     normed: D::Values,
     stats: D::Floats,
     logits: D::Values,
+}
+
+impl<D: Device> Slot<D> {
+    fn new(s: TransformerShape) -> Self {
+        let rooms = if s.checkpoint_activations { 1 } else { s.layers };
+        Self {
+            tokens: Default::default(),
+            labels: Default::default(),
+            inputs: (0..=s.layers).map(|_| Default::default()).collect(),
+            rooms: (0..rooms).map(|_| Room::default()).collect(),
+            normed: Default::default(),
+            stats: Default::default(),
+            logits: Default::default(),
+        }
+    }
+
+    fn room(&self, block: usize) -> usize {
+        block.min(self.rooms.len() - 1)
+    }
+}
+
+/// The transformer and its workspaces.
+pub struct Transformer<D: Device> {
+    shape: TransformerShape,
+    places: Places,
+    /// From one.
+    slots: Vec<Slot<D>>,
     back: Back<D>,
 }
 
@@ -200,17 +234,10 @@ impl<D: Device> Transformer<D> {
                 "a transformer of width {width} with {heads} heads: the width must be 16, 32, 64 or 128 times the heads"
             )));
         }
-        let rooms = if shape.checkpoint_activations { 1 } else { layers };
         Ok(Self {
             shape,
             places: Places::new(shape),
-            tokens: Default::default(),
-            labels: Default::default(),
-            inputs: (0..=layers).map(|_| Default::default()).collect(),
-            rooms: (0..rooms).map(|_| Room::default()).collect(),
-            normed: Default::default(),
-            stats: Default::default(),
-            logits: Default::default(),
+            slots: vec![Slot::new(shape)],
             back: Back {
                 next: Default::default(),
                 hidden: Default::default(),
@@ -222,55 +249,104 @@ impl<D: Device> Transformer<D> {
         })
     }
 
-    fn embedding(&self, n: usize) -> EmbeddingShape {
-        let s = self.shape;
-        EmbeddingShape { batch: n, time: s.time, cols: s.width, vocab: s.vocab, context: s.time }
+    fn load_tokens(&mut self, d: &mut D, slot: usize, batch: &Batch) -> NetResult {
+        while self.slots.len() <= slot {
+            self.slots.push(Slot::new(self.shape));
+        }
+        let slot = &mut self.slots[slot];
+        d.load_ids(&batch.tokens, &mut slot.tokens)?;
+        d.load_ids(&batch.labels, &mut slot.labels)
     }
 
-    fn head(&self, rows: usize) -> (LinearShape, LinearAt) {
-        let shape = LinearShape { n: rows, inputs: self.shape.width, outputs: self.shape.vocab };
-        (shape, LinearAt { weight: self.places.embedding.tokens, bias: None })
-    }
-
-    fn room(&self, layer: usize) -> usize {
-        layer.min(self.rooms.len() - 1)
-    }
-
-    fn load_tokens(&mut self, d: &mut D, batch: &Batch) -> NetResult {
-        d.load_ids(&batch.tokens, &mut self.tokens)?;
-        d.load_ids(&batch.labels, &mut self.labels)
-    }
-
-    /// Computes the logits of what was loaded. `keeps` what a backward pass needs; else all blocks share what one of them has.
-    fn forward<W: Weights<D> + ?Sized>(
-        &mut self,
-        d: &mut D,
-        weights: &mut W,
-        n: usize,
-        keeps: bool,
-    ) -> NetResult {
-        let shape = self.embedding(n);
-        d.embedding(shape, &self.tokens, weights.params(0)?, self.places.embedding, &mut self.inputs[0])?;
-        let rows = n * self.shape.time;
-        for layer in 0..self.shape.layers {
-            let room = if keeps { self.room(layer) } else { 0 };
-            let (x, next) = self.inputs.split_at_mut(if keeps { layer + 1 } else { 1 });
-            let (x, next) = match keeps {
-                true => (&x[layer], &mut next[0]),
-                false if layer % 2 == 0 => (&x[0], &mut next[0]),
-                false => (&next[0], &mut x[0]),
-            };
-            let room = &mut self.rooms[room];
-            let params = weights.params(1 + layer)?;
-            block_forward(d, self.shape, n, params, self.places.blocks[layer], x, room)?;
+    /// Computes the logits of what was loaded, without what a backward pass needs: all blocks share what one of them has.
+    fn infer(&mut self, d: &mut D, weights: &mut dyn Weights<D>, n: usize) -> NetResult {
+        let (s, all) = (self.shape, self.shape.layers + 1);
+        let slot = &mut self.slots[0];
+        let shape = self.places.embedding_shape(s, n);
+        d.embedding(shape, &slot.tokens, weights.params(0)?, self.places.embedding, &mut slot.inputs[0])?;
+        for block in 0..s.layers {
+            let (x, next) = slot.inputs.split_at_mut(1);
+            let (x, next) = if block % 2 == 0 { (&x[0], &mut next[0]) } else { (&next[0], &mut x[0]) };
+            let room = &mut slot.rooms[0];
+            block_forward(d, s, n, weights.params(1 + block)?, self.places.blocks[block], x, room)?;
             d.add(&room.mid, &room.out, next)?;
         }
-        let norm = NormShape { rows, cols: self.shape.width };
-        let x = &self.inputs[if keeps { self.shape.layers } else { self.shape.layers % 2 }];
-        let params = weights.params(1 + self.shape.layers)?;
-        d.norm(norm, x, None, params, self.places.norm, &mut self.normed, &mut self.stats)?;
-        let (shape, at) = self.head(rows);
-        d.linear(shape, &self.normed, params, at, Activation::None, &mut self.logits, None)
+        self.head(d, weights.params(all)?, 0, s.layers % 2, n)
+    }
+
+    /// The last norm of an input and the logits.
+    fn head(&mut self, d: &mut D, params: &D::Params, slot: usize, input: usize, n: usize) -> NetResult {
+        let slot = &mut self.slots[slot];
+        let norm = NormShape { rows: n * self.shape.time, cols: self.shape.width };
+        let Slot { inputs, normed, stats, logits, .. } = slot;
+        d.norm(norm, &inputs[input], None, params, self.places.norm, normed, stats)?;
+        let (shape, at) = self.places.head(self.shape, n);
+        d.linear(shape, normed, params, at, Activation::None, logits, None)
+    }
+
+    /// From the layer behind `pass` to its first one: what [`Net::backward_pass`] does, with the gradient where it belongs.
+    fn back(&mut self, d: &mut D, flat: &mut dyn Flat<D>, pass: &Pass) -> NetResult {
+        let (s, n) = (self.shape, pass.n);
+        let Self { places, slots, back, .. } = self;
+        let slot = &mut slots[pass.slot];
+        if pass.layers.end == s.layers + 2 {
+            let (shape, at) = places.head(s, n);
+            let (params, grads) = flat.layer(1 + s.layers)?;
+            d.linear_backward_weight(shape, &slot.normed, &slot.logits, at, grads)?;
+            d.linear_backward_input(shape, &slot.logits, params, at, &mut back.normed)?;
+            let norm = NormShape { rows: n * s.time, cols: s.width };
+            let (x, next) = (&slot.inputs[s.layers], &mut back.next);
+            d.norm_backward(norm, &back.normed, x, &slot.stats, params, places.norm, None, next, grads)?;
+            flat.ready(places.norm.gamma())?;
+        }
+        let blocks = pass.layers.start.max(1)..pass.layers.end.min(s.layers + 1);
+        let last = blocks.end;
+        for layer in blocks.rev() {
+            let block = layer - 1;
+            let (at, room) = (places.blocks[block], slot.room(block));
+            let (x, room) = (&slot.inputs[block], &mut slot.rooms[room]);
+            // What the last block has left in the common room is its own.
+            if s.checkpoint_activations && layer + 1 < last {
+                block_forward(d, s, n, flat.params(layer)?, at, x, room)?;
+            }
+            block_backward(d, s, n, (flat, layer), at, x, room, back)?;
+        }
+        if pass.layers.start == 0 {
+            let shape = places.embedding_shape(s, n);
+            let (_, grads) = flat.layer(0)?;
+            d.embedding_backward(shape, &slot.tokens, &back.next, places.embedding, grads)?;
+            flat.ready(0)?;
+        }
+        Ok(())
+    }
+
+    /// What [`Net::forward_pass`] does, with the inputs where they belong; the loss is the step's.
+    fn forth(&mut self, d: &mut D, weights: &mut dyn Weights<D>, pass: &Pass) -> NetResult {
+        let (s, n) = (self.shape, pass.n);
+        let slot = &mut self.slots[pass.slot];
+        if pass.layers.start == 0 {
+            let shape = self.places.embedding_shape(s, n);
+            let to = &mut slot.inputs[0];
+            d.embedding(shape, &slot.tokens, weights.params(0)?, self.places.embedding, to)?;
+        }
+        for layer in pass.layers.start.max(1)..pass.layers.end.min(s.layers + 1) {
+            let block = layer - 1;
+            let room = slot.room(block);
+            let (x, next) = slot.inputs.split_at_mut(layer);
+            let room = &mut slot.rooms[room];
+            block_forward(d, s, n, weights.params(layer)?, self.places.blocks[block], &x[block], room)?;
+            d.add(&room.mid, &room.out, &mut next[0])?;
+        }
+        if pass.layers.end < s.layers + 2 {
+            return Ok(());
+        }
+        self.head(d, weights.params(s.layers + 1)?, pass.slot, s.layers, n)?;
+        let slot = &mut self.slots[pass.slot];
+        let rows = n * s.time;
+        match pass.evaluates {
+            true => d.cross_entropy_sum(rows, s.vocab, &slot.logits, &slot.labels),
+            false => d.softmax_cross_entropy(rows, s.vocab, &mut slot.logits, &slot.labels),
+        }
     }
 }
 
@@ -418,60 +494,68 @@ where
 
     /// The embeddings, each block, and the last norm with the head, whose weight is the tokens' embedding.
     fn layers(&self) -> Vec<Layer> {
-        let Places { embedding, blocks, norm, len } = &self.places;
+        let (Places { embedding, blocks, norm, len }, s) = (&self.places, self.shape);
         let begins = blocks.iter().map(|b| b.norm1.gamma()).chain([norm.gamma()]);
         let ends = begins.clone().skip(1);
         let first = blocks.first().map_or(0, |b| b.norm1.gamma());
-        let head = Layer { params: vec![embedding.tokens..embedding.positions, norm.gamma()..*len] };
-        std::iter::once(Layer::of(0..first))
-            .chain(begins.zip(ends).map(|(begin, end)| Layer::of(begin..end)))
+        // Multiplications and additions of products of matrices; what is beside them is little.
+        let (time, width) = (s.time as f64, s.width as f64);
+        let edge = s.time * s.width;
+        let block = time * (24.0 * width * width + 4.0 * time * width);
+        let logits = 2.0 * time * width * s.vocab as f64;
+        let head = Layer {
+            params: vec![embedding.tokens..embedding.positions, norm.gamma()..*len],
+            cost: logits,
+            outputs: 0,
+        };
+        std::iter::once(Layer::of(0..first, time * width, edge))
+            .chain(begins.zip(ends).map(|(begin, end)| Layer::of(begin..end, block, edge)))
             .chain([head])
             .collect()
     }
 
-    fn load(&mut self, d: &mut D, batch: &Batch) -> NetResult {
-        self.load_tokens(d, batch)?;
-        let shape = self.embedding(batch.n);
-        d.order_tokens(shape, &mut self.tokens)
+    fn load(&mut self, d: &mut D, slot: usize, batch: &Batch) -> NetResult {
+        self.load_tokens(d, slot, batch)?;
+        let shape = self.places.embedding_shape(self.shape, batch.n);
+        d.order_tokens(shape, &mut self.slots[slot].tokens)
     }
 
     fn step(&mut self, d: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
-        self.forward(d, flat, n, true)?;
-        let s = self.shape;
-        let rows = n * s.time;
-        d.softmax_cross_entropy(rows, s.vocab, &mut self.logits, &self.labels)?;
-        let (shape, at) = self.head(rows);
-        let (params, grads) = flat.layer(1 + s.layers)?;
-        d.linear_backward_weight(shape, &self.normed, &self.logits, at, grads)?;
-        d.linear_backward_input(shape, &self.logits, params, at, &mut self.back.normed)?;
-        let norm = NormShape { rows, cols: s.width };
-        let x = &self.inputs[s.layers];
-        let next = &mut self.back.next;
-        d.norm_backward(
-            norm,
-            &self.back.normed,
-            x,
-            &self.stats,
-            params,
-            self.places.norm,
-            None,
-            next,
-            grads,
-        )?;
-        flat.ready(self.places.norm.gamma())?;
-        for layer in (0..s.layers).rev() {
-            let (at, room) = (self.places.blocks[layer], self.room(layer));
-            let (x, room) = (&self.inputs[layer], &mut self.rooms[room]);
-            // What the last block has left in the common room is its own.
-            if s.checkpoint_activations && layer + 1 < s.layers {
-                block_forward(d, s, n, flat.params(1 + layer)?, at, x, room)?;
-            }
-            block_backward(d, s, n, (flat, 1 + layer), at, x, room, &mut self.back)?;
+        let all = Pass { layers: 0..self.shape.layers + 2, slot: 0, n, evaluates: false };
+        self.forth(d, flat, &all)?;
+        self.back(d, flat, &all)
+    }
+
+    fn forward_pass(
+        &mut self,
+        d: &mut D,
+        weights: &mut dyn Weights<D>,
+        pass: &Pass,
+        input: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        while self.slots.len() <= pass.slot {
+            self.slots.push(Slot::new(self.shape));
         }
-        let shape = self.embedding(n);
-        let (_, grads) = flat.layer(0)?;
-        d.embedding_backward(shape, &self.tokens, &self.back.next, self.places.embedding, grads)?;
-        flat.ready(0)
+        if let (Some(input), Some(before)) = (input, pass.layers.start.checked_sub(1)) {
+            d.load_values(input, &mut self.slots[pass.slot].inputs[before])?;
+        }
+        self.forth(d, weights, pass)?;
+        let edge = self.slots[pass.slot].inputs.get(pass.layers.end - 1);
+        edge.map(|values| d.read(values)).transpose()
+    }
+
+    fn backward_pass(
+        &mut self,
+        d: &mut D,
+        flat: &mut dyn Flat<D>,
+        pass: &Pass,
+        gradient: Option<&[f32]>,
+    ) -> NetResult<Option<Vec<f32>>> {
+        if let Some(gradient) = gradient {
+            d.load_values(gradient, &mut self.back.next)?;
+        }
+        self.back(d, flat, pass)?;
+        (pass.layers.start > 0).then(|| d.read(&self.back.next)).transpose()
     }
 
     /// Losses and hits are counted by token.
@@ -479,12 +563,16 @@ where
         // As many tokens at once as a small training batch has: logits take `vocab` values for each.
         let most = (1024 / self.shape.time).max(1);
         for part in batch.parts(most) {
-            self.load_tokens(d, &part)?;
-            self.forward(d, &mut There(params), part.n, false)?;
-            d.cross_entropy_sum(part.n * self.shape.time, self.shape.vocab, &self.logits, &self.labels)?;
+            self.load_tokens(d, 0, &part)?;
+            self.infer(d, &mut There(params), part.n)?;
+            let (rows, slot) = (part.n * self.shape.time, &self.slots[0]);
+            d.cross_entropy_sum(rows, self.shape.vocab, &slot.logits, &slot.labels)?;
         }
+        self.evaluated(d, batch.n)
+    }
+
+    fn evaluated(&mut self, d: &mut D, n: usize) -> NetResult<Evaluation> {
         let sums = d.sums()?;
-        let count = (batch.n * self.shape.time) as u64;
-        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count })
+        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: (n * self.shape.time) as u64 })
     }
 }

@@ -168,7 +168,7 @@ impl Author {
     fn manifest(&self, (step, resume): (Step, Step), clocks: Vec<Clock>, buckets: Vec<Stamp>) -> Manifest {
         let job = &self.server_job;
         Manifest {
-            format: manifest::format(job.groups.len()),
+            format: manifest::format(job.cuts()),
             paraft: env!("CARGO_PKG_VERSION").into(),
             written: wall(),
             name: self.name.clone(),
@@ -182,6 +182,7 @@ impl Author {
             shards: self.shards,
             bucket_len: job.bucket_len,
             groups: job.groups.clone(),
+            stages: job.stages.clone(),
             optimizer: job.optimizer.clone(),
             slots: job.slot_names().iter().map(ToString::to_string).collect(),
             tensors: self.tensors.clone(),

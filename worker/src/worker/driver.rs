@@ -43,12 +43,11 @@ pub trait Landing {
     /// # Errors
     /// They can't be brought to where they are used.
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
-    /// A pull between two steps, where the weights are pulled as they are used: [`Self::landing`] is for those of everything then. `None`:
-    /// they are not.
+    /// A pull, where weights are pulled in another way than all at once. `None`: this one isn't, and goes to [`Self::landing`].
     ///
     /// # Errors
     /// Those of a pull.
-    fn pull_between(&mut self, _client: &mut Client, _pull: &Pull) -> Option<Result<Pulled, ClientError>> {
+    fn pull(&mut self, _client: &mut Client, _pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
         None
     }
 }
@@ -473,9 +472,7 @@ impl Driver {
     fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
         let waits = (self.steps == 0).then(|| says_that_it_waits(self.scores.workers));
-        let between =
-            if pull.last || pull.barrier { None } else { into.pull_between(&mut self.client, &pull) };
-        let pulled = match between {
+        let pulled = match into.pull(&mut self.client, &pull) {
             Some(pulled) => pulled?,
             None => {
                 let pulled = self.client.pull_by(pull, into.landing()?)?;

@@ -63,6 +63,9 @@ pub enum WorkerError {
     /// Another rank leads the group now: this one was silent for too long.
     #[error("another rank leads this group now")]
     Deposed,
+    /// This rank leads a group that was formed anew, and has other stages of the model in it.
+    #[error("the group has other ranks, and this one another part of the model")]
+    Regrouped,
     /// A signal came.
     #[error("interrupted")]
     Interrupted,
@@ -111,7 +114,7 @@ impl WorkerError {
             Self::Checkpoint(_) => ErrorKind::Data,
             Self::Job(_) | Self::Misuse(_) => ErrorKind::Config,
             Self::NotFinite { .. } => ErrorKind::Diverged,
-            Self::Deposed | Self::Device { .. } => ErrorKind::Unavailable,
+            Self::Deposed | Self::Regrouped | Self::Device { .. } => ErrorKind::Unavailable,
             Self::Interrupted => ErrorKind::Interrupted,
         }
     }

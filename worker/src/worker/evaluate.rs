@@ -23,7 +23,7 @@ pub(super) struct Share {
 
 impl Share {
     pub fn of(job: &Job, options: &WorkerOptions) -> Self {
-        let worker = options.rank / job.train.group_size;
+        let worker = options.rank / job.ranks_of_worker();
         Self { worker: worker as usize, workers: job.train.workers as usize }
     }
 

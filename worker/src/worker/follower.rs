@@ -3,17 +3,21 @@
 use super::{
     Shared, WorkerError, WorkerOptions, WorkerReport,
     evaluate::{Share, Watch, evaluate},
+    join::client_options,
+    scratch_folder, staged,
     training::finite,
 };
 use crate::{
     Job,
     engine::{Engine, Follows, Stepped},
     group::Ranks,
+    start::{self, Init},
 };
-use paraft_common::Step;
+use paraft_client::{Client, ClientOptions};
+use paraft_common::{Step, layout::Cuts};
 use paraft_data::Prefetcher;
 use paraft_models::{Batch, Evaluation, Model, Part};
-use std::{sync::atomic::Ordering::Relaxed, time::Instant};
+use std::{ops::Range, sync::atomic::Ordering::Relaxed, time::Instant};
 
 pub(super) struct Following<'a> {
     job: &'a Job,
@@ -108,9 +112,41 @@ pub(super) fn follow(
 ) -> Result<Option<WorkerReport>, WorkerError> {
     let layout = job.layout(model.tensors()).map_err(|e| WorkerError::Job(e.to_string()))?;
     let part = |b: &paraft_common::BucketSpec| Part { range: b.range(), encoding: job.train.encoding };
-    let mut engine = Engine::new(model, layout.buckets().iter().map(part).collect(), Some(ranks));
+    let parts = layout.buckets().iter().map(part).collect();
+    let mut engine = match job.parallel.pipeline {
+        1 => Engine::new(model, parts, Some(ranks)),
+        _ => {
+            let join = |model: &dyn Model, here, brings| join_stages(job, options, data, model, here, brings);
+            let stage = staged(job, options, model, Some(Box::new(join)))?;
+            Engine::staged(model, parts, stage, ranks)
+        }
+    };
     let mut following = Following::new(job, options, data);
     let over = engine.follow(&mut following)?;
     tracing::info!(steps = following.steps, over, "this rank has followed");
     Ok(over.then(|| following.report(engine.into_weights())))
+}
+
+/// A session with the shards of some stages of the model; with `brings` it has their first weights for them.
+fn join_stages(
+    job: &Job,
+    options: &WorkerOptions,
+    data: &Shared,
+    model: &dyn Model,
+    here: Range<usize>,
+    brings: bool,
+) -> Result<(Client, Step), WorkerError> {
+    let (tensors, values) = (model.tensors(), job.stages(&model.layers()).map_err(WorkerError::Job)?.values());
+    let cuts = Cuts { groups: &[], stages: &values };
+    let mut server_job = job.server_job_cut_on(&tensors, cuts, &data.digest);
+    let layout = job.layout_cut(tensors, cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let mut draw = |seed, weights: &mut [f32]| model.init(seed, weights);
+    let init = brings.then_some(&mut draw as &mut Init<'_>);
+    let resume = options.resume.as_deref();
+    let beginning = start::begin(job, resume, init, &layout, &data.plan, &scratch_folder(options))?;
+    server_job.start = beginning.start;
+    let client = ClientOptions { stages: Some(here), ..client_options(job, options, server_job, true) };
+    let (mut client, start) = Client::join_until(client, beginning.initial, Some(options.interrupt.clone()))?;
+    client.encode_by(&layout, job.train.feeds_back());
+    Ok((client, start))
 }

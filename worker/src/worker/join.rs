@@ -13,10 +13,10 @@ use crate::{
     start,
 };
 use paraft_client::{Client, ClientOptions, HANDOVER};
-use paraft_common::{Step, WorkerId, config::ServerJob, local::LocalWeights};
+use paraft_common::{Step, WorkerId, config::ServerJob, layout::Cuts, local::LocalWeights};
 use paraft_trace::Stages;
 use paraft_trainer::Trainer;
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 /// A worker that has joined.
 pub(super) struct Joined {
@@ -29,6 +29,16 @@ pub(super) struct Joined {
     pub flush: Option<Flush>,
 }
 
+/// Of a rank that has some stages of its worker's model.
+pub(super) struct Staged<'a> {
+    /// Of each stage.
+    pub values: Vec<usize>,
+    /// This rank's.
+    pub here: Range<usize>,
+    /// Told where it may go on from, says where its group does.
+    pub meet: &'a mut dyn FnMut(Step) -> Result<Step, WorkerError>,
+}
+
 /// Joins the job on its servers: alone, or for the group that this rank leads.
 pub(super) fn join(
     job: &Job,
@@ -37,12 +47,14 @@ pub(super) fn join(
     plan: &Plan,
     gauges: Arc<Gauges>,
     leads: bool,
+    staged: Option<Staged<'_>>,
 ) -> Result<Joined, WorkerError> {
     // For programs that have no [`cli`](crate::cli).
     paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
     let Setup { tensors, samples, data, classifies, mut init, groups, state, note, .. } = setup;
-    let mut server_job = job.server_job_in_groups_on(&tensors, &groups, &data);
-    let layout = job.layout_in_groups(tensors, &groups).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let cuts = Cuts { groups: &groups, stages: staged.as_ref().map_or(&[], |s| &s.values) };
+    let mut server_job = job.server_job_cut_on(&tensors, cuts, &data);
+    let layout = job.layout_cut(tensors, cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
     let (resume, scratch) = (options.resume.as_deref(), super::scratch_folder(options));
     let mut beginning = start::begin(job, resume, init.as_deref_mut(), &layout, plan, &scratch)?;
@@ -53,7 +65,8 @@ pub(super) fn join(
     }
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
-    let client = client_options(job, options, server_job, leads);
+    let stages = staged.as_ref().map(|s| s.here.clone());
+    let client = ClientOptions { stages, ..client_options(job, options, server_job, leads) };
     let worker = client.worker;
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
@@ -61,7 +74,10 @@ pub(super) fn join(
     let checkpoints = Checkpoints::start(job, options.run_dir.as_deref(), plan, author.clone())?;
     // Who leads a group is told by its ranks when to end.
     let interrupt = (!leads).then(|| options.interrupt.clone());
-    let (mut client, start) = Client::join_until(client, beginning.initial, interrupt)?;
+    let (mut client, mut start) = Client::join_until(client, beginning.initial, interrupt)?;
+    if let Some(staged) = staged {
+        start = (staged.meet)(start)?;
+    }
     client.encode_by(&layout, job.train.feeds_back());
     gauges.stages(client.stages().clone());
     let flush =
@@ -110,7 +126,7 @@ pub(super) fn client_options(
         servers: options.servers.clone(),
         shards: job.shards(),
         replicas: job.cluster.replicas,
-        worker: WorkerId(options.rank / job.train.group_size),
+        worker: WorkerId(options.rank / job.ranks_of_worker()),
         job: server_job,
         transport: transport(job),
         timeout: Duration::from_millis(job.cluster.timeout_ms),
@@ -119,6 +135,7 @@ pub(super) fn client_options(
             // Who led this group may only have stopped: its lease has to end.
             true => HANDOVER + Duration::from_millis(job.cluster.grace_ms),
         },
+        stages: None,
     }
 }
 

@@ -111,7 +111,7 @@ impl OpenRun {
         };
         let gauges = Arc::new(Gauges::default());
         metrics::serve_at(options.metrics, &gauges, &job.name)?;
-        let Joined { mut driver, author, flush, .. } = join(job, options, setup, &plan, gauges, false)?;
+        let Joined { mut driver, author, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
         let (len, has) = (driver.layout.len(), weights.weights().len());
         if has != len {
             return Err(misuse(format!("{has} values for the weights of a model of {len}")));

@@ -90,7 +90,7 @@ impl Run {
         let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let plan = Plan::of(job, setup.samples)?;
         let Joined { mut driver, start, flush, .. } =
-            join(job, options, setup, &plan, Arc::new(Gauges::default()), false)?;
+            join(job, options, setup, &plan, Arc::new(Gauges::default()), false, None)?;
         driver.has_steps(start)?;
         let (len, pushes) = (driver.layout.len(), Pushes::new(&driver.layout));
         let done = driver.done();

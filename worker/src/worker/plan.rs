@@ -54,15 +54,15 @@ impl Plan {
             SamplerKind::Leased => Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs }),
         };
         let minibatches_an_epoch = match leased {
-            None => sampler.steps(job.ranks() as usize, t.batch) as u64,
-            Some(_) => (samples as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
+            None => sampler.steps(job.shares() as usize, t.batch) as u64,
+            Some(_) => (samples as u64).div_ceil(u64::from(job.shares()) * t.batch as u64),
         };
         let a_step = job.local.rule().minibatches();
         let steps = Steps::new(minibatches_an_epoch, a_step, t.epochs, t.max_steps).ok_or_else(|| {
             WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
                 samples,
-                job.ranks(),
+                job.shares(),
                 t.batch
             ))
         })?;
@@ -86,7 +86,7 @@ impl Plan {
                 let minibatches = self
                     .minibatches_before(Step(self.total).next())
                     .saturating_sub(self.minibatches_before(Step(done(|s| s.step)).next()));
-                minibatches * job.train.batch as u64 * u64::from(job.ranks())
+                minibatches * job.train.batch as u64 * u64::from(job.shares())
             }
         }
     }
@@ -111,7 +111,7 @@ impl Plan {
     /// # Panics
     /// When the job has not so many ranks.
     pub fn minibatches(&self, job: &Job, rank: u32, done: Step) -> Minibatches {
-        let (rank, world, batch) = (rank as usize, job.ranks() as usize, job.train.batch);
+        let (rank, world, batch) = (job.share_of(rank) as usize, job.shares() as usize, job.train.batch);
         let epoch = done.0 / self.per_epoch;
         let mut current = self.sampler.batches(epoch, rank, world, batch);
         let first = Step(epoch * self.per_epoch + 1);

@@ -29,8 +29,8 @@ impl Driver {
         Ok(self.recorder.step(progress, s.loss, s.ends)?)
     }
 
-    /// The evaluation of the final weights, where all workers' shares of these `samples` held-out ones came to it. Without, the
-    /// first worker makes it.
+    /// The evaluation of the final weights, where all workers' shares came to it and were of so many samples, or tokens.
+    /// Without, the first worker makes it.
     pub fn shared(&self, end: End, samples: u64) -> Option<Evaluation> {
         let r = self.reported.as_ref().filter(|r| Some(r.epoch) == end.evaluated && r.count == samples)?;
         Some(Evaluation { loss_sum: r.loss_sum, correct: r.correct, count: r.count })

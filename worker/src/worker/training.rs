@@ -8,14 +8,14 @@ use super::{
 use crate::{
     engine::{Engine, Stepped},
     job::Job,
-    samples::fill,
+    samples::{fill, shape_of},
     slow::Slow,
     streamed::Stopped,
 };
-use paraft_client::{Client, ClientError, Pull, Pulled};
+use paraft_client::{Client, Pull, Pulled};
 use paraft_common::{Layout, Step, WorkerId};
 use paraft_data::{Dataset, Prefetcher, chunk_of};
-use paraft_models::{Batch, Evaluation, ModelError};
+use paraft_models::{Batch, Evaluation, ModelError, Sample};
 use std::sync::{Arc, mpsc};
 
 pub(super) struct Training<'a> {
@@ -43,8 +43,8 @@ impl Landing for Engine<'_> {
         Engine::landed(self, pulled, layout)
     }
 
-    fn pull_between(&mut self, client: &mut Client, pull: &Pull) -> Option<Result<Pulled, ClientError>> {
-        self.streams().map(|streamed| streamed.pull_between(client, pull.clone()))
+    fn pull(&mut self, client: &mut Client, pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
+        Engine::pull(self, client, pull)
     }
 }
 
@@ -107,6 +107,7 @@ impl Training<'_> {
                 }
                 Turn::DropChunk => feed = self.feed(self.driver.done())?, // what is left in it is another's now
                 Turn::End(end) => {
+                    self.engine.gather()?;
                     self.engine.over();
                     self.driver.save(end, &mut self.engine)?;
                     let evaluation = end.first.then(|| self.evaluate_final(end)).transpose()?;
@@ -119,7 +120,11 @@ impl Training<'_> {
 
     /// What the workers' shares came to, where all were evaluated at the final weights; else this worker evaluates them.
     fn evaluate_final(&mut self, end: End) -> Result<Evaluation, WorkerError> {
-        if let Some(shared) = self.driver.shared(end, self.test.len() as u64) {
+        let of_sample = match shape_of(&self.test).sample {
+            Sample::Tokens { time, .. } => time,
+            Sample::Values(_) => 1,
+        };
+        if let Some(shared) = self.driver.shared(end, (self.test.len() * of_sample) as u64) {
             return Ok(shared);
         }
         let (worker, epoch) = (self.driver.worker(), self.driver.epoch_of(end.done));

@@ -157,6 +157,7 @@ fn session(id: u32, job: &str) -> Session {
         job_text: job.into(),
         retry: RetryPolicy { base: NOW, max: NOW, deadline: Duration::MAX },
         handover: Duration::MAX,
+        stages: None,
         draw: Box::new(|| 0.0),
     });
     session.join();

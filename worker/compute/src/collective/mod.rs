@@ -4,16 +4,19 @@
 //!  Rendezvous (who is in the group, from the control plane)
 //!    └─ Group::form ─┬─ watch: a connection to each other rank; who dies is noticed at once, and ends every wait
 //!                    ├─ Ring for gradients and weights (on the CPU; GPUs have NCCL for them)
-//!                    └─ Ring for what is small: statistics of a batch, losses, words of the leader
+//!                    ├─ Ring for what is small: statistics of a batch, losses, words of the leader
+//!                    └─ Lines, where ranks hold stages of a model: activations and gradients from one to the next
 //! ```
 //!
 //! A group never changes. When a rank is lost every call of every other rank fails, and they form a new group: smaller, or with
 //! the rank that has come back.
 
+mod lines;
 mod rendezvous;
 mod ring;
 mod watch;
 
+pub use lines::{Lines, Tag};
 pub use rendezvous::{Listener, Peer, Rendezvous};
 pub use ring::Ring;
 pub use watch::Watch;
@@ -69,13 +72,28 @@ impl Group {
         listener: &mut Listener,
         within: Duration,
     ) -> std::result::Result<(Self, Ring), GroupError> {
-        let met = rendezvous::connect(&rendezvous, listener, within)?;
+        let (group, ring, _) = Self::form_with(rendezvous, listener, within, None)?;
+        Ok((group, ring))
+    }
+
+    /// Likewise, with lines between each two ranks for messages of at most so many values; `None`: there are none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn form_with(
+        rendezvous: Rendezvous,
+        listener: &mut Listener,
+        within: Duration,
+        lines: Option<usize>,
+    ) -> std::result::Result<(Self, Ring, Lines), GroupError> {
+        let met = rendezvous::connect(&rendezvous, listener, within, lines.is_some())?;
         let watch = Arc::new(Watch::start(&rendezvous, met.peers, [&met.bulk, &met.small])?);
         let ring = |pair: Option<rendezvous::Neighbours>| {
             Ring::new(rendezvous.place, rendezvous.ranks.len(), pair, watch.clone())
         };
         let (bulk, small) = (ring(met.bulk)?, ring(met.small)?);
-        Ok((Self { small: Arc::new(Mutex::new(small)), rendezvous, watch }, bulk))
+        let lines = Lines::new(met.lines, lines.unwrap_or_default(), watch.clone())?;
+        Ok((Self { small: Arc::new(Mutex::new(small)), rendezvous, watch }, bulk, lines))
     }
 
     /// Who is in it.

@@ -76,6 +76,7 @@ enum Use {
     Watch,
     Bulk,
     Small,
+    Line,
 }
 
 /// Connections to the ranks beside this one.
@@ -92,6 +93,8 @@ pub(super) struct Connected {
     /// None in a group of one.
     pub bulk: Option<Neighbours>,
     pub small: Option<Neighbours>,
+    /// By place; none where nobody asked for them.
+    pub lines: BTreeMap<usize, Wire>,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"paraftgr");
@@ -112,27 +115,31 @@ fn hello(rendezvous: &Rendezvous, to: Use) -> [u8; HELLO_BYTES] {
 /// Place and use of who says this line; `None` for a stranger.
 fn understood(rendezvous: &Rendezvous, line: &[u8; HELLO_BYTES]) -> Option<(usize, Use)> {
     let place = u32::from_le_bytes([line[24], line[25], line[26], line[27]]) as usize;
-    let to = [Use::Watch, Use::Bulk, Use::Small].into_iter().find(|u| *u as u8 == line[28])?;
+    let to = [Use::Watch, Use::Bulk, Use::Small, Use::Line].into_iter().find(|u| *u as u8 == line[28])?;
     let told = Rendezvous { place, ..rendezvous.clone() };
     (place < rendezvous.ranks.len() && place != rendezvous.place && hello(&told, to) == *line)
         .then_some((place, to))
 }
 
-/// Connects to everyone.
+/// Connects to everyone; with `lines`, for messages between any two too.
 pub(super) fn connect(
     rendezvous: &Rendezvous,
     listener: &mut Listener,
     within: Duration,
+    lines: bool,
 ) -> Result<Connected, GroupError> {
     let (n, me) = (rendezvous.ranks.len(), rendezvous.place);
     if n <= 1 {
-        return Ok(Connected { peers: BTreeMap::new(), bulk: None, small: None });
+        return Ok(Connected { peers: BTreeMap::new(), bulk: None, small: None, lines: BTreeMap::new() });
     }
     let deadline = Instant::now() + within;
     let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
-    let watched = (0..me).map(|place| (place, Use::Watch));
-    let to_dial: Vec<(usize, Use)> = watched.chain([(next, Use::Bulk), (next, Use::Small)]).collect();
-    let mut expected: Vec<(usize, Use)> = (me + 1..n).map(|place| (place, Use::Watch)).collect();
+    let with_each: &[Use] = if lines { &[Use::Watch, Use::Line] } else { &[Use::Watch] };
+    let to_all = |places: std::ops::Range<usize>| {
+        places.flat_map(|place| with_each.iter().map(move |to| (place, *to)))
+    };
+    let to_dial: Vec<(usize, Use)> = to_all(0..me).chain([(next, Use::Bulk), (next, Use::Small)]).collect();
+    let mut expected: Vec<(usize, Use)> = to_all(me + 1..n).collect();
     expected.extend([(previous, Use::Bulk), (previous, Use::Small)]);
     // Each at the same time, beside those who dial here: under TLS who dials waits for an answer, and so may the other.
     let (mut dialled, accepted) = std::thread::scope(|scope| {
@@ -151,8 +158,12 @@ pub(super) fn connect(
         Some(Neighbours { next: dialled.remove(&(next, to))?, previous: accepted.remove(&(previous, to))? })
     };
     let (bulk, small) = (pair(Use::Bulk), pair(Use::Small));
-    let peers = dialled.into_iter().chain(accepted).map(|((place, _), s)| (place, s)).collect();
-    Ok(Connected { peers, bulk, small })
+    let (mut peers, mut lines) = (BTreeMap::new(), BTreeMap::new());
+    for ((place, to), wire) in dialled.into_iter().chain(accepted) {
+        let of = if to == Use::Line { &mut lines } else { &mut peers };
+        of.insert(place, wire);
+    }
+    Ok(Connected { peers, bulk, small, lines })
 }
 
 /// Waits for those who dial here.

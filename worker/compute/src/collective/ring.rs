@@ -41,12 +41,12 @@ impl Number for u64 {
     }
 }
 
-fn bytes<T: Number>(values: &[T]) -> &[u8] {
+pub(super) fn bytes<T: Number>(values: &[T]) -> &[u8] {
     // SAFETY: numbers without padding, so every byte is initialised; a byte needs no alignment.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-fn bytes_mut<T: Number>(values: &mut [T]) -> &mut [u8] {
+pub(super) fn bytes_mut<T: Number>(values: &mut [T]) -> &mut [u8] {
     let len = size_of_val(values);
     // SAFETY: as above; and every pattern of bits is a number.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), len) }

@@ -1,0 +1,138 @@
+//! `[parallel]`: how the ranks of a worker share its model.
+
+use crate::{
+    DeviceConfig, Exchange, Job, SamplerKind,
+    check::{Check, bad},
+    is_default,
+};
+use paraft_common::{pipeline::PipelineSchedule, round::RoundConfig};
+use paraft_models::{Layer, Stages};
+use serde::{Deserialize, Serialize};
+
+/// `[parallel]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelConfig {
+    /// Stages of the model, on a rank each; from 1 to 64.
+    pub pipeline: u32,
+    /// Micro-batches of a minibatch; default: four for each stage, or as many as there are samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<usize>,
+    /// In which order a stage computes them.
+    #[serde(skip_serializing_if = "is_default")]
+    pub schedule: PipelineSchedule,
+    /// Layers of each stage; empty: cut where the stage that costs most costs least.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<usize>,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        Self { pipeline: 1, micro_batches: None, schedule: PipelineSchedule::default(), cut: Vec::new() }
+    }
+}
+
+const MAX_STAGES: u32 = 64;
+
+impl Job {
+    /// Ranks of a worker: those that share its samples, times those that share its model.
+    pub fn ranks_of_worker(&self) -> u32 {
+        self.train.group_size.saturating_mul(self.parallel.pipeline)
+    }
+
+    /// In how many parts a step's samples are divided.
+    pub fn shares(&self) -> u32 {
+        self.train.workers.saturating_mul(self.train.group_size)
+    }
+
+    /// The part of a rank.
+    pub fn share_of(&self, rank: u32) -> u32 {
+        rank / self.parallel.pipeline.max(1)
+    }
+
+    /// Micro-batches of a minibatch.
+    pub fn micro_batches(&self) -> usize {
+        let most = self.train.batch.max(1);
+        self.parallel.micro_batches.unwrap_or(4 * self.parallel.pipeline as usize).min(most)
+    }
+
+    /// How a model of these layers is cut.
+    ///
+    /// # Errors
+    /// It has too few, or others than `parallel.cut` says; for people.
+    pub fn stages(&self, layers: &[Layer]) -> Result<Stages, String> {
+        let p = &self.parallel;
+        if layers.is_empty() && p.pipeline > 1 {
+            return Err("parallel.pipeline: this model isn't divided in layers (Model::layers); take [parallel] out".into());
+        }
+        let stages = match p.cut.is_empty() {
+            true => Stages::even(layers, p.pipeline as usize),
+            false => Stages::given(layers, &p.cut),
+        };
+        let key = if p.cut.is_empty() { "parallel.pipeline" } else { "parallel.cut" };
+        stages.map_err(|e| format!("{key}: {e}"))
+    }
+}
+
+impl ParallelConfig {
+    pub(crate) fn check(&self, job: &Job) -> Check {
+        let train = &job.train;
+        if self.pipeline == 0 || self.pipeline > MAX_STAGES {
+            let why = format!("{} stages", self.pipeline);
+            return bad("parallel.pipeline", why, "use 1 to 64");
+        }
+        if !self.cut.is_empty() && self.cut.len() != self.pipeline as usize {
+            let why = format!("{} stages in it, and parallel.pipeline is {}", self.cut.len(), self.pipeline);
+            return bad("parallel.cut", why, "name as many numbers of layers");
+        }
+        if self.micro_batches.is_some_and(|n| n == 0 || n > train.batch) {
+            let why = format!("{} micro-batches of {} samples", self.micro_batches.unwrap_or(0), train.batch);
+            return bad("parallel.micro_batches", why, "use 1 to train.batch");
+        }
+        if self.pipeline == 1 {
+            return Ok(());
+        }
+        let no = |key: &'static str, what: &str, remedy: &str| {
+            bad(key, format!("a pipeline {what}"), remedy)
+        };
+        if train.device != DeviceConfig::Cpu {
+            return no("train.device", "is for ranks on the CPU, not yet on GPUs", "set train.device = \"cpu\"");
+        }
+        if train.exchange == Exchange::AllReduce {
+            return no(
+                "train.exchange",
+                "has its weights on servers, each stage its own",
+                "set train.exchange = \"servers\"",
+            );
+        }
+        if train.group_size > 1 {
+            return no("train.group_size", "has one rank a stage; train.workers share samples", "set train.group_size = 1");
+        }
+        if train.sampler == SamplerKind::Leased {
+            return no("train.sampler", "trains in steps, and leased chunks are none", "set train.sampler = \"static\"");
+        }
+        if job.local.is_local() {
+            return no("local.kind", "pushes gradients, and with [local] a worker moves weights of its own", "take [local] out");
+        }
+        if job.memory.resident.is_some() {
+            return no("memory.resident", "holds its stages' layers whole", "take [memory] or [parallel] out");
+        }
+        if job.clip.norm.is_some() {
+            return no("clip.norm", "has no stage that sees the whole gradient's norm", "take it out, or use clip.value");
+        }
+        if !matches!(job.round, RoundConfig::All(_)) {
+            return no("round.kind", "waits for all of a round's pushes", "take [round] out");
+        }
+        if job.checkpoint.is_some() {
+            return no("checkpoint", "writes no checkpoints yet", "take [checkpoint] out; the model file is written");
+        }
+        if !job.cluster.script.is_empty() {
+            return no("cluster.script", "is of models of `paraft worker`, and a script holds its own", "take [parallel] out");
+        }
+        if job.cluster.shards.is_some_and(|shards| shards < self.pipeline) {
+            let why = format!("each of {} stages has shards of its own", self.pipeline);
+            return bad("cluster.shards", why, "set cluster.shards to parallel.pipeline or more");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! Workers whose ranks hold a stage of the model each: what they learn is what a worker with the whole model learns, whoever dies.
+
+use anyhow::{Context, Result, ensure};
+use paraft_common::ShardId;
+use paraft_tests::{
+    fleet::{At, Fleet, FleetOptions},
+    train::{distance, job, job_on, train, worker, worker_until},
+    wait,
+};
+use paraft_worker::{Job, WorkerReport};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+};
+
+fn fleet(shards: u32) -> Result<Fleet> {
+    Fleet::start(FleetOptions { servers: 3, shards, replicas: 3, ..FleetOptions::default() })
+}
+
+const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [40, 31, 37, 20, 24]";
+const AUTOENCODER: &str = "[model]\nkind = \"autoencoder\"\nhidden = [40, 9, 40]";
+const TRANSFORMER: &str = "[model]\nkind = \"transformer\"\nlayers = 3\nheads = 2\nwidth = 32";
+
+const SET: [&str; 3] = ["train.device=cpu", "optimizer.kind=adam", "optimizer.lr=0.001"];
+
+fn on_digits(at: &At, model: &str, more: &[&str]) -> Result<Job> {
+    let set = ["train.batch=30", "train.max_steps=40", "cluster.bucket_bytes=1024"];
+    job(at, model, &[&SET[..], &set, more].concat())
+}
+
+/// A transformer on a text.
+fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
+    let path = folder.join("sums.txt");
+    let sum = |i: u32| format!("{} and {} are {}; ", i % 7, i % 11, i % 7 + i % 11);
+    fs::write(&path, (0..1500).map(sum).collect::<String>())?;
+    let text = format!(
+        "[data]\nkind = \"text\"\npath = {path:?}\ncontext = 16\n[eval]\nevery_epoch = false\n{TRANSFORMER}"
+    );
+    let set = ["train.batch=8", "train.max_steps=30", "cluster.bucket_bytes=4096"];
+    job_on(at, &text, &[&SET[..], &set, more].concat())
+}
+
+/// All ranks of the job; the final weights, which the leader of each worker has.
+fn learn(job: &Job) -> Result<Vec<f32>> {
+    let reports = thread::scope(|s| {
+        let all: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || worker(job, rank))).collect();
+        all.into_iter()
+            .map(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?)
+            .collect::<Result<Vec<WorkerReport>>>()
+    })?;
+    let size = job.ranks_of_worker() as usize;
+    let first = reports[0].weights.clone();
+    ensure!(!first.is_empty(), "the leader has no weights");
+    ensure!(reports.iter().step_by(size).all(|r| r.weights == first), "workers ended with different weights");
+    Ok(first)
+}
+
+/// With one micro-batch the sums are in the same order, so the bits are the same; with more they are nearly.
+#[test]
+fn a_pipeline_learns_what_a_worker_with_the_whole_model_learns() -> Result<()> {
+    for (model, stages) in [(MLP, &[2, 3, 4][..]), (AUTOENCODER, &[2])] {
+        let whole = train(&on_digits(&fleet(4)?.at, model, &["train.workers=2"])?)?;
+        for stages in stages {
+            let with = |more: &[&str]| {
+                let pipeline = format!("parallel.pipeline={stages}");
+                let set = [&["train.workers=2", &pipeline][..], more].concat();
+                learn(&on_digits(&fleet(4)?.at, model, &set)?)
+            };
+            let one = with(&["parallel.micro_batches=1"])?;
+            assert!(one == whole, "{model}, {stages} stages: other bits");
+            let gpipe = with(&["parallel.micro_batches=5", "parallel.schedule=gpipe"])?;
+            let alternating = with(&["parallel.micro_batches=5"])?;
+            assert!(gpipe == alternating, "{model}, {stages} stages: the schedules differ");
+            let far = distance(&gpipe, &whole);
+            assert!(far < 1e-3, "{model}, {stages} stages: {far} away");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_same() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let whole = train(&on_text(&fleet(4)?.at, folder.path(), &["train.workers=1"])?)?;
+    for more in [
+        &["parallel.pipeline=2"][..],
+        &["parallel.pipeline=3", "parallel.cut=[1, 1, 3]"],
+        &["parallel.pipeline=4", "parallel.schedule=gpipe", "model.checkpoint_activations=true"],
+    ] {
+        let learned = learn(&on_text(&fleet(4)?.at, folder.path(), &[&["train.workers=1"][..], more].concat())?)?;
+        let far = distance(&learned, &whole);
+        assert!(far < 2e-3, "{more:?}: {far} away");
+    }
+    Ok(())
+}
+
+/// Ranks that are interrupted leave as if they were killed: their group is formed anew.
+#[test]
+fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
+    for leaves in 0..3u32 {
+        let fleet = fleet(4)?;
+        let set = ["train.workers=1", "parallel.pipeline=3", "train.max_steps=400", "train.epochs=99"];
+        let job = on_digits(&fleet.at, MLP, &set)?;
+        let stops: Vec<Arc<AtomicBool>> = (0..job.ranks()).map(|_| Arc::default()).collect();
+        let reports: Vec<Result<WorkerReport>> = thread::scope(|s| {
+            let all: Vec<_> = (0..job.ranks())
+                .map(|rank| {
+                    let (job, stop) = (&job, stops[rank as usize].clone());
+                    s.spawn(move || worker_until(job, rank, stop))
+                })
+                .collect();
+            wait::until("steps", || fleet.leader(ShardId(0)).1.applied_index, |at| *at > 400);
+            stops[leaves as usize].store(true, SeqCst);
+            all.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?).collect()
+        });
+        for (rank, report) in (0u32..).zip(reports) {
+            ensure!(report.is_ok() == (rank != leaves), "rank {leaves} left, and rank {rank}: {:?}", report.err());
+            if rank == u32::from(leaves == 0) {
+                let weights = report.context("the leader")?.weights;
+                ensure!(weights.iter().all(|w| w.is_finite()) && weights.len() > 4000, "{} weights", weights.len());
+            }
+        }
+        fleet.replicas_agree()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pipeline_that_cannot_be_is_refused_with_the_key() -> Result<()> {
+    let fleet = fleet(4)?;
+    let at = &fleet.at;
+    for (more, says) in [
+        (&["parallel.pipeline=9"][..], "6 layers"),
+        (&["parallel.pipeline=2", "parallel.cut=[3, 4]"], "parallel.cut"),
+        (&["parallel.pipeline=2", "parallel.cut=[3]"], "parallel.cut"),
+        (&["parallel.pipeline=0"], "parallel.pipeline"),
+        (&["parallel.pipeline=2", "clip.norm=1.0"], "clip.norm"),
+        (&["parallel.pipeline=2", "train.group_size=2"], "train.group_size"),
+        (&["parallel.pipeline=2", "memory.resident=2"], "memory.resident"),
+        (&["parallel.pipeline=2", "parallel.micro_batches=31"], "parallel.micro_batches"),
+        (&["parallel.pipeline=5", "cluster.shards=4"], "cluster.shards"),
+    ] {
+        let why = match on_digits(at, MLP, more) {
+            Ok(job) => format!("{:#}", worker(&job, 0).expect_err("refused")),
+            Err(e) => format!("{e:#}"),
+        };
+        assert!(why.contains(says), "{more:?}: {why}");
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! From one rank of a group to another: what stages of a model give each other.
+//!
+//! Between each two ranks there is a connection, which a thread writes and a thread reads, so that a rank computes while what it has made
+//! is on its way and what it needs next comes. A message has a tag; who waits for one takes it, whatever else has come before it. How much may
+//! be on its way is for the ranks to know: nothing is refused for being too much, only for being longer than any message is.
+
+use super::{GroupError, Watch};
+use paraft_tls::blocking::{ReadHalf, Wire, WriteHalf};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::{self, Read, Write},
+    net::Shutdown,
+    sync::{Arc, mpsc},
+    thread,
+};
+
+/// What a message is, among those of a connection that are on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tag {
+    /// For its ranks to choose.
+    pub kind: u32,
+    /// Likewise.
+    pub number: u64,
+}
+
+/// Bytes of a message before its values.
+const HEAD: usize = 24;
+
+/// This rank's connections to the others.
+#[derive(Debug)]
+pub struct Lines {
+    lines: BTreeMap<usize, Line>,
+    watch: Arc<Watch>,
+}
+
+#[derive(Debug)]
+struct Line {
+    /// Dropped first: ends the thread that writes, once all is written.
+    out: Option<mpsc::Sender<(Tag, Vec<f32>)>>,
+    come: mpsc::Receiver<io::Result<(Tag, Vec<f32>)>>,
+    /// That came before it was waited for.
+    early: HashMap<Tag, Vec<f32>>,
+    writer: Option<thread::JoinHandle<()>>,
+    reader: Option<thread::JoinHandle<()>>,
+    socket: std::net::TcpStream,
+}
+
+impl Lines {
+    /// Over these connections, by place. No message has more values than `longest`.
+    pub(super) fn new(wires: BTreeMap<usize, Wire>, longest: usize, watch: Arc<Watch>) -> Result<Self, GroupError> {
+        let cannot = |e: io::Error| GroupError::Broken(format!("its ranks have no lines between them: {e}"));
+        let line = |(place, wire): (usize, Wire)| -> io::Result<(usize, Line)> {
+            let socket = wire.socket().try_clone()?;
+            let ends = socket.try_clone()?;
+            // Whoever waits on it wakes up.
+            watch.when_broken(move || drop(ends.shutdown(Shutdown::Both)));
+            let (read, write) = wire.into_split();
+            let (out, orders) = mpsc::channel();
+            let (say, come) = mpsc::channel();
+            let named = |what: &str| thread::Builder::new().name(format!("paraft-line-{what}"));
+            let writer = named("out").spawn(move || write_all(&write, &orders))?;
+            let reader = named("in").spawn(move || read_all(read, longest, &say))?;
+            let (writer, reader) = (Some(writer), Some(reader));
+            Ok((place, Line { out: Some(out), come, early: HashMap::new(), writer, reader, socket }))
+        };
+        let lines = wires.into_iter().map(line).collect::<io::Result<_>>().map_err(cannot)?;
+        Ok(Self { lines, watch })
+    }
+
+    /// Sends values to the rank at a place; it goes on while others compute.
+    ///
+    /// # Errors
+    /// The group is broken.
+    pub fn send(&self, place: usize, tag: Tag, values: Vec<f32>) -> Result<(), GroupError> {
+        let line = self.lines.get(&place).ok_or_else(|| none(place))?;
+        let sent = line.out.as_ref().map(|out| out.send((tag, values)));
+        // Where the thread has ended, the connection has.
+        if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.watch.reason(over())) }
+    }
+
+    /// Waits for what the rank at a place sends under a tag.
+    ///
+    /// # Errors
+    /// The group is broken.
+    pub fn receive(&mut self, place: usize, tag: Tag) -> Result<Vec<f32>, GroupError> {
+        let line = self.lines.get_mut(&place).ok_or_else(|| none(place))?;
+        if let Some(values) = line.early.remove(&tag) {
+            return Ok(values);
+        }
+        loop {
+            match line.come.recv() {
+                Ok(Ok((come, values))) if come == tag => return Ok(values),
+                Ok(Ok((come, values))) => drop(line.early.insert(come, values)),
+                Ok(Err(e)) => {
+                    let seen = GroupError::Broken(format!("the line to its rank at place {place} has ended: {e}"));
+                    return Err(self.watch.reason(seen));
+                }
+                Err(_) => return Err(self.watch.reason(over())),
+            }
+        }
+    }
+}
+
+fn none(place: usize) -> GroupError {
+    GroupError::Broken(format!("it has no rank at place {place}"))
+}
+
+fn over() -> GroupError {
+    GroupError::Broken("a line between its ranks has ended".into())
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.out = None;
+        // The other side reads whatever it does; where it is gone, the watch has ended the connection.
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+fn write_all(to: &WriteHalf, orders: &mpsc::Receiver<(Tag, Vec<f32>)>) {
+    let mut to = to;
+    while let Ok((tag, values)) = orders.recv() {
+        let mut head = [0; HEAD];
+        head[..8].copy_from_slice(&u64::from(tag.kind).to_le_bytes());
+        head[8..16].copy_from_slice(&tag.number.to_le_bytes());
+        head[16..].copy_from_slice(&(values.len() as u64).to_le_bytes());
+        let written = to.write_all(&head).and_then(|()| to.write_all(super::ring::bytes(&values)));
+        if written.and_then(|()| to.flush()).is_err() {
+            // The other half says why.
+            let _ = to.socket().shutdown(Shutdown::Both);
+            return;
+        }
+    }
+}
+
+fn read_all(mut from: ReadHalf, longest: usize, say: &mpsc::Sender<io::Result<(Tag, Vec<f32>)>>) {
+    loop {
+        let come = read(&mut from, longest);
+        let ended = come.is_err();
+        if say.send(come).is_err() || ended {
+            return;
+        }
+    }
+}
+
+fn read(from: &mut ReadHalf, longest: usize) -> io::Result<(Tag, Vec<f32>)> {
+    let mut head = [0; HEAD];
+    from.read_exact(&mut head)?;
+    let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| head[8 * i + b]));
+    let nonsense = || io::Error::new(io::ErrorKind::InvalidData, format!("a message of {} values", word(2)));
+    let kind = u32::try_from(word(0)).map_err(|_| nonsense())?;
+    let len = usize::try_from(word(2)).ok().filter(|len| *len <= longest).ok_or_else(nonsense)?;
+    let mut values = vec![0.0f32; len];
+    from.read_exact(super::ring::bytes_mut(&mut values))?;
+    Ok((Tag { kind, number: word(1) }, values))
+}
