@@ -197,8 +197,7 @@ pub(crate) fn parts(params_len: usize, buffers_len: usize, cuts: Cuts) -> impl I
         };
         all.into_iter().scan(0, sum).collect::<Vec<usize>>()
     };
-    let (groups, stages) =
-        (ends(cuts.groups.iter().map(|g| g.values).collect()), ends(cuts.stages.to_vec()));
+    let (groups, stages) = (ends(cuts.groups.iter().map(|g| g.values).collect()), ends(cuts.stages.to_vec()));
     let (mut at, mut group, mut stage) = (0, 0, 0);
     let params = std::iter::from_fn(move || {
         let end = (*groups.get(group)?).min(*stages.get(stage)?);

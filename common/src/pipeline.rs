@@ -72,8 +72,8 @@ impl PipelineSchedule {
         let mut next = vec![0; stages];
         let mut free = vec![0.0f64; stages];
         // When a stage was done with a micro-batch, forward and back.
-        let unknown = || vec![vec![None; micro_batches]; stages];
-        let (mut forward, mut backward): (Vec<Vec<Option<f64>>>, Vec<Vec<Option<f64>>>) = (unknown(), unknown());
+        let mut forward: Vec<Vec<Option<f64>>> = vec![vec![None; micro_batches]; stages];
+        let mut backward = forward.clone();
         // Each round has at least one stage do something: what it waits for is done by an earlier work of a neighbour.
         while next.iter().zip(&works).any(|(n, w)| *n < w.len()) {
             let before = next.clone();

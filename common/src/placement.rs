@@ -10,7 +10,9 @@ use crate::{
 /// ([`shards_of`]), so that who has the stage is the only one of its worker to speak with them.
 pub fn shard_of(layout: &Layout, bucket: BucketId, shards: u32) -> ShardId {
     let stage = layout.stage_of(bucket);
-    let Some(own) = shards_of(stage, layout.stages(), shards) else { return ShardId(bucket.0 % shards.max(1)) };
+    let Some(own) = shards_of(stage, layout.stages(), shards) else {
+        return ShardId(bucket.0 % shards.max(1));
+    };
     let nth = (bucket.0 - layout.buckets_in(stage).start) % own;
     ShardId(stage as u32 + nth * layout.stages() as u32)
 }
@@ -74,7 +76,9 @@ mod tests {
 
     #[test]
     fn the_buckets_of_a_stage_are_on_shards_that_have_no_other() {
-        for (shards, stages) in [(2, vec![3000, 7000]), (5, vec![1, 8000, 1999]), (3, vec![10_000]), (7, vec![2000; 5])] {
+        for (shards, stages) in
+            [(2, vec![3000, 7000]), (5, vec![1, 8000, 1999]), (3, vec![10_000]), (7, vec![2000; 5])]
+        {
             let tensors = vec![TensorSpec::param("w", &[10_000])];
             let layout = Layout::cut(tensors, Cuts { groups: &[], stages: &stages }, 333).expect("valid");
             let mut seen = Vec::new();

@@ -16,7 +16,7 @@ use paraft_checkpoint::Checkpoint;
 use paraft_common::layout::Cuts;
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
 use paraft_trace::TRACE_FOLDER;
-use paraft_worker::{Job, checkpoints, cli, exit, job::SamplerKind, start, worker::Plan};
+use paraft_worker::{Job, Stages, checkpoints, cli, exit, job::SamplerKind, start, worker::Plan};
 use std::{
     fs,
     path::Path,
@@ -315,6 +315,27 @@ pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How the model is cut, and what that costs.
+fn say_cut(job: &Job, stages: &Stages) {
+    let all: f64 = stages.costs().iter().sum();
+    for (i, ((layers, own), cost)) in stages.layers().iter().zip(stages.own()).zip(stages.costs()).enumerate()
+    {
+        let (first, last, share) = (layers.start, layers.end - 1, 100.0 * cost / all.max(f64::MIN_POSITIVE));
+        eprintln!(
+            "stage {i}  layers {first} to {last}, {} parameters, {share:.0} % of the arithmetic",
+            own.len()
+        );
+    }
+    // A way back takes about twice the time of a way forth.
+    let times: Vec<(f64, f64)> = stages.costs().iter().map(|c| (*c, 2.0 * c)).collect();
+    let micro = job.micro_batches();
+    let bubble = 100.0 * job.parallel.schedule.bubble(&times, micro);
+    eprintln!(
+        "        {micro} micro-batches, {}: a stage is idle for {bubble:.0} % of a step",
+        job.parallel.schedule.name()
+    );
+}
+
 /// The run's first line. Loads the data and builds the model, so that what is wrong with them is said before
 /// any process starts. The job gets no shards that its model has no buckets for.
 pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
@@ -323,7 +344,11 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
         let (model, data) = cli::built_in(job)?;
         let stages = match job.parallel.pipeline {
             1 => Vec::new(),
-            _ => job.stages(&model.layers()).map_err(|e| Failure::new(exit::CONFIG, e))?.values(),
+            _ => {
+                let stages = job.stages(&model.layers()).map_err(|e| Failure::new(exit::CONFIG, e))?;
+                say_cut(job, &stages);
+                stages.values()
+            }
         };
         let cuts = Cuts { groups: &[], stages: &stages };
         let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| Failure::new(exit::CONFIG, e))?;

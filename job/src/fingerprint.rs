@@ -34,7 +34,12 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
             None => "no checkpoint".into(),
         },
     ];
-    facts.into_iter().chain(listed(tensors)).collect::<Vec<_>>().join(", ")
+    // Where it is cut the servers know.
+    let p = &job.parallel;
+    let pipeline = (p.pipeline > 1).then(|| {
+        format!("pipeline {} with {} micro-batches, {}", p.pipeline, job.micro_batches(), p.schedule.name())
+    });
+    facts.into_iter().chain(pipeline).chain(listed(tensors)).collect::<Vec<_>>().join(", ")
 }
 
 /// So much of a fingerprint are the tensors, in bytes: those of some fifty. Another model of the same kind differs in its first ones

@@ -63,7 +63,10 @@ impl Job {
     pub fn stages(&self, layers: &[Layer]) -> Result<Stages, String> {
         let p = &self.parallel;
         if layers.is_empty() && p.pipeline > 1 {
-            return Err("parallel.pipeline: this model isn't divided in layers (Model::layers); take [parallel] out".into());
+            return Err(
+                "parallel.pipeline: this model isn't divided in layers (Model::layers); take [parallel] out"
+                    .into(),
+            );
         }
         let stages = match p.cut.is_empty() {
             true => Stages::even(layers, p.pipeline as usize),
@@ -92,11 +95,13 @@ impl ParallelConfig {
         if self.pipeline == 1 {
             return Ok(());
         }
-        let no = |key: &'static str, what: &str, remedy: &str| {
-            bad(key, format!("a pipeline {what}"), remedy)
-        };
+        let no = |key: &'static str, what: &str, remedy: &str| bad(key, format!("a pipeline {what}"), remedy);
         if train.device != DeviceConfig::Cpu {
-            return no("train.device", "is for ranks on the CPU, not yet on GPUs", "set train.device = \"cpu\"");
+            return no(
+                "train.device",
+                "is for ranks on the CPU, not yet on GPUs",
+                "set train.device = \"cpu\"",
+            );
         }
         if train.exchange == Exchange::AllReduce {
             return no(
@@ -106,28 +111,56 @@ impl ParallelConfig {
             );
         }
         if train.group_size > 1 {
-            return no("train.group_size", "has one rank a stage; train.workers share samples", "set train.group_size = 1");
+            return no(
+                "train.group_size",
+                "has one rank a stage; train.workers share samples",
+                "set train.group_size = 1",
+            );
         }
         if train.sampler == SamplerKind::Leased {
-            return no("train.sampler", "trains in steps, and leased chunks are none", "set train.sampler = \"static\"");
+            return no(
+                "train.sampler",
+                "trains in steps, and leased chunks are none",
+                "set train.sampler = \"static\"",
+            );
         }
         if job.local.is_local() {
-            return no("local.kind", "pushes gradients, and with [local] a worker moves weights of its own", "take [local] out");
+            return no(
+                "local.kind",
+                "pushes gradients, and with [local] a worker moves weights of its own",
+                "take [local] out",
+            );
         }
         if job.memory.resident.is_some() {
-            return no("memory.resident", "holds its stages' layers whole", "take [memory] or [parallel] out");
+            return no(
+                "memory.resident",
+                "holds its stages' layers whole",
+                "take [memory] or [parallel] out",
+            );
         }
         if job.clip.norm.is_some() {
-            return no("clip.norm", "has no stage that sees the whole gradient's norm", "take it out, or use clip.value");
+            return no(
+                "clip.norm",
+                "has no stage that sees the whole gradient's norm",
+                "take it out, or use clip.value",
+            );
         }
         if !matches!(job.round, RoundConfig::All(_)) {
             return no("round.kind", "waits for all of a round's pushes", "take [round] out");
         }
         if job.checkpoint.is_some() {
-            return no("checkpoint", "writes no checkpoints yet", "take [checkpoint] out; the model file is written");
+            return no(
+                "checkpoint",
+                "writes no checkpoints yet",
+                "take [checkpoint] out; the model file is written",
+            );
         }
         if !job.cluster.script.is_empty() {
-            return no("cluster.script", "is of models of `paraft worker`, and a script holds its own", "take [parallel] out");
+            return no(
+                "cluster.script",
+                "is of models of `paraft worker`, and a script holds its own",
+                "take [parallel] out",
+            );
         }
         if job.cluster.shards.is_some_and(|shards| shards < self.pipeline) {
             let why = format!("each of {} stages has shards of its own", self.pipeline);

@@ -2,8 +2,12 @@
 
 use crate::{Exchange, Job, fingerprint};
 use paraft_common::{
-    Layout, TensorKind, TensorSpec, codec::F32_BYTES, config::ServerJob, layout::{Cuts, LayoutError},
-    optim::Descent, placement,
+    Layout, TensorKind, TensorSpec,
+    codec::F32_BYTES,
+    config::ServerJob,
+    layout::{Cuts, LayoutError},
+    optim::Descent,
+    placement,
 };
 
 /// What a shard should have, where there are too few buckets for as many as were asked for.

@@ -397,7 +397,9 @@ impl Session {
         self.held.clear();
         let all = (0u32..).zip(&self.versions);
         for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
-            let Some(link) = self.links.get_mut(&placement::shard_of(&self.layout, BucketId(bucket), self.shards)) else {
+            let Some(link) =
+                self.links.get_mut(&placement::shard_of(&self.layout, BucketId(bucket), self.shards))
+            else {
                 continue;
             };
             link.seq += 1;

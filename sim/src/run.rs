@@ -71,6 +71,9 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
     if job.train.exchange == Exchange::AllReduce || job.train.group_size > 1 {
         return no("groups of ranks", "set train.group_size = 1 and train.exchange = \"servers\"");
     }
+    if job.parallel.pipeline > 1 {
+        return no("stages of a model", "take [parallel] out");
+    }
     if job.train.sampler == SamplerKind::Leased {
         return no("the leased sampler", "set train.sampler = \"static\"");
     }

@@ -127,7 +127,12 @@ impl<'a> Engine<'a> {
     }
 
     /// For a rank that has some stages of its worker's model.
-    pub fn staged(model: &'a mut dyn Model, parts: Vec<Part>, stage: Stage<'a>, ranks: &'a mut Ranks) -> Self {
+    pub fn staged(
+        model: &'a mut dyn Model,
+        parts: Vec<Part>,
+        stage: Stage<'a>,
+        ranks: &'a mut Ranks,
+    ) -> Self {
         Self { model, memory: Memory::Stage(Box::new(stage)), parts, ranks: Some(ranks), local: None }
     }
 
@@ -171,7 +176,9 @@ impl<'a> Engine<'a> {
     /// The final weights of all ranks come here.
     pub fn gather(&mut self) -> Result<(), WorkerError> {
         loop {
-            let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else { return Ok(()) };
+            let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+                return Ok(());
+            };
             let gathered = ranks.say(&ControlMessage::Gather).map_err(Broke::from);
             match gathered.and_then(|()| stage.gather(ranks.lines()?)) {
                 Ok(()) => return Ok(()),
@@ -646,15 +653,15 @@ impl Engine<'_> {
         match (ranks.hear(len)?, &mut self.memory) {
             (ControlMessage::Meet(step), Memory::Stage(stage)) => {
                 stage.meet(ranks, self.model, step)?;
-                return Ok(None);
+                Ok(None)
             }
             (ControlMessage::Pull(pull), Memory::Stage(stage)) => {
                 stage.pull(ranks.lines()?, &pull)?;
-                return Ok(None);
+                Ok(None)
             }
             (ControlMessage::Gather, Memory::Stage(stage)) => {
                 stage.gather(ranks.lines()?)?;
-                return Ok(None);
+                Ok(None)
             }
             (said, _) => self.do_as_said(said, work),
         }

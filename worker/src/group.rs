@@ -117,7 +117,15 @@ impl Ranks {
         })?;
         options.address = listener.address().to_string();
         let job = options.job.clone();
-        Ok(Self { member: Member::new(options)?, job, listener, stop, longest, lost: Vec::new(), bound: None })
+        Ok(Self {
+            member: Member::new(options)?,
+            job,
+            listener,
+            stop,
+            longest,
+            lost: Vec::new(),
+            bound: None,
+        })
     }
 
     /// Leaves the group, if there is one, and waits for an assignment in the next. False: the job is done.
@@ -182,7 +190,8 @@ impl Ranks {
             ranks: assignment.ranks.iter().map(peer).collect(),
         };
         let listener = &mut self.listener;
-        let (group, ring, lines) = Group::form_with(rendezvous, listener, RENDEZVOUS, self.longest).map_err(Ok)?;
+        let (group, ring, lines) =
+            Group::form_with(rendezvous, listener, RENDEZVOUS, self.longest).map_err(Ok)?;
         let on_gpu = f64::from(u8::from(model.resident().is_some()));
         let mut gpus = [on_gpu];
         group.sum(&mut gpus).map_err(Ok)?;
@@ -257,8 +266,8 @@ impl Ranks {
             ControlMessage::Evaluate(epoch) => [EVALUATE, *epoch],
             ControlMessage::Meet(step) => [MEET, step.0],
             ControlMessage::Pull(pull) => {
-                let kind = u64::from(pull.barrier) * BARRIER | u64::from(pull.last) * LAST;
-                [PULL, pull.done.0 << 2 | kind]
+                let kind = u64::from(pull.barrier) * BARRIER + u64::from(pull.last) * LAST;
+                [PULL, (pull.done.0 << 2) + kind]
             }
             ControlMessage::Gather => [GATHER, 0],
             ControlMessage::Reform => [REFORM, 0],

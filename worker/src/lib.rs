@@ -28,8 +28,8 @@ mod metrics;
 mod recorder;
 pub mod samples;
 pub mod slow;
-pub mod start;
 mod stage;
+pub mod start;
 mod streamed;
 pub mod worker;
 
@@ -39,7 +39,7 @@ pub use paraft_common::{Layout, ParamGroup};
 pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
-pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
+pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError, Stages};
 pub use worker::{
     ErrorKind, Landing, Minibatch, OpenRun, OptimizerState, Run, Setup, Turn, Went, WorkerError,
     WorkerOptions, WorkerReport, run,

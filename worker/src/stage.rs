@@ -26,7 +26,10 @@ use paraft_common::{
 };
 use paraft_compute::collective::{GroupError, Lines, Tag};
 use paraft_host::{Pages, Scratch};
-use paraft_models::{Batch, CpuDevice, DeviceError, Evaluation, Flat, Forward, Loan, Model, ModelError, NetResult, Pass, Stages, Weights};
+use paraft_models::{
+    Batch, CpuDevice, DeviceError, Evaluation, Flat, Forward, Loan, Model, ModelError, NetResult, Pass,
+    Stages, Weights,
+};
 use std::{
     ops::Range,
     path::{Path, PathBuf},
@@ -44,7 +47,8 @@ const PIECE: usize = 1 << 18;
 
 /// What a rank that does not lead does to speak with the shards of these stages: a session, and the step that it goes on from. With `false`
 /// it brings no initial weights.
-pub(crate) type Join<'a> = dyn FnMut(&dyn Model, Range<usize>, bool) -> Result<(Client, Step), WorkerError> + 'a;
+pub(crate) type Join<'a> =
+    dyn FnMut(&dyn Model, Range<usize>, bool) -> Result<(Client, Step), WorkerError> + 'a;
 
 /// See the module.
 pub(crate) struct Stage<'a> {
@@ -112,7 +116,9 @@ impl<'a> Stage<'a> {
         folder: &Path,
     ) -> Result<Self, WorkerError> {
         let len = buckets.last().map_or(0, |b| b.end);
-        let pages = || Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")));
+        let pages = || {
+            Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
+        };
         Ok(Self {
             stages,
             schedule,
@@ -318,7 +324,11 @@ impl<'a> Stage<'a> {
                 }
                 Work::Backward(m) => {
                     let n = batch.n * (m + 1) / micro - batch.n * m / micro;
-                    let given = if self.here.is_last() { None } else { Some(lines.receive(at + 1, tag(GRADIENT, m))?) };
+                    let given = if self.here.is_last() {
+                        None
+                    } else {
+                        Some(lines.receive(at + 1, tag(GRADIENT, m))?)
+                    };
                     let pass = pass(m, n);
                     for (_, loan, _) in &lends {
                         self.gradient[loan.range.clone()].fill(0.0);
@@ -350,13 +360,23 @@ impl<'a> Stage<'a> {
                         return Err(crate::engine::incomplete().into());
                     }
                     for (_, loan, _) in &borrows {
-                        add(&mut self.sum, &self.gradient, loan.range.clone(), n as f32 / batch.n as f32, m == 0);
+                        add(
+                            &mut self.sum,
+                            &self.gradient,
+                            loan.range.clone(),
+                            n as f32 / batch.n as f32,
+                            m == 0,
+                        );
                         self.gradient.release(loan.range.clone());
                     }
                     match back {
                         Some(values) if at > 0 => lines.send(at - 1, tag(GRADIENT, m), values)?,
                         None if at == 0 => {}
-                        _ => return Err(ModelError::new("its way back doesn't end where its layers do").into()),
+                        _ => {
+                            return Err(
+                                ModelError::new("its way back doesn't end where its layers do").into()
+                            );
+                        }
                     }
                 }
             }
@@ -375,7 +395,12 @@ impl<'a> Stage<'a> {
     }
 
     /// This rank's part of the evaluation of some samples, which all ranks are given: the last one has the sums.
-    pub fn evaluate(&mut self, model: &mut dyn Model, lines: &mut Lines, batch: &Batch) -> Result<Evaluation, Broke> {
+    pub fn evaluate(
+        &mut self,
+        model: &mut dyn Model,
+        lines: &mut Lines,
+        batch: &Batch,
+    ) -> Result<Evaluation, Broke> {
         let round = self.next_round();
         if self.here.stages.is_empty() {
             return Ok(Evaluation::default());
@@ -522,7 +547,10 @@ impl Flat<CpuDevice> for Adding<'_, '_, '_> {
                 Ok(theirs) if theirs.len() == lent.range.len() => {
                     self.sum[lent.range].iter_mut().zip(&theirs).for_each(|(s, g)| *s += g);
                 }
-                Ok(_) => return self.breaks(GroupError::Broken("a gradient of what was lent is not as long".into())),
+                Ok(_) => {
+                    return self
+                        .breaks(GroupError::Broken("a gradient of what was lent is not as long".into()));
+                }
                 Err(e) => return self.breaks(e),
             }
         }
@@ -557,11 +585,13 @@ mod tests {
 
     #[test]
     fn stages_go_round_the_ranks_that_there_are() {
-        let of = |size: usize| -> Vec<Range<usize>> { (0..size).map(|p| Place::new((p, size), 4).stages).collect() };
+        let of = |size: usize| -> Vec<Range<usize>> {
+            (0..size).map(|p| Place::new((p, size), 4).stages).collect()
+        };
         assert_eq!(of(4), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(of(3), [0..1, 1..2, 2..4]);
         assert_eq!(of(2), [0..2, 2..4]);
-        assert_eq!(of(1), [0..4]);
+        assert_eq!(of(1), vec![Range { start: 0, end: 4 }]);
         assert_eq!(of(6), [0..1, 1..2, 2..3, 3..4, 4..4, 4..4], "two wait");
         for size in 1..6 {
             for place in 0..size.min(4) {

@@ -7,7 +7,7 @@ use crate::{
     consistency::Mode,
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
-    layout::{self, Cuts, Layout, ParamGroup, TensorSpec, TensorKind},
+    layout::{self, Cuts, Layout, ParamGroup, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
 };

@@ -47,6 +47,32 @@ fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
     assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
 }
 
+/// Each rank holds a stage of the model, and is killed: those who are left take its stages over, and give them up when it is back.
+#[test]
+fn a_pipeline_outlives_each_of_its_ranks() {
+    let body = digits("bsp", 3, 300).replace("[cluster]", "workers = 2\n[parallel]\npipeline = 2\n[cluster]")
+        + "max_restarts = 2\nrestart_ms = 0\n";
+    let l = Launcher::training(&body, 2);
+    kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+    let alone = stands(&l.run_dir, "worker-0-rank-0", "[0]");
+    contains(&alone, &["rank 1 of the group is gone", "\"stages\":\"0..1\""]);
+    stands(&l.run_dir, "worker-0-rank-1", "[0, 1]");
+    wait("a rank with both stages", || {
+        let log = log(&l.run_dir, "worker-0-rank-0");
+        if log.contains("\"stages\":\"0..2\"") { Ok(()) } else { Err(log) }
+    });
+    // The leader of the other worker, which has the first stage.
+    kill(pid_of(&l.run_dir, "--rank 2"), Signal::SIGKILL).expect("SIGKILL");
+    stands(&l.run_dir, "worker-1-rank-1", "[1]");
+    stands(&l.run_dir, "worker-1-rank-1", "[1, 0]");
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    contains(&err, &["stage 0  layers 0 to", "worker-0-rank-1", "worker-1-rank-0", "started again"]);
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!((&summary["workers_lost"], &summary["ranks_lost"]), (&0.into(), &2.into()), "{summary}");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+}
+
 #[test]
 fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
     let body = grouped(2, 2, 200) + "max_restarts = 1\nrestart_ms = 0\n";

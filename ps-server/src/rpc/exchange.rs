@@ -384,6 +384,13 @@ impl ShardsService {
             let why = "this server does not know its fleet's settings yet".into();
             return Err(RefusalKind::Unavailable(why).into());
         };
+        if job.stages.len() > shape.shards as usize {
+            let (stages, shards) = (job.stages.len(), shape.shards);
+            return Err(RefusalKind::BadJob(format!(
+                "the job has {stages} stages, each with shards of its own, and there are {shards}"
+            ))
+            .into());
+        }
         if job.durability.on_disk() != shape.durability.on_disk() {
             let (wants, has) = (job.durability, shape.durability);
             let why = match name.job() {

@@ -99,7 +99,10 @@ impl ShardsService {
             if let Some(conf) = hosted.shard.configured() {
                 let layout = conf.job.layout(); // the other job is cut as this one
                 for bucket in conf.buckets.iter().filter(|b| !b.initialised()) {
-                    missing.entry(placement::shard_of(&layout, bucket.id, shards)).or_default().push(bucket.id.0);
+                    missing
+                        .entry(placement::shard_of(&layout, bucket.id, shards))
+                        .or_default()
+                        .push(bucket.id.0);
                 }
                 if missing.is_empty() {
                     let shard = hosted.shard.id().0;
@@ -216,7 +219,10 @@ fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKi
             0 => String::new(),
             _ => format!(", and stages of {:?}", j.stages),
         };
-        format!("{} parameters and {} statistics in buckets of {}{stages}", j.params_len, j.buffers_len, j.bucket_len)
+        format!(
+            "{} parameters and {} statistics in buckets of {}{stages}",
+            j.params_len, j.buffers_len, j.bucket_len
+        )
     };
     Err(RefusalKind::BadJob(format!(
         "it is to begin with the weights of job `{name}`, which has {}; this one has {}",

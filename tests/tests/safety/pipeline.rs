@@ -92,7 +92,8 @@ fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_sam
         &["parallel.pipeline=3", "parallel.cut=[1, 1, 3]"],
         &["parallel.pipeline=4", "parallel.schedule=gpipe", "model.checkpoint_activations=true"],
     ] {
-        let learned = learn(&on_text(&fleet(4)?.at, folder.path(), &[&["train.workers=1"][..], more].concat())?)?;
+        let learned =
+            learn(&on_text(&fleet(4)?.at, folder.path(), &[&["train.workers=1"][..], more].concat())?)?;
         let far = distance(&learned, &whole);
         assert!(far < 2e-3, "{more:?}: {far} away");
     }
@@ -119,10 +120,18 @@ fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
             all.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?).collect()
         });
         for (rank, report) in (0u32..).zip(reports) {
-            ensure!(report.is_ok() == (rank != leaves), "rank {leaves} left, and rank {rank}: {:?}", report.err());
+            ensure!(
+                report.is_ok() == (rank != leaves),
+                "rank {leaves} left, and rank {rank}: {:?}",
+                report.err()
+            );
             if rank == u32::from(leaves == 0) {
                 let weights = report.context("the leader")?.weights;
-                ensure!(weights.iter().all(|w| w.is_finite()) && weights.len() > 4000, "{} weights", weights.len());
+                ensure!(
+                    weights.iter().all(|w| w.is_finite()) && weights.len() > 4000,
+                    "{} weights",
+                    weights.len()
+                );
             }
         }
         fleet.replicas_agree()?;

@@ -4,7 +4,9 @@ use paraft_checkpoint::{
     Checkpoint, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE, Writer,
     manifest::{Clock, EarlyStopState, Stamp, format},
 };
-use paraft_common::{Layout, Mode, ParamGroup, TensorSpec, codec::put_f32_le, layout::Cuts, optim::OptimizerConfig};
+use paraft_common::{
+    Layout, Mode, ParamGroup, TensorSpec, codec::put_f32_le, layout::Cuts, optim::OptimizerConfig,
+};
 use std::{
     collections::BTreeMap,
     error::Error,

@@ -1,6 +1,6 @@
 //! Groups of ranks, one to a thread, over real sockets.
 
-use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring};
+use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring, Tag};
 use paraft_tls::{Access, Credentials, authority::Authority};
 use std::{
     io::Write,
@@ -248,4 +248,43 @@ fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
     ring.all_reduce(&mut v).expect("both are there");
     assert_eq!(v, [3.0]);
     assert_eq!(second.join().expect("no panic"), Ok([3.0]));
+}
+
+#[test]
+fn a_line_carries_what_is_sent_whichever_is_waited_for_first_and_ends_with_its_rank() {
+    let mut listeners: Vec<Listener> = (0..3).map(|_| listener()).collect();
+    let tag = |kind, number| Tag { kind, number };
+    let start = |rendezvous: Rendezvous, mut l: Listener| {
+        thread::spawn(move || {
+            let place = rendezvous.place;
+            let met = Group::form_with(rendezvous, &mut l, WITHIN, Some(1 << 20)).expect("all are there");
+            let (group, _ring, mut lines) = met;
+            // More than sockets hold, to both, before anybody receives.
+            for to in (0..3).filter(|to| *to != place) {
+                lines.send(to, tag(1, 7), values(place, 700_001)).expect("sent");
+                lines.send(to, tag(2, to as u64), vec![place as f32; 3]).expect("sent");
+                lines.send(to, tag(3, 0), Vec::new()).expect("sent");
+            }
+            for from in (0..3).filter(|from| *from != place) {
+                assert_eq!(lines.receive(from, tag(3, 0)), Ok(Vec::new()));
+                assert_eq!(lines.receive(from, tag(2, place as u64)), Ok(vec![from as f32; 3]));
+                assert_eq!(lines.receive(from, tag(1, 7)), Ok(values(from, 700_001)));
+            }
+            if place == 2 {
+                // As if it had died: it sends what is longer than any message, which ends the line.
+                lines.send(0, tag(9, 9), vec![0.0; (1 << 20) + 1]).expect("it is queued");
+                let _ = lines.receive(0, tag(8, 8));
+                return None;
+            }
+            let ended = lines.receive(2, tag(9, 9)).expect_err("no message is so long");
+            drop(group);
+            Some(ended.to_string())
+        })
+    };
+    let threads: Vec<_> =
+        assigns(&listeners).into_iter().zip(listeners.drain(..)).map(|(r, l)| start(r, l)).collect();
+    let ended: Vec<Option<String>> = threads.into_iter().map(|t| t.join().expect("no panic")).collect();
+    let said = ended[0].as_deref().unwrap_or_default();
+    assert!(said.contains("1048577 values") || said.contains("gone") || said.contains("left"), "{said}");
+    assert!(ended[1].is_some());
 }

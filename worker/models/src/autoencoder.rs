@@ -23,7 +23,11 @@ impl<D: Device> Autoencoder<D> {
         if widths.contains(&0) {
             return Err(ModelError::new(format!("layer widths {widths:?}: none of them may be zero")));
         }
-        Ok(Self { stack: Stack::new(&widths, Activation::Relu), width: inputs, inputs: vec![Default::default()] })
+        Ok(Self {
+            stack: Stack::new(&widths, Activation::Relu),
+            width: inputs,
+            inputs: vec![Default::default()],
+        })
     }
 }
 

@@ -37,10 +37,10 @@ pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
 pub use net::{Flat, Forward, Layer, Net, NetResult, OnCpu, Pass, Ready, Weights};
 pub use on_cuda::{OnCuda, Part, Resident};
-pub use stages::{Loan, Stages};
-pub use paraft_compute::{CpuDevice, DeviceError};
 pub use paraft_compute::collective::RankSums;
 pub use paraft_compute::cuda::{CudaOptions, Nccl, PinnedBytes, Precision, UniqueId};
+pub use paraft_compute::{CpuDevice, DeviceError};
+pub use stages::{Loan, Stages};
 pub use transformer::{NormKind, Transformer, TransformerShape};
 
 use paraft_common::layout::TensorSpec;

@@ -45,7 +45,10 @@ impl Stages {
     pub fn given(layers: &[Layer], counts: &[usize]) -> Result<Self, String> {
         let sum = counts.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
         if sum != layers.len() || counts.contains(&0) {
-            return Err(format!("{counts:?} layers in the stages, and the model has {}: each has one at least", layers.len()));
+            return Err(format!(
+                "{counts:?} layers in the stages, and the model has {}: each has one at least",
+                layers.len()
+            ));
         }
         Self::of(layers, counts)
     }
@@ -81,7 +84,8 @@ impl Stages {
             }
             owned.push(begin..end);
         }
-        let own: Vec<Range<usize>> = ranges.iter().map(|r| owned[r.start].start..owned[r.end - 1].end).collect();
+        let own: Vec<Range<usize>> =
+            ranges.iter().map(|r| owned[r.start].start..owned[r.end - 1].end).collect();
         if let Some(stage) = own.iter().position(Range::is_empty) {
             return Err(format!("stage {stage} (layers {:?}) has no parameters of its own", ranges[stage]));
         }
@@ -236,15 +240,11 @@ mod tests {
 
     #[test]
     fn layers_that_do_not_say_whose_parameters_are_whose_are_refused() {
-        let of = |params: Vec<Vec<Range<usize>>>| -> Vec<Layer> {
-            params.into_iter().map(|params| Layer { params, cost: 1.0, outputs: 1 }).collect()
-        };
-        let ranges = |r: &[Range<usize>]| r.to_vec();
-        let gap = of(vec![ranges(&[0..4]), ranges(&[5..9])]);
+        let gap = [Layer::of(0..4, 1.0, 1), Layer::of(5..9, 1.0, 1)];
         assert!(Stages::even(&gap, 2).expect_err("a gap").contains("layer 1"));
-        let overlaps = of(vec![ranges(&[0..4]), ranges(&[2..9])]);
+        let overlaps = [Layer::of(0..4, 1.0, 1), Layer::of(2..9, 1.0, 1)];
         assert!(Stages::even(&overlaps, 2).is_err());
-        let bare = of(vec![ranges(&[0..4]), Vec::new()]);
+        let bare = [Layer::of(0..4, 1.0, 1), Layer::default()];
         assert!(Stages::even(&bare, 2).expect_err("none").contains("no parameters"));
     }
 }

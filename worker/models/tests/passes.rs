@@ -33,7 +33,10 @@ const MODELS: [(&str, DataShape); 4] = [
     ("kind = \"mlp\"\nhidden = [7, 9, 5, 6]", values(Some(3))),
     ("kind = \"autoencoder\"\nhidden = [6, 3, 6]", values(None)),
     ("kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16", tokens()),
-    ("kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16\ncheckpoint_activations = true\nnorm = \"rms\"", tokens()),
+    (
+        "kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16\ncheckpoint_activations = true\nnorm = \"rms\"",
+        tokens(),
+    ),
 ];
 
 const fn values(classes: Option<usize>) -> DataShape {
@@ -49,9 +52,12 @@ fn batch(shape: DataShape, n: usize, seed: usize) -> Batch {
     let number = |i: usize| (i * 2_654_435_761 + seed * 40_503) % 1009;
     let ids = |n: usize, below: usize| (0..n).map(|i| (number(i) % below) as u32).collect();
     match shape.sample {
-        Sample::Tokens { time, vocab } => {
-            Batch { tokens: ids(n * time, vocab), labels: ids(n * time + 1, vocab)[1..].to_vec(), n, ..Batch::default() }
-        }
+        Sample::Tokens { time, vocab } => Batch {
+            tokens: ids(n * time, vocab),
+            labels: ids(n * time + 1, vocab)[1..].to_vec(),
+            n,
+            ..Batch::default()
+        },
         Sample::Values(len) => Batch {
             inputs: (0..n * len).map(|i| number(i) as f32 / 1009.0).collect(),
             labels: ids(n, shape.classes.unwrap_or(1)),
@@ -67,18 +73,28 @@ fn build(text: &str, shape: DataShape) -> Box<dyn Model> {
 
 /// Forward and back through all stages, all micro-batches forward first; the losses, and the gradient of each micro-batch with what was
 /// lent added.
-fn staged(text: &str, shape: DataShape, weights: &[f32], stages: &Stages, batches: &[Batch]) -> (Vec<f32>, Vec<Vec<f32>>) {
+fn staged(
+    text: &str,
+    shape: DataShape,
+    weights: &[f32],
+    stages: &Stages,
+    batches: &[Batch],
+) -> (Vec<f32>, Vec<Vec<f32>>) {
     // A process each.
     let mut models: Vec<_> = (0..stages.len()).map(|_| build(text, shape)).collect();
-    let pass = |stage: usize, slot: usize| {
-        Pass { layers: stages.layers()[stage].clone(), slot, n: batches[slot].n, evaluates: false }
+    let pass = |stage: usize, slot: usize| Pass {
+        layers: stages.layers()[stage].clone(),
+        slot,
+        n: batches[slot].n,
+        evaluates: false,
     };
     let mut losses = Vec::new();
     for (slot, batch) in batches.iter().enumerate() {
         let mut edge: Option<Vec<f32>> = None;
         for (stage, model) in models.iter_mut().enumerate() {
             let mut host = Host { weights, gradient: Vec::new(), ready: Vec::new() };
-            match model.forward_pass(&mut host, &pass(stage, slot), batch, edge.as_deref()).expect("forward") {
+            match model.forward_pass(&mut host, &pass(stage, slot), batch, edge.as_deref()).expect("forward")
+            {
                 Forward::Edge(values) => edge = Some(values),
                 Forward::Loss(loss) => losses.push(loss),
                 Forward::Evaluated(_) => panic!("it trains"),
@@ -127,7 +143,8 @@ fn stages_make_the_gradient_of_the_whole_model() {
                 assert_eq!(loss, want_loss, "{text}, {n} stages");
                 for (i, (got, want)) in gradient.iter().zip(want).enumerate() {
                     // What is lent is added up in another order.
-                    let near = lent.iter().any(|r| r.contains(&i)) && (got - want).abs() <= 1e-5 * (1e-2 + want.abs());
+                    let near = lent.iter().any(|r| r.contains(&i))
+                        && (got - want).abs() <= 1e-5 * (1e-2 + want.abs());
                     assert!(got == want || near, "{text}, {n} stages, value {i}: {got} for {want}");
                 }
             }
@@ -150,7 +167,10 @@ fn stages_make_the_evaluation_of_the_whole_model() {
             for layers in stages.layers() {
                 let pass = Pass { layers: layers.clone(), slot: 0, n: 6, evaluates: true };
                 let mut host = Host { weights: &weights, gradient: Vec::new(), ready: Vec::new() };
-                match build(text, shape).forward_pass(&mut host, &pass, &batch, edge.as_deref()).expect("forward") {
+                match build(text, shape)
+                    .forward_pass(&mut host, &pass, &batch, edge.as_deref())
+                    .expect("forward")
+                {
                     Forward::Edge(values) => edge = Some(values),
                     Forward::Evaluated(e) => assert_eq!(e, want, "{text}, {n} stages"),
                     Forward::Loss(_) => panic!("it evaluates"),

@@ -136,7 +136,8 @@ fn join_stages(
     here: Range<usize>,
     brings: bool,
 ) -> Result<(Client, Step), WorkerError> {
-    let (tensors, values) = (model.tensors(), job.stages(&model.layers()).map_err(WorkerError::Job)?.values());
+    let (tensors, values) =
+        (model.tensors(), job.stages(&model.layers()).map_err(WorkerError::Job)?.values());
     let cuts = Cuts { groups: &[], stages: &values };
     let mut server_job = job.server_job_cut_on(&tensors, cuts, &data.digest);
     let layout = job.layout_cut(tensors, cuts).map_err(|e| WorkerError::Job(e.to_string()))?;

@@ -47,7 +47,11 @@ struct Line {
 
 impl Lines {
     /// Over these connections, by place. No message has more values than `longest`.
-    pub(super) fn new(wires: BTreeMap<usize, Wire>, longest: usize, watch: Arc<Watch>) -> Result<Self, GroupError> {
+    pub(super) fn new(
+        wires: BTreeMap<usize, Wire>,
+        longest: usize,
+        watch: Arc<Watch>,
+    ) -> Result<Self, GroupError> {
         let cannot = |e: io::Error| GroupError::Broken(format!("its ranks have no lines between them: {e}"));
         let line = |(place, wire): (usize, Wire)| -> io::Result<(usize, Line)> {
             let socket = wire.socket().try_clone()?;
@@ -92,7 +96,8 @@ impl Lines {
                 Ok(Ok((come, values))) if come == tag => return Ok(values),
                 Ok(Ok((come, values))) => drop(line.early.insert(come, values)),
                 Ok(Err(e)) => {
-                    let seen = GroupError::Broken(format!("the line to its rank at place {place} has ended: {e}"));
+                    let seen =
+                        GroupError::Broken(format!("the line to its rank at place {place} has ended: {e}"));
                     return Err(self.watch.reason(seen));
                 }
                 Err(_) => return Err(self.watch.reason(over())),
