@@ -6,8 +6,8 @@ use crate::{
 };
 
 /// The shard of a bucket: buckets go round the shards, so that the last layers, which are pushed first, and
-/// the first layers, which are needed first, are spread over all leaders. The buckets of a stage go round shards of its own
-/// ([`shards_of`]), so that who has the stage is the only one of its worker to speak with them.
+/// the first layers, which are needed first, are spread over all leaders. The buckets of a stage go round shards of its own, so
+/// that who has the stage is the only one of its worker to speak with them.
 pub fn shard_of(layout: &Layout, bucket: BucketId, shards: u32) -> ShardId {
     let stage = layout.stage_of(bucket);
     let Some(own) = shards_of(stage, layout.stages(), shards) else {
