@@ -34,6 +34,7 @@ mod launch;
 mod memory;
 mod mode;
 mod on;
+mod plan;
 mod replay;
 mod role;
 mod serve;
@@ -74,6 +75,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Train a job on a fleet that does not exist, in simulated time: what would 256 workers do?
     Simulate(simulate::SimulateArgs),
+    /// How the workers of a job can hold its model: whole, layer by layer, in stages; what each takes, and what fits.
+    Plan(plan::PlanArgs),
     /// Run one server of a fleet.
     Server(serve::ServerArgs),
     /// Run one worker of a fleet.
@@ -158,6 +161,7 @@ fn main() {
         Command::Fleet(a) => failure::report(engine::fleet(&a)),
         Command::Compare(a) => failure::report(compare::run(&a)),
         Command::Simulate(a) => failure::report(simulate::run(&a)),
+        Command::Plan(a) => failure::report(plan::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),
         Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::on_device),
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),

@@ -16,6 +16,7 @@ mod kept;
 mod memory;
 mod mode;
 mod operator;
+mod plan;
 mod running;
 mod scarcity;
 mod second_client;

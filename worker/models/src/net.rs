@@ -25,12 +25,16 @@ pub struct Layer {
     pub cost: f64,
     /// Values that it gives to the next layer, of one sample.
     pub outputs: usize,
+    /// Values that it keeps of one sample between its forward and its backward pass.
+    pub keeps: usize,
+    /// Values beside, of one sample, that layers of a rank use one after the other.
+    pub works: usize,
 }
 
 impl Layer {
-    /// With parameters in one range.
+    /// With parameters in one range, keeping what it gives.
     pub fn of(params: Range<usize>, cost: f64, outputs: usize) -> Self {
-        Self { params: std::iter::once(params).collect(), cost, outputs }
+        Self { params: std::iter::once(params).collect(), cost, outputs, keeps: outputs, works: 0 }
     }
 }
 

@@ -81,7 +81,8 @@ impl<D: Device> Stack<D> {
         let last = self.layers.len() - 1;
         let piece = |(i, l): (usize, &Layer)| {
             let given = if i == last { 0 } else { l.outputs };
-            Piece::of(l.offset..l.offset + l.len(), 2.0 * l.weight_len() as f64, given)
+            let piece = Piece::of(l.offset..l.offset + l.len(), 2.0 * l.weight_len() as f64, given);
+            Piece { keeps: l.outputs, works: 2 * l.outputs.max(l.inputs), ..piece }
         };
         self.layers.iter().enumerate().map(piece).collect()
     }

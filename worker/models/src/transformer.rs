@@ -503,13 +503,18 @@ where
         let edge = s.time * s.width;
         let block = time * (24.0 * width * width + 4.0 * time * width);
         let logits = 2.0 * time * width * s.vocab as f64;
+        // Beside its result, a block keeps what [`Room`] has: norms, attention, the two inner linear layers; on its way back it uses [`Back`].
+        let (room, back) = (17 * edge + s.time * (s.heads + 4), 11 * edge);
+        let (keeps, works) = if s.checkpoint_activations { (edge, room + back) } else { (edge + room, back) };
         let head = Layer {
             params: vec![embedding.tokens..embedding.positions, norm.gamma()..*len],
             cost: logits,
             outputs: 0,
+            keeps: edge + s.time * s.vocab,
+            works: back,
         };
         std::iter::once(Layer::of(0..first, time * width, edge))
-            .chain(begins.zip(ends).map(|(begin, end)| Layer::of(begin..end, block, edge)))
+            .chain(begins.zip(ends).map(|(begin, end)| Layer { keeps, works, ..Layer::of(begin..end, block, edge) }))
             .chain([head])
             .collect()
     }

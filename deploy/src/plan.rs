@@ -1,0 +1,216 @@
+//! `paraft plan`: the ways in which the worker of a job can hold its model, before anything starts: what a process of each holds and sends,
+//! and how long it has nothing to do.
+
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use paraft_common::need::Bytes;
+use paraft_fleet::{failure::Failure, out};
+use paraft_models::{Layer, Stages};
+use paraft_proto::limits;
+use paraft_worker::{Job, cli, exit};
+use serde_json::json;
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct PlanArgs {
+    /// The job file.
+    pub job: PathBuf,
+    /// What a process of a worker may hold: 24GiB, say. Without, nothing is left out.
+    #[arg(long)]
+    pub memory: Option<Bytes>,
+    /// Overrides a key of the job; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// One JSON object for each way.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A process by itself: code, runtime, a minibatch.
+const PROCESS: u64 = 32 << 20;
+/// What a client keeps to use again.
+const BUFFERS: u64 = 32 << 20;
+/// Stages that are planned for at most.
+const MOST: usize = 64;
+const F32: u64 = 4;
+
+/// A way to hold a model.
+#[derive(Clone, Debug, PartialEq)]
+struct Way {
+    name: String,
+    /// The keys of a job that takes it.
+    keys: String,
+    processes: usize,
+    /// Of the process that holds most, in bytes.
+    weights: u64,
+    gradient: u64,
+    activations: u64,
+    /// Pushes and pulls that are under way, buffers, the process.
+    rest: u64,
+    /// Of a step: all processes of a worker with the servers.
+    with_servers: u64,
+    /// Likewise from stage to stage.
+    between: u64,
+    bubble: f64,
+}
+
+impl Way {
+    fn total(&self) -> u64 {
+        self.weights + self.gradient + self.activations + self.rest
+    }
+}
+
+/// Values of the parameters that these layers name, each once.
+fn values(layers: &[Layer]) -> u64 {
+    let mut ranges: Vec<_> = layers.iter().flat_map(|l| l.params.iter().cloned()).collect();
+    ranges.sort_by_key(|r| r.start);
+    let (mut end, mut sum) = (0, 0);
+    for r in ranges {
+        sum += r.end.saturating_sub(r.start.max(end)) as u64;
+        end = end.max(r.end);
+    }
+    sum
+}
+
+fn keeps(layers: &[Layer]) -> u64 {
+    layers.iter().map(|l| l.keeps as u64).sum()
+}
+
+fn works(layers: &[Layer]) -> u64 {
+    layers.iter().map(|l| l.works as u64).max().unwrap_or(0)
+}
+
+/// The ways of a model with these layers and so many parameters, for this job.
+fn ways(job: &Job, layers: &[Layer], parameters: u64) -> Vec<Way> {
+    let (model, batch) = (parameters * F32, job.train.batch as u64);
+    let moving = |bytes: u64| bytes.min(limits::PUSH_WINDOW_BYTES as u64) + BUFFERS + PROCESS;
+    let ahead = |bytes: u64| bytes.min(limits::PULL_AHEAD_BYTES as u64);
+    let whole = Way {
+        name: "whole".into(),
+        keys: "-".into(),
+        processes: 1,
+        weights: model,
+        gradient: model,
+        activations: batch * (keeps(layers) + works(layers)) * F32,
+        rest: moving(model) + ahead(model),
+        with_servers: 2 * model,
+        between: 0,
+        bubble: 0.0,
+    };
+    let mut ways = vec![whole.clone()];
+    if layers.len() < 2 {
+        return ways;
+    }
+    let largest = layers.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
+    ways.push(Way {
+        name: "streamed".into(),
+        keys: "memory.resident = 2".into(),
+        weights: 2 * largest,
+        gradient: largest,
+        with_servers: 3 * model,
+        ..whole
+    });
+    for stages in 2..=layers.len().min(MOST) {
+        let given = Job { parallel: job.parallel.clone(), ..job.clone() };
+        let mut given = given;
+        given.parallel.pipeline = stages as u32;
+        given.parallel.cut.clear();
+        let Ok(cut) = given.stages(layers) else { continue };
+        ways.push(pipeline(&given, layers, &cut));
+    }
+    ways
+}
+
+fn pipeline(job: &Job, layers: &[Layer], cut: &Stages) -> Way {
+    let (n, micro, batch) = (cut.len(), job.micro_batches(), job.train.batch as u64);
+    let schedule = job.parallel.schedule;
+    let part = batch.div_ceil(micro as u64);
+    // Of each stage: weights, gradient, activations.
+    let of = |stage: usize| {
+        let own = &layers[cut.layers()[stage].clone()];
+        let weights = values(own) * F32;
+        let kept = schedule.kept(stage, n, micro) as u64;
+        // The sum of the micro-batches, and of one of them what isn't added to it yet.
+        let largest = own.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
+        (weights, weights + largest, part * (kept * keeps(own) + works(own)) * F32)
+    };
+    let most = (0..n).map(of).max_by_key(|(w, g, a)| w + g + a).unwrap_or_default();
+    let model = cut.own().iter().map(|r| r.len() as u64 * F32).sum::<u64>();
+    let edges = cut.layers()[1..].iter().map(|l| layers[l.start - 1].outputs as u64).sum::<u64>();
+    let lent = cut.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
+    let times: Vec<(f64, f64)> = cut.costs().iter().map(|c| (*c, 2.0 * c)).collect();
+    let moving = most.0.min(limits::PUSH_WINDOW_BYTES as u64) + BUFFERS + PROCESS;
+    Way {
+        name: format!("{n} stages"),
+        keys: format!("parallel.pipeline = {n}"),
+        processes: n,
+        weights: most.0,
+        gradient: most.1,
+        activations: most.2,
+        rest: moving + most.0.min(limits::PULL_AHEAD_BYTES as u64),
+        with_servers: 2 * model,
+        between: 2 * (batch * edges + lent) * F32,
+        bubble: schedule.bubble(&times, micro),
+    }
+}
+
+pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
+    let job = Job::load(&args.job, &args.set)?;
+    let (model, _) = cli::built_in(&job)?;
+    let parameters = model.tensors().iter().map(|t| t.len() as u64).sum();
+    let ways = ways(&job, &model.layers(), parameters);
+    let fits = |w: &Way| args.memory.is_none_or(|Bytes(most)| w.total() <= most);
+    if args.json {
+        for w in &ways {
+            out!(
+                "{}",
+                json!({
+                    "way": w.name, "keys": w.keys, "processes": w.processes, "weights_bytes": w.weights,
+                    "gradient_bytes": w.gradient, "activations_bytes": w.activations, "rest_bytes": w.rest,
+                    "total_bytes": w.total(), "with_servers_bytes": w.with_servers, "between_bytes": w.between,
+                    "bubble": w.bubble, "fits": fits(w),
+                })
+            );
+        }
+    } else {
+        out!("{}", table(&job, &ways, fits));
+    }
+    match (args.memory, ways.iter().min_by_key(|w| w.total())) {
+        (Some(memory), Some(least)) if !ways.iter().any(fits) => Err(Failure::new(
+            exit::FAILED,
+            format!("no process of {memory} can hold its part: the least is {} ({})", Bytes(least.total()), least.name),
+        )
+        .help("a smaller train.batch, model.checkpoint_activations = true, or more memory")),
+        _ => Ok(exit::OK),
+    }
+}
+
+fn table(job: &Job, ways: &[Way], fits: impl Fn(&Way) -> bool) -> Table {
+    let mut t = Table::new();
+    t.load_style(presets::NOTHING);
+    t.set_header([
+        "way", "processes", "a process holds", "weights", "gradient", "activations", "rest", "servers a step", "stages a step",
+        "idle", "fits", "in the job file",
+    ]);
+    for w in ways {
+        let bytes = |n: u64| if n == 0 { "-".to_string() } else { Bytes(n).to_string() };
+        t.add_row([
+            w.name.clone(),
+            (w.processes as u64 * u64::from(job.train.workers)).to_string(),
+            bytes(w.total()),
+            bytes(w.weights),
+            bytes(w.gradient),
+            bytes(w.activations),
+            bytes(w.rest),
+            bytes(w.with_servers),
+            bytes(w.between),
+            if w.processes == 1 { "-".into() } else { format!("{:.0} %", 100.0 * w.bubble) },
+            if fits(w) { "yes" } else { "no" }.into(),
+            w.keys.clone(),
+        ]);
+    }
+    for column in t.column_iter_mut().skip(1).take(9) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    t
+}

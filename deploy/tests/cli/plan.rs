@@ -1,0 +1,49 @@
+//! `paraft plan`: what it says fits, and what it says is held.
+
+use crate::common::{contains, run, text};
+use serde_json::Value;
+use std::fs;
+
+fn job(dir: &std::path::Path, more: &str) -> String {
+    let data = dir.join("text.txt");
+    fs::write(&data, "the quick brown fox jumps over the lazy dog. ".repeat(400)).expect("a file");
+    let job = dir.join("large.toml");
+    let body = format!(
+        "[model]\nkind = \"transformer\"\nlayers = 6\nheads = 2\nwidth = 128\n[data]\nkind = \"text\"\npath = {data:?}\ncontext = 64\n\
+         [train]\ndevice = \"cpu\"\nworkers = 2\nbatch = 16\n{more}"
+    );
+    fs::write(&job, body).expect("a file");
+    job.to_str().expect("utf-8").to_string()
+}
+
+#[test]
+fn a_plan_says_what_each_way_holds_and_which_fit() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let job = job(dir.path(), "");
+    let out = run(&["plan", &job, "--json"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let ways: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let names: Vec<&str> = ways.iter().filter_map(|w| w["way"].as_str()).collect();
+    assert_eq!(names[..4], ["whole", "streamed", "2 stages", "3 stages"]);
+    assert_eq!(names.len(), 2 + 7, "eight layers: {names:?}");
+    let of = |i: usize, key: &str| ways[i][key].as_f64().expect("a number");
+    let model = of(0, "weights_bytes");
+    assert!(of(1, "weights_bytes") < model / 2.0, "two layers of eight");
+    assert!(of(2, "weights_bytes") < 0.7 * model && of(2, "bubble") > 0.1, "{}", ways[2]);
+    assert_eq!((of(0, "bubble"), of(0, "between_bytes"), of(0, "with_servers_bytes")), (0.0, 0.0, 2.0 * model));
+    // Of 16 samples of 64 tokens of 128 values, there and back, and the embedding that is lent.
+    let lent = of(2, "between_bytes") - 2.0 * 4.0 * 16.0 * 64.0 * 128.0;
+    assert!(lent > 0.0 && lent < model, "{lent}");
+    let holds = |i: usize| of(i, "total_bytes");
+    let memory = format!("{}B", (holds(1).max(holds(2)) as u64).min(holds(0) as u64 - 1));
+    let out = run(&["plan", &job, "--memory", &memory]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let rows = text(&out.stdout);
+    let row = |way: &str| rows.lines().find(|l| l.trim_start().starts_with(way)).expect(way).to_string();
+    assert!(row("whole").contains(" no "), "{rows}");
+    contains(&row("2 stages"), &[" yes ", "parallel.pipeline = 2"]);
+    let out = run(&["plan", &job, "--memory", "1MiB"]);
+    assert_eq!(out.status.code(), Some(1));
+    contains(&text(&out.stderr), &["no process of 1.0 MiB", "the least is", "train.batch"]);
+}
