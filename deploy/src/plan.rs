@@ -178,7 +178,11 @@ pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
     match (args.memory, ways.iter().min_by_key(|w| w.total())) {
         (Some(memory), Some(least)) if !ways.iter().any(fits) => Err(Failure::new(
             exit::FAILED,
-            format!("no process of {memory} can hold its part: the least is {} ({})", Bytes(least.total()), least.name),
+            format!(
+                "no process of {memory} can hold its part: the least is {} ({})",
+                Bytes(least.total()),
+                least.name
+            ),
         )
         .help("a smaller train.batch, model.checkpoint_activations = true, or more memory")),
         _ => Ok(exit::OK),
@@ -189,8 +193,18 @@ fn table(job: &Job, ways: &[Way], fits: impl Fn(&Way) -> bool) -> Table {
     let mut t = Table::new();
     t.load_style(presets::NOTHING);
     t.set_header([
-        "way", "processes", "a process holds", "weights", "gradient", "activations", "rest", "servers a step", "stages a step",
-        "idle", "fits", "in the job file",
+        "way",
+        "processes",
+        "a process holds",
+        "weights",
+        "gradient",
+        "activations",
+        "rest",
+        "servers a step",
+        "stages a step",
+        "idle",
+        "fits",
+        "in the job file",
     ]);
     for w in ways {
         let bytes = |n: u64| if n == 0 { "-".to_string() } else { Bytes(n).to_string() };

@@ -5,7 +5,7 @@ use crate::{
     check::{Check, bad},
     is_default,
 };
-use paraft_common::{pipeline::PipelineSchedule, round::RoundConfig};
+use paraft_common::{ModeChoice, pipeline::PipelineSchedule, round::RoundConfig};
 use paraft_models::{Layer, Stages};
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,13 @@ impl ParallelConfig {
                 "train.device",
                 "is for ranks on the CPU, not yet on GPUs",
                 "set train.device = \"cpu\"",
+            );
+        }
+        if train.mode == ModeChoice::Auto {
+            return no(
+                "train.mode",
+                "has no rank that hears of a switch for all stages",
+                "name a mode, and switch it with `paraft mode`",
             );
         }
         if train.exchange == Exchange::AllReduce {

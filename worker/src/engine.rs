@@ -162,14 +162,17 @@ impl<'a> Engine<'a> {
             return Err(alone_only().into());
         };
         ranks.say(&ControlMessage::Pull(pull.clone()))?;
-        let pulled = client.pull_by(pull.clone(), stage.landing())?;
-        stage.is_at(pulled.done);
-        stage.lend(ranks.lines()?)?;
-        if pulled.done != pull.done {
-            // It had lost its session, or rounds went on without it: the others come along.
-            ranks.say(&ControlMessage::Pull(Pull { done: pulled.done, ..pull.clone() }))?;
-            stage.lend(ranks.lines()?)?;
+        let mut pulled = client.pull_by(pull.clone(), stage.landing())?;
+        // Who had lost its session is put where the other workers are, and the others come along.
+        while let Some(done) = stage.level(ranks, pulled.done, pull)? {
+            if pulled.done < done {
+                client.advance_to(done);
+                pulled = client.pull_by(Pull { done, ..pull.clone() }, stage.landing())?;
+                pulled.rejoined = true;
+            }
         }
+        stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
+        stage.lend(ranks.lines()?)?;
         Ok(pulled)
     }
 
@@ -404,10 +407,19 @@ impl<'a> Engine<'a> {
         if !stage.stays(ranks) {
             return Err(WorkerError::Regrouped.into());
         }
-        let done = stage.done();
-        ranks.say(&ControlMessage::Meet(done))?;
-        stage.meet(ranks, self.model, done)?;
-        ranks.say(&ControlMessage::Pull(Pull::of(done)))?;
+        let pull = stage.behind();
+        ranks.say(&ControlMessage::Meet(pull.done))?;
+        if stage.meet(ranks, self.model, pull.done)? > pull.done {
+            // A session that had to be opened anew is further on.
+            return Err(WorkerError::Regrouped.into());
+        }
+        ranks.say(&ControlMessage::Pull(pull.clone()))?;
+        while let Some(done) = stage.level(ranks, pull.done, &pull)? {
+            if done > pull.done {
+                // The others are in this pull, and this rank can't take part with the weights that it computes with.
+                return Err(ranks.break_up("a rank's session was lost, and it is further on").into());
+            }
+        }
         stage.lend(ranks.lines()?)
     }
 
@@ -478,6 +490,7 @@ impl<'a> Engine<'a> {
                 let Some(ranks) = &mut self.ranks else { return Err(alone_only().into()) };
                 let mut loss = [stage.step(self.model, ranks.lines()?, step, batch, push)?];
                 ranks.sum(&mut loss)?;
+                stage.made(step);
                 return Ok(Stepped { loss: loss[0] as f32, samples: batch.n as u64 });
             }
             Memory::Device if self.local.is_some() => {
@@ -640,6 +653,9 @@ impl Engine<'_> {
             if !ranks.form(self.model)? {
                 return Ok(true);
             }
+            if let Memory::Stage(stage) = &mut self.memory {
+                stage.formed(ranks);
+            }
             if ranks.leads() {
                 return Ok(false);
             }
@@ -656,7 +672,7 @@ impl Engine<'_> {
                 Ok(None)
             }
             (ControlMessage::Pull(pull), Memory::Stage(stage)) => {
-                stage.pull(ranks.lines()?, &pull)?;
+                stage.pull(ranks, &pull)?;
                 Ok(None)
             }
             (ControlMessage::Gather, Memory::Stage(stage)) => {

@@ -28,6 +28,17 @@ impl<'a> PushParts<'a> {
         Self { client, step, next, since: Moment::now(), values: Vec::new() }
     }
 
+    /// Buckets from `next` on were pushed before, in the same session.
+    pub fn behind(mut self, next: usize) -> Self {
+        self.next = self.next.min(next);
+        self
+    }
+
+    /// From here on they are on their way.
+    pub fn next(&self) -> usize {
+        self.next
+    }
+
     /// Whose pushes they are.
     pub fn client(&mut self) -> &mut Client {
         self.client

@@ -238,6 +238,11 @@ impl Ranks {
         self.bound.as_ref().and_then(|b| b.group.watch().broken())
     }
 
+    /// Whether there is none that stands.
+    pub fn breaks_now(&self) -> bool {
+        self.bound.is_none() || self.broken().is_some()
+    }
+
     /// Whether it is broken, or is found to be within a moment.
     pub fn breaks(&self) -> bool {
         self.bound.as_ref().is_some_and(|b| b.group.watch().breaks())
@@ -246,6 +251,14 @@ impl Ranks {
     /// What has broken it, if what was `seen` says that something has.
     pub fn reason(&self, seen: GroupError) -> GroupError {
         self.bound.as_ref().map_or(seen.clone(), |b| b.group.watch().reason(seen))
+    }
+
+    /// Breaks the group, for all ranks.
+    pub fn break_up(&self, why: &str) -> GroupError {
+        if let Some(bound) = &self.bound {
+            bound.group.watch().break_up(why);
+        }
+        GroupError::Broken(why.into())
     }
 
     /// Whether ranks wait to be taken in.

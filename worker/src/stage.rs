@@ -41,6 +41,11 @@ const GRADIENT: u32 = 2;
 const LENT: u32 = 3;
 const LENT_GRADIENT: u32 = 4;
 const FINAL: u32 = 5;
+/// What was sent has been taken: as many may follow.
+const TAKEN: u32 = 6;
+
+/// Messages that nobody has taken, in an evaluation and of final weights.
+const AHEAD: usize = 8;
 
 /// Values of a message of final weights.
 const PIECE: usize = 1 << 18;
@@ -71,8 +76,14 @@ pub(crate) struct Stage<'a> {
     /// Of a rank that does not lead.
     join: Option<Box<Join<'a>>>,
     client: Option<Client>,
+    /// Buckets from here on are pushed of this step, in this session.
+    pushed: Option<(Step, usize)>,
+    /// The group that it was formed for.
+    generation: u64,
     /// The step that its shards are at, as far as it knows.
     done: Step,
+    /// The last pull, with the step that it came to.
+    pulled: Pull,
     /// All final weights, where this rank leads.
     whole: Option<Scratch>,
     folder: PathBuf,
@@ -132,7 +143,10 @@ impl<'a> Stage<'a> {
             pulls: 0,
             join,
             client: None,
+            pushed: None,
+            generation: 0,
             done: Step(0),
+            pulled: Pull::default(),
             whole: None,
             folder: folder.to_path_buf(),
         })
@@ -156,14 +170,8 @@ impl<'a> Stage<'a> {
     /// A group was formed. The leader says at which step it is; gives the least that anybody is at. Whoever has other stages than before
     /// speaks with other shards from now on.
     pub fn meet(&mut self, ranks: &Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
-        let place = ranks.place();
-        let here = Place::new(place, self.stages.len());
+        self.formed(ranks);
         (self.rounds, self.pulls) = (0, 0);
-        if here.stages != self.here.stages {
-            self.weights.release(0..self.weights.len());
-            self.client = None;
-        }
-        self.here = here;
         let mut at = step;
         if ranks.leads() {
             self.done = step;
@@ -173,16 +181,47 @@ impl<'a> Stage<'a> {
             {
                 // Once a step is made the servers have weights.
                 let (client, start) = join(model, self.here.stages.clone(), step == Step(0))?;
-                (self.client, self.done) = (Some(client), start);
+                (self.client, self.done, self.pushed) = (Some(client), start, None);
             }
             at = self.done;
         }
-        let mut clocks = vec![0.0; place.1];
-        clocks[place.0] = at.0 as f64;
-        ranks.sum(&mut clocks)?;
-        let least = clocks.iter().take(self.here.of).copied().fold(f64::INFINITY, f64::min);
+        let (least, most) = self.clocks(ranks, at)?;
         tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), "this rank's part of the model");
-        Ok(Step(least as u64))
+        // A step that some have pushed is made again by all. More is what a session had to skip that was opened anew.
+        Ok(if most.0 - least.0 > 1 { most } else { least })
+    }
+
+    /// A group was formed. Where this rank has other stages in it, or was in none meanwhile, its session is another's by now, and nobody
+    /// waits for it to end.
+    pub fn formed(&mut self, ranks: &Ranks) {
+        let (here, generation) = (Place::new(ranks.place(), self.stages.len()), ranks.generation());
+        // Who leads has its session with the training loop, which notices if another has been this worker.
+        let next = ranks.leads() || self.generation == generation || self.generation + 1 == generation;
+        if here.stages != self.here.stages || !next {
+            self.weights.release(0..self.weights.len());
+            (self.client, self.pushed) = (None, None);
+        }
+        (self.here, self.generation) = (here, generation);
+    }
+
+    /// The least and the most step that anybody with a stage is at.
+    fn clocks(&self, ranks: &Ranks, at: Step) -> Result<(Step, Step), Broke> {
+        let (place, size) = ranks.place();
+        let mut clocks = vec![0.0; size];
+        clocks[place] = at.0 as f64;
+        ranks.sum(&mut clocks)?;
+        let of = &clocks[..self.here.of.min(size)];
+        let (least, most) = of.iter().fold((f64::INFINITY, 0.0f64), |(l, m), c| (l.min(*c), m.max(*c)));
+        Ok((Step(least.min(most) as u64), Step(most as u64)))
+    }
+
+    /// After a pull that has brought this rank to a step: where all are to be instead; `None`: they are at the same, or it was the last.
+    pub fn level(&self, ranks: &Ranks, at: Step, pull: &Pull) -> Result<Option<Step>, Broke> {
+        if pull.last {
+            return Ok(None);
+        }
+        let (least, most) = self.clocks(ranks, at)?;
+        Ok((least != most).then_some(most))
     }
 
     /// The values of each stage, as a server's job names them.
@@ -195,14 +234,19 @@ impl<'a> Stage<'a> {
         self.stages_at(ranks.place()) == self.here.stages
     }
 
-    /// The step that the shards of its stages are at.
-    pub fn done(&self) -> Step {
-        self.done
+    /// The leader has pulled this.
+    pub fn is_at(&mut self, pull: &Pull) {
+        (self.done, self.pulled) = (pull.done, pull.clone());
     }
 
-    /// A pull has brought the leader here.
-    pub fn is_at(&mut self, done: Step) {
-        self.done = done;
+    /// All ranks have made a step.
+    pub fn made(&mut self, step: Step) {
+        (self.done, self.pushed) = (step, None);
+    }
+
+    /// The pull that whoever comes now has to make, to be where the leader is.
+    pub fn behind(&self) -> Pull {
+        Pull { done: self.done.max(self.pulled.done), ..self.pulled.clone() }
     }
 
     /// The layers that this rank computes.
@@ -234,12 +278,20 @@ impl<'a> Stage<'a> {
     ) -> Vec<(usize, Loan, usize)> {
         let place = |loan: &Loan| self.here.of_stage(other(loan), self.stages.len());
         let here = &self.here.stages;
-        let all = self.stages.loans().iter().enumerate().filter(|(_, loan)| is(loan, here));
-        all.map(|(i, loan)| (i, loan.clone(), place(loan))).collect()
+        let mut all: Vec<(usize, Loan, usize)> = Vec::new();
+        for (i, loan) in self.stages.loans().iter().enumerate().filter(|(_, loan)| is(loan, here)) {
+            let to = place(loan);
+            // What several stages of a rank use it gets once.
+            if !all.iter().any(|(_, known, at)| known.range == loan.range && *at == to) {
+                all.push((i, loan.clone(), to));
+            }
+        }
+        all
     }
 
     /// The leader's pull was said: a rank that doesn't lead pulls its own stages.
-    pub fn pull(&mut self, lines: &mut Lines, pull: &Pull) -> Result<(), Broke> {
+    pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), Broke> {
+        let mut at = pull.done;
         if let Some(client) = &mut self.client {
             if self.done < pull.done {
                 client.advance_to(pull.done);
@@ -247,10 +299,16 @@ impl<'a> Stage<'a> {
             if pull.last {
                 client.finish();
             }
-            client.pull_by(pull.clone(), &mut self.weights)?;
-            self.done = pull.done;
+            at = client.pull_by(pull.clone(), &mut self.weights)?.done;
         }
-        self.lend(lines)
+        while let Some(done) = self.level(ranks, at, pull)? {
+            if let Some(client) = self.client.as_mut().filter(|_| at < done) {
+                client.advance_to(done);
+                at = client.pull_by(Pull { done, ..pull.clone() }, &mut self.weights)?.done;
+            }
+        }
+        self.done = at;
+        self.lend(ranks.lines()?)
     }
 
     /// Weights that two stages have go from who pulls them to who uses them too.
@@ -282,15 +340,16 @@ impl<'a> Stage<'a> {
         let stepped = match (push, &mut client) {
             (Some(push), _) => self.compute(model, lines, batch, Some(push)),
             (None, Some(client)) => {
-                let mut push = PushParts::new(client, step, batch.n);
-                self.compute(model, lines, batch, Some(&mut push))
+                // Of a step that is made again, what is pushed stays pushed.
+                let behind = self.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
+                let mut push = PushParts::new(client, step, batch.n).behind(behind);
+                let stepped = self.compute(model, lines, batch, Some(&mut push));
+                self.pushed = Some((step, push.next()));
+                stepped
             }
             (None, None) => self.compute(model, lines, batch, None),
         };
         self.client = client;
-        if stepped.is_ok() {
-            self.done = step;
-        }
         stepped
     }
 
@@ -409,17 +468,31 @@ impl<'a> Stage<'a> {
         let (at, mut sum) = (self.here.at, Evaluation::default());
         for m in 0..micro {
             let part = batch.part(batch.n * m / micro..batch.n * (m + 1) / micro);
-            let tag = Tag { kind: ACTIVATION, number: round << 20 | m as u64 };
-            let input = if at == 0 { None } else { Some(lines.receive(at - 1, tag)?) };
+            let tag = |kind: u32, m: usize| Tag { kind, number: round << 20 | m as u64 };
+            let input = if at == 0 { None } else { Some(lines.receive(at - 1, tag(ACTIVATION, m))?) };
+            if at > 0 {
+                lines.send(at - 1, tag(TAKEN, m), Vec::new())?;
+            }
             let pass = Pass { layers: self.layers(), slot: 0, n: part.n, evaluates: true };
             match model.forward_pass(&mut Here(&self.weights), &pass, &part, input.as_deref())? {
-                Forward::Edge(values) => lines.send(at + 1, tag, values)?,
+                Forward::Edge(values) => {
+                    // Nothing else keeps a stage from being far ahead of the next one here.
+                    if let Some(before) = m.checked_sub(AHEAD) {
+                        lines.receive(at + 1, tag(TAKEN, before))?;
+                    }
+                    lines.send(at + 1, tag(ACTIVATION, m), values)?;
+                }
                 Forward::Evaluated(e) => {
                     sum.loss_sum += e.loss_sum;
                     sum.correct += e.correct;
                     sum.count += e.count;
                 }
                 Forward::Loss(_) => return Err(ModelError::new("it trains in an evaluation").into()),
+            }
+        }
+        if !self.here.is_last() {
+            for m in micro.saturating_sub(AHEAD)..micro {
+                lines.receive(at + 1, Tag { kind: TAKEN, number: round << 20 | m as u64 })?;
             }
         }
         Ok(sum)
@@ -431,11 +504,17 @@ impl<'a> Stage<'a> {
             let end = range.end;
             range.clone().step_by(PIECE).map(move |at| at..(at + PIECE).min(end))
         };
-        let tag = |at: usize| Tag { kind: FINAL, number: at as u64 };
+        let tag = |kind: u32, at: usize| Tag { kind, number: at as u64 };
         let own = self.own();
         if self.here.at > 0 {
+            // The leader takes one rank's after the other: what it hasn't taken is in its memory.
+            let mut sent = Vec::new();
             for piece in own.iter().flat_map(pieces) {
-                lines.send(0, tag(piece.start), self.weights[piece].to_vec())?;
+                if let Some(before) = sent.len().checked_sub(AHEAD) {
+                    lines.receive(0, tag(TAKEN, sent[before]))?;
+                }
+                sent.push(piece.start);
+                lines.send(0, tag(FINAL, piece.start), self.weights[piece].to_vec())?;
             }
             return Ok(());
         }
@@ -448,8 +527,9 @@ impl<'a> Stage<'a> {
             let theirs = &self.stages.own()[stages];
             let all = theirs.first().map_or(0, |r| r.start)..theirs.last().map_or(0, |r| r.end);
             for piece in pieces(&all) {
-                let values = lines.receive(place, tag(piece.start))?;
+                let values = lines.receive(place, tag(FINAL, piece.start))?;
                 put(&mut whole, &piece, &values)?;
+                lines.send(place, tag(TAKEN, piece.start), Vec::new())?;
             }
         }
         self.whole = Some(whole);

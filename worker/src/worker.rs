@@ -137,10 +137,13 @@ pub fn run(
         return lead(job, options, model, data, None);
     }
     let layers = model.layers();
+    let mut settings = job.server_job_on(&model.tensors(), &data.digest).fingerprint;
     let longest = match job.parallel.pipeline {
         1 => None,
         _ => {
             let stages = job.stages(&layers).map_err(WorkerError::Job)?;
+            // No shard sees more than one rank of a worker: that they are cut alike they tell each other.
+            settings = format!("{settings}, layers {:?}", stages.layers());
             Some(stage::longest(&stages, layers.iter().map(|l| l.outputs), job.train.batch))
         }
     };
@@ -148,7 +151,7 @@ pub fn run(
         servers: options.servers.clone(),
         transport: transport(job),
         job: job.name.clone(),
-        settings: job.server_job_on(&model.tensors(), &data.digest).fingerprint,
+        settings,
         worker: options.rank / size,
         size,
         rank: options.rank % size,
@@ -166,13 +169,14 @@ pub fn run(
         if ranks.leads() {
             match lead(job, options, model, data.clone(), Some(&mut ranks)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
-                Err(WorkerError::Regrouped) if ranks.broken().is_none() => {
-                    tracing::info!("this rank takes up another part of the model");
-                }
                 Err(WorkerError::Regrouped) => {
-                    if !ranks.form(model)? {
+                    tracing::info!(
+                        "this rank begins anew, with another part of the model or at another step"
+                    );
+                    if ranks.breaks_now() && !ranks.form(model)? {
                         return Ok(WorkerReport::default());
                     }
+                    continue;
                 }
                 // Another rank, or another group, has been this worker while this process was stopped.
                 Err(WorkerError::Client(e)) if e.is_displaced() || ranks.breaks() => {
@@ -275,7 +279,10 @@ fn lead(
     };
     let Joined { mut driver, start, flush: _flush, .. } = joined;
     let (client, len) = (&mut driver.client, driver.layout.len());
-    if let Some(ranks) = ranks.as_deref_mut().filter(|r| start.0 >= plan.total && r.generation() > 1) {
+    // Of a group that shares a model the ranks end it together, whoever of them has come last.
+    let ends = stage.is_some() && ranks.as_ref().is_some_and(|r| r.generation() > 1);
+    if let Some(ranks) = ranks.as_deref_mut().filter(|r| !ends && start.0 >= plan.total && r.generation() > 1)
+    {
         // Who led before has been silent while the other workers finished.
         tracing::info!("the job is done; nothing is left for this group");
         client.finish();
@@ -284,7 +291,9 @@ fn lead(
         ranks.over(model);
         return Ok(WorkerReport { weights, ..WorkerReport::default() });
     }
-    driver.has_steps(start)?;
+    if !ends {
+        driver.has_steps(start)?;
+    }
     let part = |(i, b): (u32, &paraft_common::BucketSpec)| Part {
         range: b.range(),
         encoding: driver.client.device_encoding(BucketId(i)).unwrap_or(Encoding::F32),

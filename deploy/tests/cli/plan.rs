@@ -31,7 +31,10 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     let model = of(0, "weights_bytes");
     assert!(of(1, "weights_bytes") < model / 2.0, "two layers of eight");
     assert!(of(2, "weights_bytes") < 0.7 * model && of(2, "bubble") > 0.1, "{}", ways[2]);
-    assert_eq!((of(0, "bubble"), of(0, "between_bytes"), of(0, "with_servers_bytes")), (0.0, 0.0, 2.0 * model));
+    assert_eq!(
+        (of(0, "bubble"), of(0, "between_bytes"), of(0, "with_servers_bytes")),
+        (0.0, 0.0, 2.0 * model)
+    );
     // Of 16 samples of 64 tokens of 128 values, there and back, and the embedding that is lent.
     let lent = of(2, "between_bytes") - 2.0 * 4.0 * 16.0 * 64.0 * 128.0;
     assert!(lent > 0.0 && lent < model, "{lent}");

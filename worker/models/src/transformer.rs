@@ -514,7 +514,11 @@ where
             works: back,
         };
         std::iter::once(Layer::of(0..first, time * width, edge))
-            .chain(begins.zip(ends).map(|(begin, end)| Layer { keeps, works, ..Layer::of(begin..end, block, edge) }))
+            .chain(begins.zip(ends).map(|(begin, end)| Layer {
+                keeps,
+                works,
+                ..Layer::of(begin..end, block, edge)
+            }))
             .chain([head])
             .collect()
     }

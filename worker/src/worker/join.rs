@@ -76,7 +76,11 @@ pub(super) fn join(
     let interrupt = (!leads).then(|| options.interrupt.clone());
     let (mut client, mut start) = Client::join_until(client, beginning.initial, interrupt)?;
     if let Some(staged) = staged {
+        let joined = start;
         start = (staged.meet)(start)?;
+        if start > joined {
+            client.advance_to(start);
+        }
     }
     client.encode_by(&layout, job.train.feeds_back());
     gauges.stages(client.stages().clone());

@@ -93,6 +93,10 @@ impl Setup<'_> {
             let why = "train.group_size and train.exchange = \"all-reduce\" are for Paraft's own training loop; take them out";
             return Err(WorkerError::Job(why.into()));
         }
+        if job.parallel.pipeline > 1 {
+            let why = "parallel.pipeline is for models of Paraft's own training loop; take it out";
+            return Err(WorkerError::Job(why.into()));
+        }
         if options.rank >= job.train.workers {
             let (rank, workers) = (options.rank, job.train.workers);
             return Err(WorkerError::Job(format!(

@@ -107,7 +107,9 @@ impl Training<'_> {
                 }
                 Turn::DropChunk => feed = self.feed(self.driver.done())?, // what is left in it is another's now
                 Turn::End(end) => {
-                    self.engine.gather()?;
+                    if end.first || self.options.weights.is_some() {
+                        self.engine.gather()?;
+                    }
                     self.engine.over();
                     self.driver.save(end, &mut self.engine)?;
                     let evaluation = end.first.then(|| self.evaluate_final(end)).transpose()?;
