@@ -199,8 +199,9 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         Failure::new(exit::USAGE, format!("--id {id} names no server: {} are listed", listed.len()))
             .help("ids are the places in the list, from 0")
     })?;
+    let stages = job.as_ref().map_or(1, |j| j.parallel.pipeline);
     let shape = |servers: usize| Shape {
-        shards: args.shards.or(cluster.shards).unwrap_or((servers as u32).min(8)),
+        shards: args.shards.or(cluster.shards).unwrap_or((servers as u32).min(8).max(stages)),
         replicas: args.replicas.unwrap_or(cluster.replicas),
         durability: args.durability.unwrap_or(cluster.durability),
     };

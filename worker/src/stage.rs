@@ -60,6 +60,8 @@ pub(crate) struct Stage<'a> {
     stages: Stages,
     schedule: PipelineSchedule,
     micro_batches: usize,
+    /// Samples of the largest one.
+    part: usize,
     /// The values of each bucket.
     buckets: Vec<Range<usize>>,
     /// As long as the model; memory is where this rank's stages are, and what it borrows.
@@ -121,7 +123,7 @@ impl<'a> Stage<'a> {
     /// For a model that is cut so, whose flat vector is in these buckets. A rank that doesn't lead speaks with the servers by `join`.
     pub fn new(
         stages: Stages,
-        (schedule, micro_batches): (PipelineSchedule, usize),
+        (schedule, micro_batches, part): (PipelineSchedule, usize, usize),
         buckets: Vec<Range<usize>>,
         join: Option<Box<Join<'a>>>,
         folder: &Path,
@@ -134,6 +136,7 @@ impl<'a> Stage<'a> {
             stages,
             schedule,
             micro_batches,
+            part,
             buckets,
             weights: pages()?,
             sum: pages()?,
@@ -464,7 +467,8 @@ impl<'a> Stage<'a> {
         if self.here.stages.is_empty() {
             return Ok(Evaluation::default());
         }
-        let micro = batch.n.div_ceil(EVALUATED).max(1);
+        // No more activations than in a step.
+        let micro = batch.n.div_ceil(self.part).max(1);
         let (at, mut sum) = (self.here.at, Evaluation::default());
         for m in 0..micro {
             let part = batch.part(batch.n * m / micro..batch.n * (m + 1) / micro);
@@ -537,12 +541,9 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Samples of a part of an evaluation.
-const EVALUATED: usize = 32;
-
 /// The longest message between the ranks of a model that is cut so.
 pub(crate) fn longest(stages: &Stages, outputs: impl Iterator<Item = usize>, batch: usize) -> usize {
-    let edges = outputs.max().unwrap_or_default().saturating_mul(batch.max(EVALUATED));
+    let edges = outputs.max().unwrap_or_default().saturating_mul(batch);
     let loans = stages.loans().iter().map(|l| l.range.len()).max().unwrap_or_default();
     edges.max(loans).max(PIECE)
 }

@@ -206,7 +206,8 @@ fn staged<'a>(
     let cuts = Cuts { groups: &[], stages: &stages.values() };
     let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
     let buckets = layout.buckets().iter().map(|b| b.range()).collect();
-    let schedule = (job.parallel.schedule, job.micro_batches());
+    let micro = job.micro_batches();
+    let schedule = (job.parallel.schedule, micro, job.train.batch.div_ceil(micro));
     Stage::new(stages, schedule, buckets, join, &scratch_folder(options))
 }
 

@@ -331,7 +331,7 @@ impl<D: Device> Transformer<D> {
         }
         for layer in pass.layers.start.max(1)..pass.layers.end.min(s.layers + 1) {
             let block = layer - 1;
-            let room = slot.room(block);
+            let room = if pass.evaluates { 0 } else { slot.room(block) };
             let (x, next) = slot.inputs.split_at_mut(layer);
             let room = &mut slot.rooms[room];
             block_forward(d, s, n, weights.params(layer)?, self.places.blocks[block], &x[block], room)?;
