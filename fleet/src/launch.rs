@@ -199,8 +199,7 @@ impl Record {
         if run.shards < shards {
             eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
         }
-        let job_file = dir.join(JOB_FILE);
-        fs::write(&job_file, job.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
+        crate::task::keep(&dir.join(JOB_FILE), &job.to_toml(), 0)?;
         let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
         writer.write(&Event::Run(run.clone()))?;
         Ok(Self { writer, run, before: Vec::new() })

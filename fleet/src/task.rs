@@ -209,8 +209,8 @@ pub fn settle(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
     Ok(Job::parse(&there, file, &[])?)
 }
 
-/// The job file, where the folder is not the first task's own, which has it.
-fn keep(file: &Path, job: &str, rank: u32) -> Result<(), Failure> {
+/// A run's job file, whole from the moment at which it is there: others look for it.
+pub(crate) fn keep(file: &Path, job: &str, rank: u32) -> Result<(), Failure> {
     if fs::read_to_string(file).is_ok_and(|text| text == job) {
         return Ok(());
     }
