@@ -4,10 +4,14 @@
 //!  GPipe (Huang et al. 2019)             1F1B with flush (PipeDream-Flush, Narayanan et al. 2021)
 //!  stage 0  F0 F1 F2 F3 . . . B0 B1..    stage 0  F0 F1 . . B0 F2 . B1 F3 ...
 //!  stage 1  . F0 F1 F2 F3 . B0 B1 ..     stage 1  . F0 B0 F1 B1 F2 B2 F3 B3
+//!
+//!  PipeDream-2BW (Narayanan et al. 2021): as 1F1B, and the next step's minibatch (f0 f1 ...) goes in behind this one's
+//!  stage 0  F0 F1 . . B0 F2 . B1 F3 B2 f0 B3 | f1 B0 f2 B1 ...
+//!  stage 1  . F0 B0 F1 B1 F2 B2 F3 B3        | f0 B0 f1 B1 ...
 //! ```
 //!
-//! Both go back through the micro-batches in the order of the way there, so that the gradient's sums are in the same order: the same bits.
-//! They differ in how many micro-batches a stage keeps activations of.
+//! All go back through the micro-batches in the order of the way there, so that the gradient's sums are in the same order: the same bits.
+//! They differ in how many micro-batches a stage keeps activations of, and in whether it is idle at a step's end.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +25,10 @@ pub enum PipelineSchedule {
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
+    /// The same without an end: a minibatch begins before the gradient of the one before is pushed, at the weights before that. Each stage
+    /// has two versions of its weights.
+    #[serde(rename = "2bw")]
+    DoubleBuffered,
 }
 
 /// What a stage does with a micro-batch.
@@ -30,6 +38,49 @@ pub enum Work {
     Forward(usize),
     /// Back.
     Backward(usize),
+    /// Forward, of the next step's minibatch.
+    Ahead(usize),
+}
+
+/// From the end of one step's ways back to the end of the next one's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Micro-batches that a stage keeps at most between their ways forward and back.
+    pub kept: usize,
+    /// So many of the step's have been forward before.
+    pub ahead: usize,
+    /// The step has so many.
+    pub micro_batches: usize,
+    /// And the next one, where it goes in behind; else none.
+    pub next: usize,
+}
+
+impl Window {
+    /// So many of the next step's go forward in it.
+    pub fn goes_ahead(&self) -> usize {
+        self.next.min(self.kept.saturating_sub(1))
+    }
+
+    /// What a stage does in it.
+    pub fn works(&self) -> Vec<Work> {
+        let ahead = (0..self.goes_ahead()).map(Work::Ahead);
+        let mut forward = (self.ahead..self.micro_batches).map(Work::Forward).chain(ahead);
+        let (mut works, mut kept, mut back) = (Vec::new(), self.ahead, 0);
+        while back < self.micro_batches {
+            let next = if kept < self.kept { forward.next() } else { None };
+            match next {
+                Some(next) => {
+                    kept += 1;
+                    works.push(next);
+                }
+                None => {
+                    works.push(Work::Backward(back));
+                    (back, kept) = (back + 1, kept.saturating_sub(1));
+                }
+            }
+        }
+        works
+    }
 }
 
 impl PipelineSchedule {
@@ -38,56 +89,55 @@ impl PipelineSchedule {
         match self {
             Self::GPipe => "gpipe",
             Self::OneForwardOneBackward => "1f1b",
+            Self::DoubleBuffered => "2bw",
         }
+    }
+
+    /// Whether a step's minibatch goes in before the one before has come out.
+    pub fn goes_on(self) -> bool {
+        self == Self::DoubleBuffered
     }
 
     /// How many micro-batches, of so many, a stage keeps at most between their ways forward and back.
     pub fn kept(self, stage: usize, stages: usize, micro_batches: usize) -> usize {
         match self {
             Self::GPipe => micro_batches,
-            Self::OneForwardOneBackward => micro_batches.min(stages.saturating_sub(stage)),
-        }
-    }
-
-    /// What a stage does in a step.
-    pub fn works(self, stage: usize, stages: usize, micro_batches: usize) -> Vec<Work> {
-        let kept = self.kept(stage, stages, micro_batches);
-        let mut works: Vec<Work> = (0..kept).map(Work::Forward).collect();
-        for back in 0..micro_batches {
-            works.push(Work::Backward(back));
-            if kept + back < micro_batches {
-                works.push(Work::Forward(kept + back));
+            Self::OneForwardOneBackward | Self::DoubleBuffered => {
+                micro_batches.min(stages.saturating_sub(stage))
             }
         }
-        works
     }
 
-    /// The share of a step's time in which a stage is idle, of all stages: a micro-batch takes a stage so long forward, and so long back.
-    /// Nothing is counted for what goes from stage to stage.
+    /// The share of the time of so many steps in which a stage is idle, of all stages: a micro-batch takes a stage so long forward, and so
+    /// long back. Nothing is counted for what goes from stage to stage, or between steps to the servers and back.
     ///
-    /// Of equal stages it is (P − 1) / (M + P − 1), for P stages and M micro-batches.
-    pub fn bubble(self, times: &[(f64, f64)], micro_batches: usize) -> f64 {
-        let stages = times.len();
-        let works: Vec<Vec<Work>> = (0..stages).map(|s| self.works(s, stages, micro_batches)).collect();
+    /// Of equal stages it is (P − 1) / (N + P − 1), for P stages and N micro-batches between two ends: those of a step, and of all steps
+    /// where they [go on](Self::goes_on).
+    pub fn bubble(self, times: &[(f64, f64)], micro_batches: usize, steps: usize) -> f64 {
+        // What flushes is the same in each step.
+        let steps = if self.goes_on() { steps.max(1) } else { 1 };
+        let (stages, all) = (times.len(), steps * micro_batches);
+        let works: Vec<Vec<(bool, usize)>> =
+            (0..stages).map(|s| self.works(s, stages, micro_batches, steps)).collect();
         let mut next = vec![0; stages];
         let mut free = vec![0.0f64; stages];
         // When a stage was done with a micro-batch, forward and back.
-        let mut forward: Vec<Vec<Option<f64>>> = vec![vec![None; micro_batches]; stages];
+        let mut forward: Vec<Vec<Option<f64>>> = vec![vec![None; all]; stages];
         let mut backward = forward.clone();
         // Each round has at least one stage do something: what it waits for is done by an earlier work of a neighbour.
         while next.iter().zip(&works).any(|(n, w)| *n < w.len()) {
             let before = next.clone();
             for stage in 0..stages {
-                while let Some(work) = works[stage].get(next[stage]) {
-                    let (ready, m, time) = match *work {
-                        Work::Forward(m) if stage == 0 => (Some(0.0), m, times[stage].0),
-                        Work::Forward(m) => (forward[stage - 1][m], m, times[stage].0),
-                        Work::Backward(m) if stage + 1 == stages => (forward[stage][m], m, times[stage].1),
-                        Work::Backward(m) => (backward[stage + 1][m], m, times[stage].1),
+                while let Some((goes_forward, m)) = works[stage].get(next[stage]).copied() {
+                    let (ready, time) = match goes_forward {
+                        true if stage == 0 => (Some(0.0), times[stage].0),
+                        true => (forward[stage - 1][m], times[stage].0),
+                        false if stage + 1 == stages => (forward[stage][m], times[stage].1),
+                        false => (backward[stage + 1][m], times[stage].1),
                     };
                     let Some(ready) = ready else { break };
                     free[stage] = free[stage].max(ready) + time;
-                    let done = if matches!(work, Work::Forward(_)) { &mut forward } else { &mut backward };
+                    let done = if goes_forward { &mut forward } else { &mut backward };
                     done[stage][m] = Some(free[stage]);
                     next[stage] += 1;
                 }
@@ -97,8 +147,26 @@ impl PipelineSchedule {
             }
         }
         let whole = free.iter().copied().fold(0.0, f64::max) * stages as f64;
-        let busy: f64 = times.iter().map(|(f, b)| (f + b) * micro_batches as f64).sum();
+        let busy: f64 = times.iter().map(|(f, b)| (f + b) * all as f64).sum();
         if whole > 0.0 { 1.0 - busy / whole } else { 0.0 }
+    }
+
+    /// What a stage does in so many steps: whether forward, and with which micro-batch of all.
+    fn works(self, stage: usize, stages: usize, micro_batches: usize, steps: usize) -> Vec<(bool, usize)> {
+        let kept = self.kept(stage, stages, micro_batches);
+        let (mut works, mut ahead) = (Vec::new(), 0);
+        for step in 0..steps {
+            let next = if step + 1 < steps { micro_batches } else { 0 };
+            let window = Window { kept, ahead, micro_batches, next };
+            let before = step * micro_batches;
+            works.extend(window.works().into_iter().map(|w| match w {
+                Work::Forward(m) => (true, before + m),
+                Work::Ahead(m) => (true, before + micro_batches + m),
+                Work::Backward(m) => (false, before + m),
+            }));
+            ahead = window.goes_ahead();
+        }
+        works
     }
 }
 
@@ -107,13 +175,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const BOTH: [PipelineSchedule; 2] = [PipelineSchedule::GPipe, PipelineSchedule::OneForwardOneBackward];
+    const ALL: [PipelineSchedule; 3] =
+        [PipelineSchedule::GPipe, PipelineSchedule::OneForwardOneBackward, PipelineSchedule::DoubleBuffered];
 
     #[test]
     fn equal_stages_are_idle_as_the_papers_say() {
-        for schedule in BOTH {
+        for schedule in ALL {
             for (stages, micro) in [(1, 1), (1, 8), (2, 1), (2, 8), (4, 4), (4, 16), (8, 64), (64, 256)] {
-                let bubble = schedule.bubble(&vec![(1.0, 2.0); stages], micro);
+                let bubble = schedule.bubble(&vec![(1.0, 2.0); stages], micro, 1);
                 let want = (stages - 1) as f64 / (micro + stages - 1) as f64;
                 assert!((bubble - want).abs() < 1e-9, "{schedule:?}, {stages}, {micro}: {bubble} for {want}");
             }
@@ -121,41 +190,69 @@ mod tests {
     }
 
     #[test]
+    fn what_goes_on_is_idle_at_its_two_ends_alone() {
+        for (stages, micro, steps) in [(2, 2, 10), (4, 4, 25), (4, 16, 50), (8, 8, 100)] {
+            let times = vec![(1.0, 2.0); stages];
+            let bubble = PipelineSchedule::DoubleBuffered.bubble(&times, micro, steps);
+            let want = (stages - 1) as f64 / (micro * steps + stages - 1) as f64;
+            assert!((bubble - want).abs() < 1e-9, "{stages}, {micro}, {steps}: {bubble} for {want}");
+            let flushed = PipelineSchedule::OneForwardOneBackward;
+            assert_eq!(flushed.bubble(&times, micro, steps), flushed.bubble(&times, micro, 1));
+        }
+    }
+
+    #[test]
     fn a_stage_that_is_slower_leaves_the_others_idle() {
-        let even = PipelineSchedule::default().bubble(&[(1.0, 1.0), (1.0, 1.0)], 8);
-        let uneven = PipelineSchedule::default().bubble(&[(1.0, 1.0), (3.0, 3.0)], 8);
+        let even = PipelineSchedule::default().bubble(&[(1.0, 1.0), (1.0, 1.0)], 8, 1);
+        let uneven = PipelineSchedule::default().bubble(&[(1.0, 1.0), (3.0, 3.0)], 8, 1);
         assert!(uneven > even + 0.2, "{even}, {uneven}");
     }
 
     proptest! {
         #[test]
         fn every_micro_batch_goes_forward_once_then_back_once_in_order(
-            stages in 1usize..9, micro in 1usize..20, which in 0usize..2,
+            stages in 1usize..9, micro in 1usize..20, steps in 1usize..4, which in 0usize..3,
         ) {
-            let schedule = BOTH[which];
+            let schedule = ALL[which];
+            let all = steps * micro;
             for stage in 0..stages {
-                let works = schedule.works(stage, stages, micro);
+                let works = schedule.works(stage, stages, micro, steps);
                 let of = |forward: bool| -> Vec<usize> {
-                    works.iter().filter_map(|w| match *w {
-                        Work::Forward(m) if forward => Some(m),
-                        Work::Backward(m) if !forward => Some(m),
-                        _ => None,
-                    }).collect()
+                    works.iter().filter(|w| w.0 == forward).map(|w| w.1).collect()
                 };
-                prop_assert_eq!(of(true), (0..micro).collect::<Vec<_>>());
-                prop_assert_eq!(of(false), (0..micro).collect::<Vec<_>>());
+                prop_assert_eq!(of(true), (0..all).collect::<Vec<_>>());
+                prop_assert_eq!(of(false), (0..all).collect::<Vec<_>>());
                 let (mut kept, mut most) = (0usize, 0);
-                for w in &works {
-                    match w {
-                        Work::Forward(_) => kept += 1,
-                        Work::Backward(_) => kept -= 1,
-                    }
+                for (forward, _) in &works {
+                    kept = if *forward { kept + 1 } else { kept - 1 };
                     most = most.max(kept);
                 }
                 prop_assert_eq!(most, schedule.kept(stage, stages, micro));
             }
             // It comes to an end.
-            prop_assert!(schedule.bubble(&vec![(1.0, 1.0); stages], micro) < 1.0);
+            prop_assert!(schedule.bubble(&vec![(1.0, 1.0); stages], micro, steps) < 1.0);
+        }
+
+        #[test]
+        fn minibatches_that_are_of_different_lengths_go_through_too(
+            stages in 1usize..9, lens in prop::collection::vec(1usize..12, 1..6),
+        ) {
+            for stage in 0..stages {
+                let (kept, mut ahead, mut within) = (stages - stage, 0, 0usize);
+                for (i, micro_batches) in lens.iter().copied().enumerate() {
+                    let window =
+                        Window { kept, ahead, micro_batches, next: lens.get(i + 1).copied().unwrap_or(0) };
+                    let works = window.works();
+                    for work in &works {
+                        within = if matches!(work, Work::Backward(_)) { within - 1 } else { within + 1 };
+                        prop_assert!(within <= kept);
+                    }
+                    prop_assert_eq!(works.last(), Some(&Work::Backward(micro_batches - 1)));
+                    ahead = window.goes_ahead();
+                    prop_assert_eq!(within, ahead);
+                }
+                prop_assert_eq!(within, 0);
+            }
         }
     }
 }

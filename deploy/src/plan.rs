@@ -7,7 +7,7 @@ use paraft_common::need::Bytes;
 use paraft_fleet::{failure::Failure, out};
 use paraft_models::{Layer, Stages};
 use paraft_proto::limits;
-use paraft_worker::{Job, cli, exit};
+use paraft_worker::{Job, cli, exit, worker::Plan};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -81,7 +81,7 @@ fn works(layers: &[Layer]) -> u64 {
 }
 
 /// The ways of a model with these layers and so many parameters, for this job.
-fn ways(job: &Job, layers: &[Layer], parameters: u64) -> Vec<Way> {
+fn ways(job: &Job, layers: &[Layer], parameters: u64, steps: usize) -> Vec<Way> {
     let (model, batch) = (parameters * F32, job.train.batch as u64);
     let moving = |bytes: u64| bytes.min(limits::PUSH_WINDOW_BYTES as u64) + BUFFERS + PROCESS;
     let ahead = |bytes: u64| bytes.min(limits::PULL_AHEAD_BYTES as u64);
@@ -111,35 +111,38 @@ fn ways(job: &Job, layers: &[Layer], parameters: u64) -> Vec<Way> {
         ..whole
     });
     for stages in 2..=layers.len().min(MOST) {
-        let given = Job { parallel: job.parallel.clone(), ..job.clone() };
-        let mut given = given;
+        let mut given = job.clone();
         given.parallel.pipeline = stages as u32;
         given.parallel.cut.clear();
         let Ok(cut) = given.stages(layers) else { continue };
-        ways.push(pipeline(&given, layers, &cut));
+        if !given.parallel.schedule.goes_on() || given.micro_batches() >= stages {
+            ways.push(pipeline(&given, layers, &cut, steps));
+        }
     }
     ways
 }
 
-fn pipeline(job: &Job, layers: &[Layer], cut: &Stages) -> Way {
+fn pipeline(job: &Job, layers: &[Layer], cut: &Stages, steps: usize) -> Way {
     let (n, micro, batch) = (cut.len(), job.micro_batches(), job.train.batch as u64);
     let schedule = job.parallel.schedule;
     let part = batch.div_ceil(micro as u64);
+    let versions = if schedule.goes_on() { 2 } else { 1 };
     // Of each stage: weights, gradient, activations.
     let of = |stage: usize| {
         let own = &layers[cut.layers()[stage].clone()];
-        let weights = values(own) * F32;
+        let weights = values(own) * F32 * versions;
         let kept = schedule.kept(stage, n, micro) as u64;
         // The sum of the micro-batches, and of one of them what isn't added to it yet.
         let largest = own.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
-        (weights, weights + largest, part * (kept * keeps(own) + works(own)) * F32)
+        (weights, values(own) * F32 + largest, part * (kept * keeps(own) + works(own)) * F32)
     };
     let most = (0..n).map(of).max_by_key(|(w, g, a)| w + g + a).unwrap_or_default();
     let model = cut.own().iter().map(|r| r.len() as u64 * F32).sum::<u64>();
     let edges = cut.layers()[1..].iter().map(|l| layers[l.start - 1].outputs as u64).sum::<u64>();
     let lent = cut.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
     let times: Vec<(f64, f64)> = cut.costs().iter().map(|c| (*c, 2.0 * c)).collect();
-    let moving = most.0.min(limits::PUSH_WINDOW_BYTES as u64) + BUFFERS + PROCESS;
+    let own = most.0 / versions;
+    let moving = own.min(limits::PUSH_WINDOW_BYTES as u64) + BUFFERS + PROCESS;
     Way {
         name: format!("{n} stages"),
         keys: format!("parallel.pipeline = {n}"),
@@ -147,18 +150,19 @@ fn pipeline(job: &Job, layers: &[Layer], cut: &Stages) -> Way {
         weights: most.0,
         gradient: most.1,
         activations: most.2,
-        rest: moving + most.0.min(limits::PULL_AHEAD_BYTES as u64),
+        rest: moving + own.min(limits::PULL_AHEAD_BYTES as u64),
         with_servers: 2 * model,
         between: 2 * (batch * edges + lent) * F32,
-        bubble: schedule.bubble(&times, micro),
+        bubble: schedule.bubble(&times, micro, steps),
     }
 }
 
 pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
     let job = Job::load(&args.job, &args.set)?;
-    let (model, _) = cli::built_in(&job)?;
+    let (model, data) = cli::built_in(&job)?;
+    let steps = Plan::new(&job, &data.train)?.between_ends(&job);
     let parameters = model.tensors().iter().map(|t| t.len() as u64).sum();
-    let ways = ways(&job, &model.layers(), parameters);
+    let ways = ways(&job, &model.layers(), parameters, steps);
     let fits = |w: &Way| args.memory.is_none_or(|Bytes(most)| w.total() <= most);
     if args.json {
         for w in &ways {

@@ -315,7 +315,7 @@ pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
 }
 
 /// How the model is cut, and what that costs.
-fn say_cut(job: &Job, stages: &Stages) {
+fn say_cut(job: &Job, stages: &Stages, steps: usize) {
     let all: f64 = stages.costs().iter().sum();
     for (i, ((layers, own), cost)) in stages.layers().iter().zip(stages.own()).zip(stages.costs()).enumerate()
     {
@@ -328,9 +328,9 @@ fn say_cut(job: &Job, stages: &Stages) {
     // A way back takes about twice the time of a way forth.
     let times: Vec<(f64, f64)> = stages.costs().iter().map(|c| (*c, 2.0 * c)).collect();
     let micro = job.micro_batches();
-    let bubble = 100.0 * job.parallel.schedule.bubble(&times, micro);
+    let bubble = 100.0 * job.parallel.schedule.bubble(&times, micro, steps);
     eprintln!(
-        "        {micro} micro-batches, {}: a stage is idle for {bubble:.0} % of a step",
+        "        {micro} micro-batches, {}: a stage is idle for {bubble:.0} % of the time",
         job.parallel.schedule.name()
     );
 }
@@ -345,7 +345,7 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
             1 => Vec::new(),
             _ => {
                 let stages = job.stages(&model.layers()).map_err(|e| Failure::new(exit::CONFIG, e))?;
-                say_cut(job, &stages);
+                say_cut(job, &stages, Plan::new(job, &data.train)?.between_ends(job));
                 stages.values()
             }
         };

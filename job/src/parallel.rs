@@ -96,6 +96,31 @@ impl ParallelConfig {
             return Ok(());
         }
         let no = |key: &'static str, what: &str, remedy: &str| bad(key, format!("a pipeline {what}"), remedy);
+        if self.schedule.goes_on() {
+            if job.micro_batches() < self.pipeline as usize {
+                let why = format!(
+                    "{} of a minibatch, and {} stages: with schedule \"2bw\" each needs one, or there are more than two versions",
+                    job.micro_batches(),
+                    self.pipeline
+                );
+                return bad(
+                    "parallel.micro_batches",
+                    why,
+                    "set as many as parallel.pipeline, or more; train.batch may have to grow",
+                );
+            }
+            if job.algorithm.algorithm().keeps().pulled {
+                let why = format!(
+                    "{} corrects a gradient by the weights of the last pull, and with schedule \"2bw\" it is of the one before",
+                    job.algorithm.kind()
+                );
+                return bad(
+                    "algorithm.kind",
+                    why,
+                    "take [algorithm] out, or set parallel.schedule = \"1f1b\"",
+                );
+            }
+        }
         if train.device != DeviceConfig::Cpu {
             return no(
                 "train.device",

@@ -135,6 +135,8 @@ pub struct Session {
     samples: u32,
     /// At which the next pushes are to be applied; none: at the job's own.
     rates: Vec<f64>,
+    /// Of each bucket, what the next pushes were computed at; none: what the worker has.
+    computed_at: Vec<u64>,
     modes: Modes,
     /// Of the step that the next pull comes behind.
     loss: Option<f32>,
@@ -207,6 +209,7 @@ impl Session {
             held: Vec::new(),
             samples: 1,
             rates: Vec::new(),
+            computed_at: Vec::new(),
             loss: None,
             evaluations: Vec::new(),
             evaluated: BTreeSet::new(),
@@ -346,6 +349,17 @@ impl Session {
         self.rates = rates;
     }
 
+    /// The weights of the last pull, as [`Self::computed_at`] takes them.
+    pub fn versions(&self) -> Vec<u64> {
+        self.versions.clone()
+    }
+
+    /// The gradients of the next pushes are computed at weights of these versions, which were pulled before the ones that the worker has.
+    /// None: at those.
+    pub fn computed_at(&mut self, versions: Option<Vec<u64>>) {
+        self.computed_at = versions.unwrap_or_default();
+    }
+
     /// Pushes one bucket's gradient for `step`, in the encoding that the job has for it. It is kept until its ack, and sent
     /// again after a break.
     pub fn push(&mut self, now: Duration, bucket: BucketId, step: Step, payload: Bytes) {
@@ -356,13 +370,14 @@ impl Session {
         let spec = self.layout.buckets()[bucket.0 as usize];
         let of_group = self.rates.get(usize::from(spec.group));
         let rate = of_group.filter(|_| spec.kind == TensorKind::Param).copied();
+        let pulled = self.versions[bucket.0 as usize];
         let Some(link) = self.links.get_mut(&shard) else { return };
         link.seq += 1;
         let push = Push {
             seq: link.seq,
             step: step.0,
             bucket: bucket.0,
-            version: self.versions[bucket.0 as usize],
+            version: self.computed_at.get(bucket.0 as usize).copied().unwrap_or(pulled),
             sum_of_squares: 0.0,
             payload,
             samples: self.samples,
@@ -619,6 +634,7 @@ impl Session {
         self.joining = Some(BTreeMap::new());
         self.held.clear();
         self.refused.clear();
+        self.computed_at.clear();
         for link in self.links.values_mut() {
             link.reset(now, &self.fixed, &mut self.out);
         }

@@ -160,7 +160,7 @@ impl Training<'_> {
                         self.process.begins();
                     }
                 }
-                Action::Gradient { step, ask_ahead } => {
+                Action::Gradient { step, ask_ahead, .. } => {
                     if ask_ahead {
                         self.client.ask_ahead(step);
                     }

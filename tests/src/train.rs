@@ -113,6 +113,11 @@ fn train_all(job: &Job, work: impl Fn(u32) -> Result<WorkerReport> + Sync) -> Re
     Ok(first)
 }
 
+/// The same to the last bit.
+pub fn replay(job: &Job) -> Result<Vec<f32>> {
+    Ok(paraft_proof::oracle(job, paraft_proof::Order::Shares)?)
+}
+
 /// The oracle of [`paraft_proof::oracle`].
 pub fn oracle(job: &Job) -> Result<Vec<f32>> {
     Ok(paraft_proof::oracle(job, paraft_proof::Order::Union)?)

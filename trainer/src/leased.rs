@@ -87,7 +87,7 @@ impl Trainer {
             At::Chunk { chunk, left } => {
                 let step = self.done.next();
                 l.at = At::Gradient { chunk, left, step };
-                self.does(Action::Gradient { step, ask_ahead: true }, State::Leased(l));
+                self.does(Action::Gradient { step, ask_ahead: true, goes_on: false }, State::Leased(l));
             }
             _ => panic!("an answer was of another action"),
         }

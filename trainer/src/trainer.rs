@@ -104,6 +104,9 @@ pub enum Action {
         step: Step,
         /// The weights behind it may be asked for before its pushes.
         ask_ahead: bool,
+        /// As far as is known the next step comes behind this one's pull, and nothing else: its minibatch may go in before this one's
+        /// gradient is there.
+        goes_on: bool,
     },
     /// One minibatch at the worker's own weights, which move. Answer: [`Trainer::trained`].
     Local {
@@ -338,7 +341,9 @@ impl Trainer {
             return self.begin_local(step);
         }
         let ask_ahead = !self.is_due(step);
-        self.does(Action::Gradient { step, ask_ahead }, State::Gradient(step));
+        let evaluates = self.o.evaluates && self.o.steps.ends_epoch(step);
+        let goes_on = ask_ahead && !evaluates && step.0 < self.o.steps.total;
+        self.does(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
     }
 
     pub(crate) fn is_due(&self, step: Step) -> bool {

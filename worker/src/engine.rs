@@ -5,7 +5,7 @@ use crate::{
     exchange::PushParts,
     group::{ControlMessage, Ranks, Together},
     local::Local,
-    stage::Stage,
+    stage::{Batches, Stage},
     streamed::{Going, Stopped, Streamed},
     worker::WorkerError,
 };
@@ -149,15 +149,40 @@ impl<'a> Engine<'a> {
 
     /// All ranks pull their stages.
     fn pull_stages(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, WorkerError> {
+        let (mut pull, mut rejoined) = (pull.clone(), false);
         loop {
-            match self.pull_together(client, pull) {
-                Ok(pulled) => return Ok(pulled),
+            let pulled = match self.pull_behind(client, &pull) {
+                Ok(Some(pulled)) if pulled.done == pull.done && !pulled.stop => return Ok(pulled),
+                Ok(Some(pulled)) => {
+                    (pull.done, rejoined) = (pulled.done, rejoined || pulled.rejoined);
+                    self.pull_together(client, &pull)
+                }
+                Ok(None) => self.pull_together(client, &pull),
+                Err(e) => Err(e),
+            };
+            match pulled {
+                Ok(pulled) => return Ok(Pulled { rejoined: rejoined || pulled.rejoined, ..pulled }),
                 Err(e) => self.recover(e)?,
             }
         }
     }
 
+    /// Behind a step that another one is behind: each rank pulls by itself, and so does this one. `None`: there is none.
+    fn pull_behind(&mut self, client: &mut Client, pull: &Pull) -> Result<Option<Pulled>, Broke> {
+        let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+            return Ok(None);
+        };
+        if !stage.goes_on_with(pull.done.next()) {
+            return Ok(None);
+        }
+        let pulled = client.pull_by(pull.clone(), stage.landing())?;
+        stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
+        stage.lend(ranks.lines()?)?;
+        Ok(Some(pulled))
+    }
+
     fn pull_together(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, Broke> {
+        self.is_between_steps()?;
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             return Err(alone_only().into());
         };
@@ -174,6 +199,16 @@ impl<'a> Engine<'a> {
         stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
         stage.lend(ranks.lines()?)?;
         Ok(pulled)
+    }
+
+    /// What the group's leader says is heard where no next step is under way. If one is, nothing comes of it.
+    fn is_between_steps(&self) -> Result<(), Broke> {
+        match (&self.memory, &self.ranks) {
+            (Memory::Stage(stage), Some(ranks)) if stage.is_going() => {
+                Err(ranks.break_up("its leader does something else than the next step").into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The final weights of all ranks come here.
@@ -423,12 +458,23 @@ impl<'a> Engine<'a> {
         stage.lend(ranks.lines()?)
     }
 
-    /// One step, its gradient pushed bucket by bucket.
-    pub fn step(&mut self, client: &mut Client, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
-        let samples = batch.n * self.sharers().1;
+    /// Whether the minibatch of the next step is to go in behind that of this one, where nothing else is to be done between.
+    pub fn goes_on(&self) -> bool {
+        matches!(&self.memory, Memory::Stage(stage) if stage.goes_on())
+            && !self.ranks.as_ref().is_some_and(|r| r.newcomers())
+    }
+
+    /// One step, its gradient pushed bucket by bucket. Behind its minibatch comes that of the next, where there is one.
+    pub fn step(
+        &mut self,
+        client: &mut Client,
+        step: Step,
+        batches: Batches<'_>,
+    ) -> Result<Stepped, WorkerError> {
+        let samples = batches.0.n * self.sharers().1;
         let mut push = PushParts::new(client, step, samples);
         loop {
-            match self.lead_step(step, batch, &mut push) {
+            match self.lead_step(step, batches, &mut push) {
                 Ok(stepped) => return Ok(stepped),
                 // What was pushed is the mean over those who were there; the rest is that over those who are.
                 Err(e) => self.recover(e)?,
@@ -439,20 +485,32 @@ impl<'a> Engine<'a> {
     /// One step, applied on every rank. Done again where the group breaks: what the leader has is what counts.
     pub fn step_alone(&mut self, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
         loop {
-            match self.announce(step).and_then(|()| self.make_step(step, batch, None)) {
+            match self.announce(step).and_then(|()| self.make_step(step, (batch, None), None)) {
                 Ok(stepped) => return Ok(stepped),
                 Err(e) => self.recover(e)?,
             }
         }
     }
 
-    fn lead_step(&mut self, step: Step, batch: &Batch, push: &mut PushParts<'_>) -> Result<Stepped, Broke> {
+    fn lead_step(
+        &mut self,
+        step: Step,
+        batches: Batches<'_>,
+        push: &mut PushParts<'_>,
+    ) -> Result<Stepped, Broke> {
         push.begin();
         self.announce(step)?;
-        self.make_step(step, batch, Some(push))
+        self.make_step(step, batches, Some(push))
     }
 
     fn announce(&mut self, step: Step) -> Result<(), Broke> {
+        if let Some(ranks) = &self.ranks {
+            ranks.begins(step);
+        }
+        if matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {
+            return Ok(()); // all are in it
+        }
+        self.is_between_steps()?;
         if self.ranks.as_ref().is_some_and(|r| r.newcomers()) {
             if let Some(ranks) = &self.ranks {
                 ranks.say(&ControlMessage::Reform)?;
@@ -469,9 +527,10 @@ impl<'a> Engine<'a> {
     fn make_step(
         &mut self,
         step: Step,
-        batch: &Batch,
+        batches: Batches<'_>,
         mut push: Option<&mut PushParts<'_>>,
     ) -> Result<Stepped, Broke> {
+        let batch = batches.0;
         let loss = match &mut self.memory {
             Memory::Host { weights, gradients } => {
                 let (parts, local) = (&self.parts, &mut self.local);
@@ -488,8 +547,10 @@ impl<'a> Engine<'a> {
             Memory::Streamed(_) => return Err(alone_only().into()),
             Memory::Stage(stage) => {
                 let Some(ranks) = &mut self.ranks else { return Err(alone_only().into()) };
-                let mut loss = [stage.step(self.model, ranks.lines()?, step, batch, push)?];
-                ranks.sum(&mut loss)?;
+                let mut loss = [stage.step(self.model, ranks.lines()?, step, batches, push)?];
+                if !stage.is_going() {
+                    ranks.sum(&mut loss)?;
+                }
                 stage.made(step);
                 return Ok(Stepped { loss: loss[0] as f32, samples: batch.n as u64 });
             }
@@ -565,11 +626,11 @@ impl<'a> Engine<'a> {
         mut own: impl FnMut(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, WorkerError> {
         loop {
-            let mut said = Ok(());
-            if let Some(ranks) = &self.ranks {
-                said = ranks.say(&ControlMessage::Evaluate(epoch));
+            let mut said = self.is_between_steps();
+            if let (Ok(()), Some(ranks)) = (&said, &self.ranks) {
+                said = ranks.say(&ControlMessage::Evaluate(epoch)).map_err(Broke::Group);
             }
-            match said.map_err(Broke::Group).and_then(|()| self.sum_evaluation(&mut own)) {
+            match said.and_then(|()| self.sum_evaluation(&mut own)) {
                 Ok(e) => return Ok(e),
                 Err(e) => self.recover(e)?,
             }
@@ -619,8 +680,8 @@ impl<'a> Engine<'a> {
 
 /// What a rank that does not lead is asked for.
 pub(crate) trait Follows {
-    /// The minibatch of a step.
-    fn batch(&mut self, step: Step) -> Result<&Batch, WorkerError>;
+    /// The minibatch of a step; with `two` that of the next one too, where there is one.
+    fn batches(&mut self, step: Step, two: bool) -> Result<Batches<'_>, WorkerError>;
     /// A step was made.
     fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError>;
     /// A part of the worker's share of the held-out samples: that of `place` among so many.
@@ -687,11 +748,15 @@ impl Engine<'_> {
         match said {
             ControlMessage::Weights(ranges) => self.take_weights(&ranges)?,
             ControlMessage::State(done) => self.take_state(done)?,
-            ControlMessage::Step(step) => {
-                let batch = work.batch(step)?;
-                let stepped = self.make_step(step, batch, None)?;
+            ControlMessage::Step(mut step) => loop {
+                let two = matches!(&self.memory, Memory::Stage(stage) if stage.goes_on());
+                let stepped = self.make_step(step, work.batches(step, two)?, None)?;
                 work.stepped(step, stepped)?;
-            }
+                step = step.next();
+                if !matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {
+                    break;
+                }
+            },
             ControlMessage::Meet(_) | ControlMessage::Pull(_) | ControlMessage::Gather => {
                 return Err(alone_only().into());
             }

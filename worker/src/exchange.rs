@@ -24,6 +24,7 @@ pub(crate) struct PushParts<'a> {
 impl<'a> PushParts<'a> {
     pub fn new(client: &'a mut Client, step: Step, samples: usize) -> Self {
         client.weigh(samples);
+        client.computed_at(None);
         let next = client.layout().buckets().len();
         Self { client, step, next, since: Moment::now(), values: Vec::new() }
     }

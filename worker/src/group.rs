@@ -266,12 +266,16 @@ impl Ranks {
         self.bound.as_ref().and_then(|b| b.heartbeats.as_ref()).is_some_and(|h| h.waiting() > 0)
     }
 
-    /// The leader speaks.
-    pub fn say(&self, message: &ControlMessage) -> Together {
-        let Bound { group, heartbeats, .. } = self.bound()?;
-        if let (ControlMessage::Step(step), Some(heartbeats)) = (message, heartbeats) {
+    /// The leader begins a step: the control group is told with the next heartbeat.
+    pub fn begins(&self, step: Step) {
+        if let Some(heartbeats) = self.bound.as_ref().and_then(|b| b.heartbeats.as_ref()) {
             heartbeats.step(step.0);
         }
+    }
+
+    /// The leader speaks.
+    pub fn say(&self, message: &ControlMessage) -> Together {
+        let Bound { group, .. } = self.bound()?;
         let mut head = match message {
             ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
             ControlMessage::State(done) => [STATE, done.0],

@@ -44,7 +44,8 @@ fn bad(e: impl std::fmt::Display) -> OracleError {
 
 /// Plain minibatch training in this thread. Step `k` is one update by the mean gradient over what the ranks of
 /// the job's workers see in their step `k`, cut into the same buckets. Where workers have weights of their own
-/// (`[local]`), they are trained one after the other, in either order.
+/// (`[local]`), they are trained one after the other, in either order. Where they have stages (`[parallel]`), a minibatch is trained
+/// micro-batch by micro-batch; with schedule "2bw" each but the first after an evaluation at the weights of the step before the last.
 pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let data = job.data.as_ref().ok_or_else(|| bad("it has no data"))?;
     let data = data.load(&job.base_dir).map_err(bad)?;
@@ -68,6 +69,11 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let (per_epoch, total) = (plan.per_epoch, plan.total);
     let mut shares = Vec::new();
     let mut under = None;
+    let parts = if job.parallel.pipeline > 1 { job.micro_batches() } else { 1 };
+    let (goes_on, ends) =
+        (job.parallel.pipeline > 1 && job.parallel.schedule.goes_on(), plan.between_ends(job));
+    // Those that the last update was applied to.
+    let mut before = Vec::new();
     let mut encoders: Vec<Vec<Encoder>> =
         (0..world).map(|rank| encoders(job, &layout, &servers, rank)).collect();
     for k in 0..total {
@@ -79,8 +85,21 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             let mut batch = Batch::default();
             fill(&data.train, samples, &mut batch).map_err(bad)?;
             let mut gradient = vec![0.0; layout.len()];
-            model.step(weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
-            Ok(gradient)
+            let parts = parts.min(batch.n);
+            if parts < 2 {
+                model.step(weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
+                return Ok(gradient);
+            }
+            let mut sum = vec![0.0; layout.len()];
+            for m in 0..parts {
+                let part = batch.part(batch.n * m / parts..batch.n * (m + 1) / parts);
+                model.step(weights, &mut gradient, &part, &mut |_, _| {}).map_err(bad)?;
+                let share = part.n as f32 / batch.n as f32;
+                for (s, g) in sum.iter_mut().zip(&gradient) {
+                    *s = if m == 0 { share * g } else { *s + share * g };
+                }
+            }
+            Ok(sum)
         };
         let fragments = job.local.rule().fragments();
         if fragments.stream() {
@@ -109,8 +128,12 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
                 }
                 Order::Shares => each,
             };
+            let late = goes_on && k % ends as u64 != 0;
             for samples in minibatches {
-                pushes.push(gradient_at(&weights, &samples)?);
+                pushes.push(gradient_at(if late { &before } else { &weights }, &samples)?);
+            }
+            if goes_on {
+                before.clone_from(&weights);
             }
         }
         let mut sum: Option<Vec<f32>> = None;

@@ -44,7 +44,7 @@ pub struct Staleness(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     /// By worker and local bucket.
-    pulled: BTreeMap<(WorkerId, usize), Pulled>,
+    pulled: BTreeMap<(WorkerId, usize), Pulls>,
     /// Of their samples, as if none were shared.
     bytes: u64,
     /// The last sample of each local bucket, until an update: who pulls the same version shares it.
@@ -52,6 +52,13 @@ struct Inner {
     /// The mean length of a step, by local bucket.
     step: BTreeMap<usize, f64>,
     workers: BTreeMap<WorkerId, OfWorker>,
+}
+
+/// The last pull, and the one before it of a worker that has been seen to push what it computed there.
+#[derive(Debug, Default)]
+struct Pulls {
+    of: Vec<Pulled>,
+    pushes_late: bool,
 }
 
 #[derive(Debug)]
@@ -117,15 +124,17 @@ impl Staleness {
         let sample = inner.known(bucket, version).unwrap_or_else(|| sample(weights));
         let bytes = bytes_of(&sample);
         let pulled = Pulled { version, at: Instant::now(), sample: sample.clone() };
-        if let Some(place) = inner.pulled.get_mut(&(worker, bucket)) {
-            let old = std::mem::replace(place, pulled);
-            inner.bytes -= bytes_of(&old.sample);
-        } else if inner.bytes + bytes <= MOST_BYTES {
-            inner.pulled.insert((worker, bucket), pulled);
-        } else {
+        let Inner { pulled: all, bytes: sum, .. } = &mut *inner;
+        let Pulls { of, pushes_late } = all.entry((worker, bucket)).or_default();
+        let most = if *pushes_late && *sum + bytes <= MOST_BYTES { 2 } else { 1 };
+        let drops = (of.len() + 1).saturating_sub(most);
+        *sum -= of.drain(..drops).map(|p| bytes_of(&p.sample)).sum::<u64>();
+        if *sum + bytes > MOST_BYTES {
+            all.remove(&(worker, bucket));
             return;
         }
-        inner.bytes += bytes;
+        of.push(pulled);
+        *sum += bytes;
         inner.latest.insert(bucket, (version, sample));
     }
 
@@ -136,7 +145,7 @@ impl Staleness {
         if let Some(next) = worker.0.checked_add(1) {
             inner.pulled.append(&mut gone.split_off(&(WorkerId(next), 0)));
         }
-        inner.bytes -= gone.values().map(|p| bytes_of(&p.sample)).sum::<u64>();
+        inner.bytes -= gone.values().flat_map(|p| &p.of).map(|p| bytes_of(&p.sample)).sum::<u64>();
     }
 
     /// What the samples take in memory.
@@ -181,18 +190,19 @@ impl Staleness {
         inner.latest.remove(&bucket);
         let mean = inner.step.entry(bucket).or_insert(moved);
         *mean = REMAINS * *mean + (1.0 - REMAINS) * moved;
+        let mean = *mean;
         let Some(c) = of else { return };
-        let Some(pulled) = inner.pulled.get(&(c.worker, bucket)).filter(|p| p.version == c.pulled) else {
-            return;
-        };
+        let Some(pulls) = inner.pulled.get_mut(&(c.worker, bucket)) else { return };
+        pulls.pushes_late |= pulls.of.last().is_some_and(|p| p.version > c.pulled);
+        let Some(pulled) = pulls.of.iter().rev().find(|p| p.version == c.pulled) else { return };
         if inner.workers.len() >= MOST_WORKERS && !inner.workers.contains_key(&c.worker) {
             return;
         }
         let worker = inner.workers.entry(c.worker).or_default();
         worker.delay.record(version.0.saturating_sub(c.pulled.0));
         worker.age.record(pulled.at.elapsed().as_secs_f64());
-        if *mean > 0.0 {
-            worker.distance.record(distance(&old, &*pulled.sample) / *mean);
+        if mean > 0.0 {
+            worker.distance.record(distance(&old, &*pulled.sample) / mean);
         }
     }
 
@@ -262,6 +272,23 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_pulls_before_it_pushes_is_measured_from_the_pull_that_its_push_names() {
+        let staleness = Staleness::default();
+        let at = |w: f32| vec![w; 4];
+        staleness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
+        for v in 0..9u64 {
+            // What it computed at the pull before, but for the first.
+            let before = staleness.before(0, push(0, v.saturating_sub(1)), Version(v), &at(v as f32));
+            staleness.after(before.expect("it watches"), &at(v as f32 + 1.0));
+            staleness.pulled(WorkerId(0), 0, Version(v + 1), &at(v as f32 + 1.0));
+            assert!(staleness.0.lock().pulled[&(WorkerId(0), 0)].of.len() <= 2);
+        }
+        // By the first that is late it is seen to be such a worker.
+        let of = &staleness.workers()[&WorkerId(0)];
+        assert_eq!((of.delay.total(), of.delay.max(), of.distance.total()), (8, Some(1), 8));
+    }
+
+    #[test]
     fn what_is_noted_of_pulls_has_a_bound_and_goes_with_its_worker() {
         let staleness = Staleness::default();
         let weights = vec![0.5; SAMPLE];
@@ -276,7 +303,8 @@ mod tests {
         staleness.forget(WorkerId(3));
         let left = staleness.0.lock().pulled.keys().filter(|(w, _)| *w == WorkerId(3)).count();
         assert!(left == 0 && staleness.bytes() < full);
-        let counted: u64 = staleness.0.lock().pulled.values().map(|p| bytes_of(&p.sample)).sum();
+        let counted: u64 =
+            staleness.0.lock().pulled.values().flat_map(|p| &p.of).map(|p| bytes_of(&p.sample)).sum();
         assert_eq!(staleness.bytes(), counted);
         (0..64).for_each(|w| staleness.forget(WorkerId(w)));
         assert_eq!(staleness.bytes(), 0);

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use paraft_common::ShardId;
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
-    train::{distance, job, job_on, train, worker, worker_until},
+    train::{distance, job, job_on, replay, train, worker, worker_until},
     wait,
 };
 use paraft_worker::{Job, WorkerReport};
@@ -100,10 +100,58 @@ fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_sam
     Ok(())
 }
 
+/// Each minibatch at one version of the weights, forward and back: those before the last update, where none was evaluated between.
+#[test]
+fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_the_last_update() -> Result<()>
+{
+    for (model, stages, workers, more) in [
+        (MLP, 2, 1, &["parallel.pipeline=2", "parallel.micro_batches=5"][..]),
+        (MLP, 2, 2, &["parallel.pipeline=2", "parallel.micro_batches=2"]),
+        (MLP, 3, 1, &["parallel.pipeline=3", "parallel.micro_batches=7", "train.mode=asp"]),
+        (
+            MLP,
+            4,
+            2,
+            &["parallel.pipeline=4", "parallel.cut=[1, 3, 1, 1]", "train.batch=29", "train.drop_last=false"],
+        ),
+        (AUTOENCODER, 2, 2, &["parallel.pipeline=2", "optimizer.kind=sgd", "optimizer.lr=0.05"]),
+        (
+            MLP,
+            3,
+            1,
+            &["parallel.pipeline=3", "eval.every_epoch=true", "train.batch=120", "train.max_steps=60"],
+        ),
+    ] {
+        let workers = format!("train.workers={workers}");
+        let set = [&["parallel.schedule=2bw", &workers][..], more].concat();
+        let fleet = fleet(4)?;
+        let job = on_digits(&fleet.at, model, &set)?;
+        let learned = learn(&job)?;
+        let replayed = replay(&job)?;
+        assert!(learned == replayed, "{stages} stages, {more:?}: {} away", distance(&learned, &replayed));
+        let flushed = Job {
+            parallel: paraft_worker::job::ParallelConfig {
+                schedule: Default::default(),
+                ..job.parallel.clone()
+            },
+            ..job
+        };
+        assert!(learned != replay(&flushed)?, "{more:?}: it was not late");
+    }
+    Ok(())
+}
+
 /// Ranks that are interrupted leave as if they were killed: their group is formed anew.
 #[test]
 fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
-    let set = ["train.workers=1", "parallel.pipeline=3", "train.max_steps=400", "train.epochs=99"];
+    for schedule in ["1f1b", "2bw"] {
+        leave_one_by_one(&format!("parallel.schedule={schedule}"))?;
+    }
+    Ok(())
+}
+
+fn leave_one_by_one(schedule: &str) -> Result<()> {
+    let set = ["train.workers=1", "parallel.pipeline=3", "train.max_steps=400", "train.epochs=99", schedule];
     // How much the first stage's shard has to apply.
     let all = {
         let fleet = fleet(4)?;
@@ -131,12 +179,15 @@ fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
             // At the end one may be done before it hears that it is to leave.
             ensure!(
                 report.is_ok() || rank == leaves,
-                "rank {leaves} left, and rank {rank}: {:?}",
+                "{schedule}: rank {leaves} left, and rank {rank}: {:?}",
                 report.err()
             );
             learned.extend(report.ok().map(|r| r.weights).filter(|w| !w.is_empty()));
         }
-        ensure!(!learned.is_empty(), "rank {leaves} left at {when} of {all}, and nobody has the weights");
+        ensure!(
+            !learned.is_empty(),
+            "{schedule}: rank {leaves} left at {when} of {all}, and nobody has the weights"
+        );
         ensure!(learned.iter().flatten().all(|w| w.is_finite()) && learned.iter().all(|w| w.len() > 4000));
         fleet.replicas_agree()?;
     }
@@ -157,6 +208,14 @@ fn a_pipeline_that_cannot_be_is_refused_with_the_key() -> Result<()> {
         (&["parallel.pipeline=2", "train.mode=auto"], "train.mode"),
         (&["parallel.pipeline=2", "memory.resident=2"], "memory.resident"),
         (&["parallel.pipeline=2", "parallel.micro_batches=31"], "parallel.micro_batches"),
+        (
+            &["parallel.pipeline=3", "parallel.schedule=2bw", "parallel.micro_batches=2"],
+            "parallel.micro_batches",
+        ),
+        (
+            &["parallel.pipeline=2", "parallel.schedule=2bw", "algorithm.kind=dc-asgd", "train.mode=asp"],
+            "algorithm.kind",
+        ),
         (&["parallel.pipeline=5", "cluster.shards=4"], "cluster.shards"),
     ] {
         let why = match on_digits(at, MLP, more) {

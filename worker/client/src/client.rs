@@ -265,6 +265,17 @@ impl Client {
         self.io.session().rates(rates);
     }
 
+    /// The weights of the last pull, as [`Self::computed_at`] takes them.
+    pub fn versions(&self) -> Vec<u64> {
+        self.io.session().versions()
+    }
+
+    /// The gradients of the next pushes are computed at weights of these versions, which were pulled before the ones that the worker has:
+    /// their delay is counted from there. None: at those of the last pull, as at first.
+    pub fn computed_at(&mut self, versions: Option<Vec<u64>>) {
+        self.io.session().computed_at(versions);
+    }
+
     /// Pushes one bucket's gradient for `step`. Returns at once unless more than
     /// [`PUSH_WINDOW_BYTES`](limits::PUSH_WINDOW_BYTES) wait for their acks. The payload is copied once, into the
     /// bytes that go to the network, in the encoding that the job has for the bucket.

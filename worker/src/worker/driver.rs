@@ -78,6 +78,8 @@ pub(crate) enum Turn {
         step: Step,
         /// Call [`Client::ask_ahead`] before the first push.
         ask_ahead: bool,
+        /// The next step's comes behind it.
+        goes_on: bool,
     },
     /// One minibatch at the worker's own weights ([`Driver::local`]), which move. Answer: [`Driver::trained`].
     Local {
@@ -282,9 +284,9 @@ impl Driver {
                     self.clock.start();
                     return Ok(Turn::Begin(done));
                 }
-                Action::Gradient { step, ask_ahead } => {
+                Action::Gradient { step, ask_ahead, goes_on } => {
                     self.clear_the_way(step);
-                    return Ok(Turn::Gradient { step, ask_ahead });
+                    return Ok(Turn::Gradient { step, ask_ahead, goes_on });
                 }
                 Action::Local { step, clock } => {
                     self.clear_the_way(step);

@@ -11,6 +11,7 @@ use crate::{
     Job,
     engine::{Engine, Follows, Stepped},
     group::Ranks,
+    stage::Batches,
     start::{self, Init},
 };
 use paraft_client::{Client, ClientOptions};
@@ -27,6 +28,8 @@ pub(super) struct Following<'a> {
     /// With the step of the minibatch that comes next.
     batches: Option<(Step, Prefetcher<Batch>)>,
     batch: Batch,
+    /// The one behind it, where it was asked for.
+    next: Option<Batch>,
     steps: u64,
     samples: u64,
     began: Instant,
@@ -41,6 +44,7 @@ impl<'a> Following<'a> {
             share: Share::of(job, options),
             batches: None,
             batch: Batch::default(),
+            next: None,
             steps: 0,
             samples: 0,
             began: Instant::now(),
@@ -60,7 +64,7 @@ impl<'a> Following<'a> {
 }
 
 impl Follows for Following<'_> {
-    fn batch(&mut self, step: Step) -> Result<&Batch, WorkerError> {
+    fn batches(&mut self, step: Step, two: bool) -> Result<Batches<'_>, WorkerError> {
         if self.options.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
         }
@@ -68,15 +72,19 @@ impl Follows for Following<'_> {
             Some((next, batches)) if next == step => (next, batches),
             // The leader has changed, or was taken out for a while, or this rank was.
             _ => {
+                self.next = None;
                 let done = Step(step.0.saturating_sub(1));
                 (step, self.data.plan.prefetch(self.job, &self.data.train, self.options.rank, done)?)
             }
         };
-        if let Some(batch) = batches.next() {
+        if let Some(batch) = self.next.take().map(Ok).or_else(|| batches.next()) {
             batches.recycle(std::mem::replace(&mut self.batch, batch?));
         }
+        if two {
+            self.next = batches.next().transpose()?;
+        }
         self.batches = Some((next.next(), batches));
-        Ok(&self.batch)
+        Ok((&self.batch, self.next.as_ref()))
     }
 
     fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError> {

@@ -347,7 +347,7 @@ impl OpenRun {
                     self.moved |= begun || before != Step(0) && done != before;
                     begun = true;
                 }
-                Turn::Gradient { step, ask_ahead } => {
+                Turn::Gradient { step, ask_ahead, .. } => {
                     self.pushes.expect(&self.driver.layout);
                     self.asked = Asked::Gradient { step, ask_ahead };
                     self.hold();

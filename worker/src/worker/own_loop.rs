@@ -162,7 +162,7 @@ impl Run {
                         self.after = done;
                     }
                 }
-                driver::Turn::Gradient { step, ask_ahead } => {
+                driver::Turn::Gradient { step, ask_ahead, .. } => {
                     let Some(samples) = self.minibatch() else { continue };
                     let n = samples.len();
                     self.pushes.expect(&self.driver.layout);

@@ -77,6 +77,12 @@ impl Plan {
         Ok(Self { sampler: Sampler::new(1, job.seed), steps, leased: None })
     }
 
+    /// Steps that follow each other without an evaluation of all of them.
+    pub fn between_ends(&self, job: &Job) -> usize {
+        let steps = if job.eval.every_epoch { self.steps.per_epoch } else { self.steps.total };
+        steps.min(self.steps.total).try_into().unwrap_or(usize::MAX)
+    }
+
     /// Samples that are left to train for a job that begins so.
     pub fn budget(&self, job: &Job, start: Option<&Start>) -> u64 {
         let done = |of: fn(&Start) -> u64| start.map_or(0, of);

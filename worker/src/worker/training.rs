@@ -61,6 +61,8 @@ struct Feed {
     /// The leased sampler: the samples of the next ones. Dropped first: ends a thread that waits for them.
     chunks: Option<mpsc::Sender<Vec<u32>>>,
     batches: Prefetcher<Batch>,
+    /// The next one, where it goes in behind another.
+    next: Option<Batch>,
     /// The static sampler: the step that they begin after.
     after: Step,
 }
@@ -77,10 +79,12 @@ impl Training<'_> {
                         feed = self.feed(done)?;
                     }
                 }
-                Turn::Gradient { step, ask_ahead } => match self.gradient(step, ask_ahead, &mut feed)? {
-                    Made::Trained(trained) => self.driver.trained(trained),
-                    Made::Rejoined(pulled) => self.driver.rejoined(pulled),
-                },
+                Turn::Gradient { step, ask_ahead, goes_on } => {
+                    match self.gradient(step, (ask_ahead, goes_on), &mut feed)? {
+                        Made::Trained(trained) => self.driver.trained(trained),
+                        Made::Rejoined(pulled) => self.driver.rejoined(pulled),
+                    }
+                }
                 Turn::Local { step, clock } => {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
@@ -139,7 +143,7 @@ impl Training<'_> {
     fn feed(&self, done: Step) -> Result<Feed, WorkerError> {
         if self.plan.leased.is_none() {
             let batches = self.plan.prefetch(self.job, &self.train, self.options.rank, done)?;
-            return Ok(Feed { chunks: None, batches, after: done });
+            return Ok(Feed { chunks: None, batches, next: None, after: done });
         }
         let (chunks, next) = mpsc::channel::<Vec<u32>>();
         let data = self.train.clone();
@@ -148,7 +152,7 @@ impl Training<'_> {
             fill(&data, &indices, b)?;
             Ok(true)
         })?;
-        Ok(Feed { chunks: Some(chunks), batches, after: done })
+        Ok(Feed { chunks: Some(chunks), batches, next: None, after: done })
     }
 
     /// Has a chunk's minibatches filled; says how many they are.
@@ -164,9 +168,19 @@ impl Training<'_> {
     }
 
     /// One minibatch at the pulled weights; each bucket of its gradient is pushed as soon as it is there.
-    fn gradient(&mut self, step: Step, ask_ahead: bool, feed: &mut Feed) -> Result<Made, WorkerError> {
-        let Some(batch) = feed.batches.next() else { return Ok(Made::Trained(None)) };
+    fn gradient(
+        &mut self,
+        step: Step,
+        (ask_ahead, goes_on): (bool, bool),
+        feed: &mut Feed,
+    ) -> Result<Made, WorkerError> {
+        let Some(batch) = feed.next.take().map(Ok).or_else(|| feed.batches.next()) else {
+            return Ok(Made::Trained(None));
+        };
         let batch = batch?;
+        if goes_on && self.engine.goes_on() {
+            feed.next = feed.batches.next().transpose()?;
+        }
         let client = &mut self.driver.client;
         let stepped = if self.engine.streams().is_some() {
             match self.slow.step(|| self.engine.step_streamed(client, step, &batch)) {
@@ -178,7 +192,7 @@ impl Training<'_> {
             if ask_ahead {
                 client.ask_ahead(step);
             }
-            self.slow.step(|| self.engine.step(client, step, &batch))?
+            self.slow.step(|| self.engine.step(client, step, (&batch, feed.next.as_ref())))?
         };
         let Stepped { loss, samples } = finite(stepped, step, self.driver.worker())?;
         feed.batches.recycle(batch);

@@ -82,6 +82,12 @@ impl Lines {
         if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.watch.reason(over())) }
     }
 
+    /// Breaks the group, for all ranks.
+    pub fn break_up(&self, why: &str) -> GroupError {
+        self.watch.break_up(why);
+        GroupError::Broken(why.into())
+    }
+
     /// Waits for what the rank at a place sends under a tag.
     ///
     /// # Errors

@@ -1,0 +1,333 @@
+//! A rank that holds some stages of its worker's model (`parallel.pipeline`).
+//!
+//! ```text
+//!  place 0   pull ─▶ [lend] ─▶ F0 F1 ... B0 ── B1 ── push as it is complete        (leads; the samples)
+//!               activations │  ▲ their gradients
+//!  place 1   pull ─▶ [borrow]─▶ F0 B0 F1 B1 ... ── push                             (the loss)
+//! ```
+//!
+//! Each rank has a session of its own with the shards of its stages, under the worker's name: nobody else of the worker speaks with them. The
+//! leader says when a step, a pull, an evaluation is; what passes between stages goes over the group's [lines](Lines).
+//!
+//! There may be fewer ranks than stages, after one has died: they have several, one behind the other. There may be more: the last ones
+//! wait.
+
+mod place;
+mod step;
+mod sums;
+mod whole;
+
+pub(crate) use step::Batches;
+
+use crate::{engine::Broke, group::Ranks, worker::WorkerError};
+use paraft_client::{Client, Pull};
+use paraft_common::{Step, pipeline::PipelineSchedule};
+use paraft_compute::collective::{Lines, Tag};
+use paraft_host::{Pages, Scratch};
+use paraft_models::{Loan, Model, Stages};
+use place::Place;
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+use step::{Going, Slots};
+use sums::put;
+
+/// Kinds of messages between stages.
+const ACTIVATION: u32 = 1;
+const GRADIENT: u32 = 2;
+const LENT: u32 = 3;
+const LENT_GRADIENT: u32 = 4;
+const FINAL: u32 = 5;
+/// What was sent has been taken: as many may follow.
+const TAKEN: u32 = 6;
+/// Of a step that others are still in.
+const LOSS: u32 = 7;
+const GOES_ON: u32 = 8;
+
+/// Messages that nobody has taken, in an evaluation and of final weights.
+const AHEAD: usize = 8;
+
+/// Values of a message of final weights.
+const PIECE: usize = 1 << 18;
+
+/// What a rank that does not lead does to speak with the shards of these stages: a session, and the step that it goes on from. With `false`
+/// it brings no initial weights.
+pub(crate) type Join<'a> =
+    dyn FnMut(&dyn Model, Range<usize>, bool) -> Result<(Client, Step), WorkerError> + 'a;
+
+/// See the module.
+pub(crate) struct Stage<'a> {
+    stages: Stages,
+    schedule: PipelineSchedule,
+    micro_batches: usize,
+    /// Samples of the largest one.
+    part: usize,
+    /// The values of each bucket.
+    buckets: Vec<Range<usize>>,
+    /// As long as the model; memory is where this rank's stages are, and what it borrows.
+    weights: Pages,
+    /// Those before, while a minibatch is under way that began at them.
+    stash: Pages,
+    /// Of the micro-batches so far.
+    sum: Pages,
+    /// Of one micro-batch, as it becomes ready.
+    gradient: Pages,
+    here: Place,
+    /// Steps and evaluations of this group.
+    rounds: u64,
+    /// Pulls of this group.
+    pulls: u64,
+    /// Of a rank that does not lead.
+    join: Option<Box<Join<'a>>>,
+    client: Option<Client>,
+    /// Buckets from here on are pushed of this step, in this session.
+    pushed: Option<(Step, usize)>,
+    /// The next step, where it is under way.
+    going: Option<Going>,
+    slots: Slots,
+    /// Weights that come, and are not needed yet.
+    asked: Option<Pull>,
+    /// The group that it was formed for.
+    generation: u64,
+    /// The step that its shards are at, as far as it knows.
+    done: Step,
+    /// The last pull, with the step that it came to.
+    pulled: Pull,
+    /// All final weights, where this rank leads.
+    whole: Option<Scratch>,
+    folder: PathBuf,
+}
+
+impl<'a> Stage<'a> {
+    /// For a model that is cut so, whose flat vector is in these buckets. A rank that doesn't lead speaks with the servers by `join`.
+    pub fn new(
+        stages: Stages,
+        (schedule, micro_batches, part): (PipelineSchedule, usize, usize),
+        buckets: Vec<Range<usize>>,
+        join: Option<Box<Join<'a>>>,
+        folder: &Path,
+    ) -> Result<Self, WorkerError> {
+        let len = buckets.last().map_or(0, |b| b.end);
+        let pages = || {
+            Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
+        };
+        Ok(Self {
+            stages,
+            schedule,
+            micro_batches,
+            part,
+            buckets,
+            weights: pages()?,
+            stash: pages()?,
+            sum: pages()?,
+            gradient: pages()?,
+            here: Place::default(),
+            rounds: 0,
+            pulls: 0,
+            join,
+            client: None,
+            pushed: None,
+            going: None,
+            slots: Slots::default(),
+            asked: None,
+            generation: 0,
+            done: Step(0),
+            pulled: Pull::default(),
+            whole: None,
+            folder: folder.to_path_buf(),
+        })
+    }
+
+    /// The weights that this rank holds, in the whole flat vector, for a pull to write.
+    pub fn landing(&mut self) -> &mut [f32] {
+        &mut self.weights
+    }
+
+    /// All weights, behind [`Self::gather`].
+    pub fn whole(&self) -> &[f32] {
+        self.whole.as_deref().unwrap_or_default()
+    }
+
+    /// The stages of a rank of a group.
+    pub fn stages_at(&self, place: (usize, usize)) -> Range<usize> {
+        Place::new(place, self.stages.len()).stages
+    }
+
+    /// A group was formed. The leader says at which step it is; gives the least that anybody is at. Whoever has other stages than before
+    /// speaks with other shards from now on.
+    pub fn meet(&mut self, ranks: &Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
+        self.formed(ranks);
+        (self.rounds, self.pulls) = (0, 0);
+        // What was asked for comes before anything else does.
+        if let (Some(pull), Some(client)) = (self.asked.take(), &mut self.client) {
+            self.done = client.pull_by(pull, &mut self.weights)?.done;
+        }
+        let mut at = step;
+        if ranks.leads() {
+            self.done = step;
+        } else if !self.here.stages.is_empty() {
+            if self.client.is_none()
+                && let Some(join) = &mut self.join
+            {
+                // Once a step is made the servers have weights.
+                let (client, start) = join(model, self.here.stages.clone(), step == Step(0))?;
+                (self.client, self.done, self.pushed) = (Some(client), start, None);
+            }
+            at = self.done;
+        }
+        let (least, most) = self.clocks(ranks, at)?;
+        tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), "this rank's part of the model");
+        // A step that some have pushed is made again by all. More is what a session had to skip that was opened anew.
+        Ok(if most.0 - least.0 > 1 { most } else { least })
+    }
+
+    /// A group was formed. Where this rank has other stages in it, or was in none meanwhile, its session is another's by now, and nobody
+    /// waits for it to end.
+    pub fn formed(&mut self, ranks: &Ranks) {
+        let (here, generation) = (Place::new(ranks.place(), self.stages.len()), ranks.generation());
+        // Who leads has its session with the training loop, which notices if another has been this worker.
+        let next = ranks.leads() || self.generation == generation || self.generation + 1 == generation;
+        if here.stages != self.here.stages || !next {
+            self.weights.release(0..self.weights.len());
+            (self.client, self.pushed, self.asked) = (None, None, None);
+        }
+        self.going = None;
+        self.stash.release(0..self.stash.len());
+        (self.here, self.generation) = (here, generation);
+    }
+
+    /// The least and the most step that anybody with a stage is at.
+    fn clocks(&self, ranks: &Ranks, at: Step) -> Result<(Step, Step), Broke> {
+        let (place, size) = ranks.place();
+        let mut clocks = vec![0.0; size];
+        clocks[place] = at.0 as f64;
+        ranks.sum(&mut clocks)?;
+        let of = &clocks[..self.here.of.min(size)];
+        let (least, most) = of.iter().fold((f64::INFINITY, 0.0f64), |(l, m), c| (l.min(*c), m.max(*c)));
+        Ok((Step(least.min(most) as u64), Step(most as u64)))
+    }
+
+    /// After a pull that has brought this rank to a step: where all are to be instead; `None`: they are at the same, or it was the last.
+    pub fn level(&self, ranks: &Ranks, at: Step, pull: &Pull) -> Result<Option<Step>, Broke> {
+        if pull.last {
+            return Ok(None);
+        }
+        let (least, most) = self.clocks(ranks, at)?;
+        Ok((least != most).then_some(most))
+    }
+
+    /// The values of each stage, as a server's job names them.
+    pub fn values(&self) -> Vec<usize> {
+        self.stages.values()
+    }
+
+    /// Whether a rank of this group has the stages that it had.
+    pub fn stays(&self, ranks: &Ranks) -> bool {
+        self.stages_at(ranks.place()) == self.here.stages
+    }
+
+    /// The leader has pulled this.
+    pub fn is_at(&mut self, pull: &Pull) {
+        (self.done, self.pulled) = (pull.done, pull.clone());
+    }
+
+    /// All ranks have made a step.
+    pub fn made(&mut self, step: Step) {
+        (self.done, self.pushed) = (step, Some((step, 0)));
+    }
+
+    /// The pull that whoever comes now has to make, to be where the leader is.
+    pub fn behind(&self) -> Pull {
+        Pull { done: self.done.max(self.pulled.done), ..self.pulled.clone() }
+    }
+
+    /// The layers that this rank computes.
+    fn layers(&self) -> Range<usize> {
+        let of = &self.stages.layers()[self.here.stages.clone()];
+        of.first().map_or(0, |l| l.start)..of.last().map_or(0, |l| l.end)
+    }
+
+    /// The parameters that it holds for the worker, in the flat vector; none where it waits.
+    fn own(&self) -> Option<Range<usize>> {
+        let own = &self.stages.own()[self.here.stages.clone()];
+        Some(own.first()?.start..own.last()?.end)
+    }
+
+    /// What it lends to ranks with other stages, and to which place.
+    fn lends(&self) -> Vec<(usize, Loan, usize)> {
+        self.between(|loan, here| here.contains(&loan.owner) && !here.contains(&loan.user), |loan| loan.user)
+    }
+
+    /// What it borrows, and from which place.
+    fn borrows(&self) -> Vec<(usize, Loan, usize)> {
+        self.between(|loan, here| here.contains(&loan.user) && !here.contains(&loan.owner), |loan| loan.owner)
+    }
+
+    fn between(
+        &self,
+        is: impl Fn(&Loan, &Range<usize>) -> bool,
+        other: impl Fn(&Loan) -> usize,
+    ) -> Vec<(usize, Loan, usize)> {
+        let place = |loan: &Loan| self.here.of_stage(other(loan), self.stages.len());
+        let here = &self.here.stages;
+        let mut all: Vec<(usize, Loan, usize)> = Vec::new();
+        for (i, loan) in self.stages.loans().iter().enumerate().filter(|(_, loan)| is(loan, here)) {
+            let to = place(loan);
+            // What several stages of a rank use it gets once.
+            if !all.iter().any(|(_, known, at)| known.range == loan.range && *at == to) {
+                all.push((i, loan.clone(), to));
+            }
+        }
+        all
+    }
+
+    /// The leader's pull was said: a rank that doesn't lead pulls its own stages.
+    pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), Broke> {
+        let mut at = pull.done;
+        if let Some(client) = &mut self.client {
+            if self.done < pull.done {
+                client.advance_to(pull.done);
+            }
+            if pull.last {
+                client.finish();
+            }
+            at = client.pull_by(pull.clone(), &mut self.weights)?.done;
+        }
+        while let Some(done) = self.level(ranks, at, pull)? {
+            if let Some(client) = self.client.as_mut().filter(|_| at < done) {
+                client.advance_to(done);
+                at = client.pull_by(Pull { done, ..pull.clone() }, &mut self.weights)?.done;
+            }
+        }
+        self.done = at;
+        self.lend(ranks.lines()?)
+    }
+
+    /// Weights that two stages have go from who pulls them to who uses them too.
+    pub fn lend(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+        let number = |i: usize, pulls: u64| pulls << 10 | i as u64;
+        for (i, loan, to) in self.lends() {
+            let tag = Tag { kind: LENT, number: number(i, self.pulls) };
+            lines.send(to, tag, self.weights[loan.range].to_vec())?;
+        }
+        for (i, loan, from) in self.borrows() {
+            let values = lines.receive(from, Tag { kind: LENT, number: number(i, self.pulls) })?;
+            put(&mut self.weights, &loan.range, &values)?;
+        }
+        self.pulls += 1;
+        Ok(())
+    }
+
+    fn next_round(&mut self) -> u64 {
+        self.rounds += 1;
+        self.rounds
+    }
+}
+
+/// The longest message between the ranks of a model that is cut so.
+pub(crate) fn longest(stages: &Stages, outputs: impl Iterator<Item = usize>, batch: usize) -> usize {
+    let edges = outputs.max().unwrap_or_default().saturating_mul(batch);
+    let loans = stages.loans().iter().map(|l| l.range.len()).max().unwrap_or_default();
+    edges.max(loans).max(PIECE)
+}

@@ -1,0 +1,289 @@
+//! One step of a rank's stages: micro-batches forward and back, and its part of the gradient pushed.
+//!
+//! ```text
+//!  1f1b   pull W2 │ F0 F1 B0 F2 B1 ... B3 push 3 │ pull W3 │ F0 F1 B0 ...
+//!
+//!  2bw            │ F2 B0 F3 B1 f0 B2 f1 B3 push 3 ──▶ ask for W3
+//!         weights │         W2      W2             │ W3, when f of the step behind needs it
+//!         stash   │ W1   W1   W1      W1   W1      │ W2
+//! ```
+//!
+//! Where minibatches go in behind each other, forward and back of a minibatch are at the weights that were the newest as it began, which are
+//! in the stash once newer ones come. Its push names their versions.
+
+use super::{
+    ACTIVATION, GOES_ON, GRADIENT, LENT_GRADIENT, LOSS, Stage,
+    sums::{Adding, Here, add},
+};
+use crate::{engine::Broke, exchange::PushParts};
+use paraft_client::{Client, Pull};
+use paraft_common::{
+    Step,
+    pipeline::{Window, Work},
+};
+use paraft_compute::collective::{Lines, Tag};
+use paraft_models::{Batch, Forward, Model, ModelError, Pass};
+use std::ops::Range;
+
+/// The next step's minibatch, of which some has been forward.
+#[derive(Debug)]
+pub(super) struct Going {
+    step: Step,
+    /// Micro-batches.
+    forward: usize,
+    /// Of the weights that it is computed at, which are in the stash.
+    versions: Vec<u64>,
+}
+
+/// Activations that a model keeps.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    forward: usize,
+    back: usize,
+}
+
+/// The minibatch of a step, and the one that goes in behind it.
+pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
+
+impl Stage<'_> {
+    /// One step of the worker: this rank's stages, micro-batch by micro-batch, and its part of the gradient pushed. Gives the mean loss, where
+    /// that is this rank's to compute, or where the next step [is under way](Self::is_going). `push`: the leader's; others make their own.
+    pub fn step(
+        &mut self,
+        model: &mut dyn Model,
+        lines: &mut Lines,
+        step: Step,
+        batches: Batches<'_>,
+        push: Option<&mut PushParts<'_>>,
+    ) -> Result<f64, Broke> {
+        let mut client = self.client.take();
+        let stepped = match (push, &mut client) {
+            (Some(push), _) => self.window(model, lines, step, batches, Some(push)),
+            (None, Some(client)) => {
+                // Of a step that is made again, what is pushed stays pushed.
+                let behind = self.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
+                let mut push = PushParts::new(client, step, batches.0.n).behind(behind);
+                let stepped = self.window(model, lines, step, batches, Some(&mut push));
+                self.pushed = Some((step, push.next()));
+                stepped
+            }
+            (None, None) => self.window(model, lines, step, batches, None),
+        };
+        self.client = client;
+        stepped
+    }
+
+    /// Whether minibatches go in behind each other.
+    pub fn goes_on(&self) -> bool {
+        self.schedule.goes_on()
+    }
+
+    /// Whether a next step is under way.
+    pub fn is_going(&self) -> bool {
+        self.going.is_some()
+    }
+
+    /// Whether it is this one.
+    pub fn goes_on_with(&self, step: Step) -> bool {
+        self.going.as_ref().is_some_and(|g| g.step == step)
+    }
+
+    fn window(
+        &mut self,
+        model: &mut dyn Model,
+        lines: &mut Lines,
+        step: Step,
+        (batch, next): Batches<'_>,
+        mut push: Option<&mut PushParts<'_>>,
+    ) -> Result<f64, Broke> {
+        let round = self.next_round();
+        let Some(own) = self.own() else { return Ok(0.0) };
+        let next = self.agree(lines, round, next)?;
+        let (at, of) = (self.here.at, self.here.of);
+        let going = self.going.take().filter(|g| g.step == step);
+        let stashed = going.is_some();
+        if !stashed {
+            self.slots = Slots::default();
+        }
+        let most = self.micro_batches;
+        let micro = |batch: &Batch| most.min(batch.n).max(1);
+        let micro_batches = micro(batch);
+        let kept = match self.schedule.goes_on() {
+            true => of - at,
+            false => self.schedule.kept(at, of, micro_batches),
+        };
+        let ahead = going.as_ref().map_or(0, |g| g.forward);
+        let window = Window { kept, ahead, micro_batches, next: next.map_or(0, micro) };
+        if let Some(push) = &mut push {
+            push.client().computed_at(going.map(|g| g.versions));
+        }
+        let (lends, borrows, layers) = (self.lends(), self.borrows(), self.layers());
+        let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
+        let mut loss = 0.0;
+        for work in window.works() {
+            let (batch, m, round) = match (work, next) {
+                (Work::Ahead(m), Some(next)) => (next, m, round + 1),
+                (Work::Forward(m) | Work::Backward(m) | Work::Ahead(m), _) => (batch, m, round),
+            };
+            let range = |m: usize| batch.n * m / micro(batch)..batch.n * (m + 1) / micro(batch);
+            let n = range(m).len();
+            let pass = |slot: usize| Pass { layers: layers.clone(), slot: slot % kept, n, evaluates: false };
+            match work {
+                Work::Forward(_) | Work::Ahead(_) => {
+                    let newest = matches!(work, Work::Ahead(_));
+                    if newest {
+                        self.arrive(push.as_mut().map(|p| p.client()), lines)?;
+                    }
+                    let weights = if stashed && !newest { &self.stash } else { &self.weights };
+                    let input = match at {
+                        0 => None,
+                        _ => Some(lines.receive(at - 1, tag(ACTIVATION, round, m))?),
+                    };
+                    let pass = pass(self.slots.forward);
+                    self.slots.forward += 1;
+                    match model.forward_pass(
+                        &mut Here(weights),
+                        &pass,
+                        &batch.part(range(m)),
+                        input.as_deref(),
+                    )? {
+                        Forward::Edge(values) => lines.send(at + 1, tag(ACTIVATION, round, m), values)?,
+                        Forward::Loss(of_part) => loss += f64::from(of_part) * n as f64 / batch.n as f64,
+                        Forward::Evaluated(_) => return Err(ModelError::new("it evaluates in a step").into()),
+                    }
+                }
+                Work::Backward(_) => {
+                    let given = match self.here.is_last() {
+                        true => None,
+                        false => Some(lines.receive(at + 1, tag(GRADIENT, round, m))?),
+                    };
+                    let pass = pass(self.slots.back);
+                    self.slots.back += 1;
+                    for (_, loan, _) in &lends {
+                        self.gradient[loan.range.clone()].fill(0.0);
+                    }
+                    let last = m + 1 == micro_batches;
+                    let share = n as f32 / batch.n as f32;
+                    let mut flat = Adding {
+                        weights: if stashed { &self.stash } else { &self.weights },
+                        gradient: &mut self.gradient,
+                        sum: &mut self.sum,
+                        share,
+                        first: m == 0,
+                        own: own.clone(),
+                        from: own.end,
+                        buckets: &self.buckets,
+                        next: self.buckets.len(),
+                        push: push.as_deref_mut().filter(|_| last),
+                        awaits: if last { lends.clone() } else { Vec::new() },
+                        lines: &mut *lines,
+                        tag: tag(LENT_GRADIENT, round, 0),
+                        broken: None,
+                    };
+                    let back = model.backward_pass(&mut flat, &pass, given.as_deref());
+                    let (broken, left) = (flat.broken.take(), flat.from > own.start);
+                    if let Some(broken) = broken {
+                        return Err(broken);
+                    }
+                    let back = back?;
+                    if left {
+                        return Err(crate::engine::incomplete().into());
+                    }
+                    for (_, loan, _) in &borrows {
+                        add(&mut self.sum, &self.gradient, loan.range.clone(), share, m == 0);
+                        self.gradient.release(loan.range.clone());
+                    }
+                    match back {
+                        Some(values) if at > 0 => lines.send(at - 1, tag(GRADIENT, round, m), values)?,
+                        None if at == 0 => {}
+                        _ => {
+                            let why = "its way back doesn't end where its layers do";
+                            return Err(ModelError::new(why).into());
+                        }
+                    }
+                }
+            }
+        }
+        for (i, loan, to) in &borrows {
+            let tag = tag(LENT_GRADIENT, round, *i);
+            lines.send(*to, tag, self.sum[loan.range.clone()].to_vec())?;
+            self.sum.release(loan.range.clone());
+        }
+        if next.is_none() {
+            return Ok(loss);
+        }
+        let client = push.map(|p| p.client());
+        self.go_on(client, lines, step, window.goes_ahead(), (&own, &borrows))?;
+        // The others come to it later than the last stage: nobody waits.
+        let tag = tag(LOSS, round, 0);
+        match self.here.is_last() {
+            true => (0..at).try_for_each(|place| lines.send(place, tag, vec![loss as f32]))?,
+            false => loss = lines.receive(of - 1, tag)?.first().copied().map_or(f64::NAN, f64::from),
+        }
+        Ok(loss)
+    }
+
+    /// The leader says whether the next minibatch goes in behind this one. It says so as it begins this one, since who is behind it comes to the
+    /// next one earlier.
+    fn agree<'b>(
+        &self,
+        lines: &mut Lines,
+        round: u64,
+        next: Option<&'b Batch>,
+    ) -> Result<Option<&'b Batch>, Broke> {
+        if !self.schedule.goes_on() {
+            return Ok(None);
+        }
+        let tag = Tag { kind: GOES_ON, number: round };
+        if self.here.at == 0 {
+            for place in 1..self.here.of {
+                lines.send(place, tag, vec![f32::from(u8::from(next.is_some()))])?;
+            }
+            return Ok(next);
+        }
+        match (lines.receive(0, tag)?.first().is_some_and(|v| *v > 0.0), next) {
+            (false, _) => Ok(None),
+            (true, None) => Err(ModelError::new("this rank's data ends before its leader's").into()),
+            (true, next) => Ok(next),
+        }
+    }
+
+    /// The newest weights are those that the next minibatch is computed at; the ones behind this step are asked for.
+    fn go_on(
+        &mut self,
+        mut client: Option<&mut Client>,
+        lines: &mut Lines,
+        step: Step,
+        forward: usize,
+        (own, borrows): (&Range<usize>, &[(usize, super::Loan, usize)]),
+    ) -> Result<(), Broke> {
+        self.arrive(client.as_deref_mut(), lines)?;
+        for range in borrows.iter().map(|(_, loan, _)| &loan.range).chain([own]) {
+            self.stash[range.clone()].copy_from_slice(&self.weights[range.clone()]);
+        }
+        let mut versions = Vec::new();
+        if let Some(client) = client {
+            versions = client.versions();
+            // Who leads pulls as its training loop says.
+            if self.here.at > 0 {
+                let pull = Pull::of(step);
+                client.ask(pull.clone());
+                self.asked = Some(pull);
+            }
+        }
+        self.going = Some(Going { step: step.next(), forward, versions });
+        Ok(())
+    }
+
+    /// Takes the weights that were asked for.
+    fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), Broke> {
+        let (Some(pull), Some(client)) = (self.asked.take(), client) else { return Ok(()) };
+        let at = client.pull_by(pull.clone(), &mut self.weights)?.done;
+        if at != pull.done {
+            self.done = at;
+            let why = "a rank's session was lost, and it is further on";
+            return Err(lines.break_up(why).into());
+        }
+        self.lend(lines)
+    }
+}

@@ -1,0 +1,119 @@
+//! The gradient of a minibatch, micro-batch by micro-batch, and the weights that it is computed at.
+
+use crate::{engine::Broke, exchange::PushParts, group::Together};
+use paraft_compute::collective::{GroupError, Lines, Tag};
+use paraft_host::Pages;
+use paraft_models::{CpuDevice, DeviceError, Flat, Loan, NetResult, Weights};
+use std::ops::Range;
+
+/// What another rank has sent, where it belongs.
+pub(super) fn put(to: &mut [f32], range: &Range<usize>, values: &[f32]) -> Together {
+    let to = &mut to[range.clone()];
+    if to.len() != values.len() {
+        let why = format!("a rank has sent {} values for {range:?}", values.len());
+        return Err(GroupError::Broken(why));
+    }
+    to.copy_from_slice(values);
+    Ok(())
+}
+
+/// A micro-batch's part of the gradient's sum.
+pub(super) fn add(sum: &mut [f32], gradient: &[f32], range: Range<usize>, share: f32, first: bool) {
+    let both = sum[range.clone()].iter_mut().zip(&gradient[range]);
+    match first {
+        true => both.for_each(|(s, g)| *s = share * g),
+        false => both.for_each(|(s, g)| *s += share * g),
+    }
+}
+
+/// Weights that are there.
+pub(super) struct Here<'a>(pub &'a [f32]);
+
+impl Weights<CpuDevice> for Here<'_> {
+    fn params(&mut self, _: usize) -> NetResult<&[f32]> {
+        Ok(self.0)
+    }
+}
+
+/// A micro-batch's way back: what is ready of its gradient is added up, and what is complete of the sum leaves.
+pub(super) struct Adding<'s, 'p, 'c> {
+    pub weights: &'s [f32],
+    pub gradient: &'s mut Pages,
+    pub sum: &'s mut Pages,
+    /// Of this micro-batch in the minibatch's mean.
+    pub share: f32,
+    pub first: bool,
+    pub own: Range<usize>,
+    /// From here on it is added up.
+    pub from: usize,
+    pub buckets: &'s [Range<usize>],
+    /// Buckets from here on are pushed.
+    pub next: usize,
+    /// In the last micro-batch.
+    pub push: Option<&'s mut PushParts<'c>>,
+    /// What was lent, whose gradient has not come.
+    pub awaits: Vec<(usize, Loan, usize)>,
+    pub lines: &'p mut Lines,
+    /// Of the gradient of the first loan.
+    pub tag: Tag,
+    pub broken: Option<Broke>,
+}
+
+impl Weights<CpuDevice> for Adding<'_, '_, '_> {
+    fn params(&mut self, _: usize) -> NetResult<&[f32]> {
+        Ok(self.weights)
+    }
+}
+
+impl Flat<CpuDevice> for Adding<'_, '_, '_> {
+    fn layer(&mut self, _: usize) -> NetResult<(&[f32], &mut [f32])> {
+        Ok((self.weights, self.gradient))
+    }
+
+    fn ready(&mut self, offset: usize) -> NetResult {
+        let offset = offset.max(self.own.start);
+        if offset >= self.from {
+            return Ok(());
+        }
+        let ready = offset..std::mem::replace(&mut self.from, offset);
+        add(self.sum, self.gradient, ready.clone(), self.share, self.first);
+        self.gradient.release(ready);
+        // Once, where what was lent is complete.
+        while let Some(i) = self.awaits.iter().position(|(_, loan, _)| loan.range.start >= offset) {
+            let (loan, lent, from) = self.awaits.swap_remove(i);
+            let tag = Tag { number: self.tag.number | loan as u64, ..self.tag };
+            match self.lines.receive(from, tag) {
+                Ok(theirs) if theirs.len() == lent.range.len() => {
+                    self.sum[lent.range].iter_mut().zip(&theirs).for_each(|(s, g)| *s += g);
+                }
+                Ok(_) => {
+                    return self
+                        .breaks(GroupError::Broken("a gradient of what was lent is not as long".into()));
+                }
+                Err(e) => return self.breaks(e),
+            }
+        }
+        let lent: Vec<Range<usize>> = self.awaits.iter().map(|(_, loan, _)| loan.range.clone()).collect();
+        let Some(push) = &mut self.push else { return Ok(()) };
+        while let Some(bucket) = self.next.checked_sub(1).map(|i| self.buckets[i].clone()) {
+            let waits = lent.iter().any(|l| l.start < bucket.end && bucket.start < l.end);
+            if bucket.start < offset || waits {
+                break;
+            }
+            self.next -= 1;
+            if bucket.start < self.own.end {
+                push.values(self.next, &self.sum[bucket.clone()]);
+                self.sum.release(bucket);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Adding<'_, '_, '_> {
+    fn breaks(&mut self, e: GroupError) -> NetResult {
+        let text = e.to_string();
+        self.broken = Some(e.into());
+        Err(DeviceError::Group(text))
+    }
+}

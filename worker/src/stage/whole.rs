@@ -1,0 +1,96 @@
+//! What needs the whole model: an evaluation by all ranks, and the final weights.
+
+use super::{
+    ACTIVATION, AHEAD, FINAL, PIECE, Place, Stage, TAKEN,
+    sums::{Here, put},
+};
+use crate::{engine::Broke, streamed::scratch};
+use paraft_compute::collective::{Lines, Tag};
+use paraft_models::{Batch, Evaluation, Forward, Model, ModelError, Pass};
+use std::ops::Range;
+
+impl Stage<'_> {
+    /// This rank's part of the evaluation of some samples, which all ranks are given: the last one has the sums.
+    pub fn evaluate(
+        &mut self,
+        model: &mut dyn Model,
+        lines: &mut Lines,
+        batch: &Batch,
+    ) -> Result<Evaluation, Broke> {
+        let round = self.next_round();
+        if self.here.stages.is_empty() {
+            return Ok(Evaluation::default());
+        }
+        // No more activations than in a step.
+        let micro = batch.n.div_ceil(self.part).max(1);
+        let (at, mut sum) = (self.here.at, Evaluation::default());
+        for m in 0..micro {
+            let part = batch.part(batch.n * m / micro..batch.n * (m + 1) / micro);
+            let tag = |kind: u32, m: usize| Tag { kind, number: round << 20 | m as u64 };
+            let input = if at == 0 { None } else { Some(lines.receive(at - 1, tag(ACTIVATION, m))?) };
+            if at > 0 {
+                lines.send(at - 1, tag(TAKEN, m), Vec::new())?;
+            }
+            let pass = Pass { layers: self.layers(), slot: 0, n: part.n, evaluates: true };
+            match model.forward_pass(&mut Here(&self.weights), &pass, &part, input.as_deref())? {
+                Forward::Edge(values) => {
+                    // Nothing else keeps a stage from being far ahead of the next one here.
+                    if let Some(before) = m.checked_sub(AHEAD) {
+                        lines.receive(at + 1, tag(TAKEN, before))?;
+                    }
+                    lines.send(at + 1, tag(ACTIVATION, m), values)?;
+                }
+                Forward::Evaluated(e) => {
+                    sum.loss_sum += e.loss_sum;
+                    sum.correct += e.correct;
+                    sum.count += e.count;
+                }
+                Forward::Loss(_) => return Err(ModelError::new("it trains in an evaluation").into()),
+            }
+        }
+        if !self.here.is_last() {
+            for m in micro.saturating_sub(AHEAD)..micro {
+                lines.receive(at + 1, Tag { kind: TAKEN, number: round << 20 | m as u64 })?;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The final weights of all stages come to the leader, into a file.
+    pub fn gather(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+        let pieces = |range: &Range<usize>| {
+            let end = range.end;
+            range.clone().step_by(PIECE).map(move |at| at..(at + PIECE).min(end))
+        };
+        let tag = |kind: u32, at: usize| Tag { kind, number: at as u64 };
+        let own = self.own();
+        if self.here.at > 0 {
+            // The leader takes one rank's after the other: what it hasn't taken is in its memory.
+            let mut sent = Vec::new();
+            for piece in own.iter().flat_map(pieces) {
+                if let Some(before) = sent.len().checked_sub(AHEAD) {
+                    lines.receive(0, tag(TAKEN, sent[before]))?;
+                }
+                sent.push(piece.start);
+                lines.send(0, tag(FINAL, piece.start), self.weights[piece].to_vec())?;
+            }
+            return Ok(());
+        }
+        let mut whole = scratch(&self.folder, self.weights.len())?;
+        for piece in own.iter().flat_map(pieces) {
+            whole[piece.clone()].copy_from_slice(&self.weights[piece]);
+        }
+        for place in 1..self.here.of {
+            let stages = Place::new((place, self.here.of), self.stages.len()).stages;
+            let theirs = &self.stages.own()[stages];
+            let all = theirs.first().map_or(0, |r| r.start)..theirs.last().map_or(0, |r| r.end);
+            for piece in pieces(&all) {
+                let values = lines.receive(place, tag(FINAL, piece.start))?;
+                put(&mut whole, &piece, &values)?;
+                lines.send(place, tag(TAKEN, piece.start), Vec::new())?;
+            }
+        }
+        self.whole = Some(whole);
+        Ok(())
+    }
+}
