@@ -199,7 +199,7 @@ impl Record {
         if run.shards < shards {
             eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
         }
-        crate::task::keep(&dir.join(JOB_FILE), &job.to_toml(), 0)?;
+        crate::run_dir::put_job(&dir.join(JOB_FILE), &job.to_toml(), 0)?;
         let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
         writer.write(&Event::Run(run.clone()))?;
         Ok(Self { writer, run, before: Vec::new() })

@@ -130,6 +130,15 @@ fn move_aside(path: &Path, name: impl Fn(u64) -> PathBuf) -> Result<PathBuf, Fai
     Ok(free)
 }
 
+/// A run's job file, whole from the moment at which it is there: others look for it.
+pub(crate) fn put_job(file: &Path, job: &str, rank: u32) -> Result<(), Failure> {
+    if fs::read_to_string(file).is_ok_and(|text| text == job) {
+        return Ok(());
+    }
+    let part = file.with_extension(format!("{rank}.part"));
+    fs::write(&part, job).and_then(|()| fs::rename(&part, file)).map_err(|e| Failure::write(file, e))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ use crate::{
     fleet::{Fleet, JOB_FILE, server_data},
     gather::{self, First, Meeting, Over, Plan, go_on},
     launch::{Record, absolute_paths},
+    run_dir,
     script::{self, Rendezvous},
 };
 use nix::sys::signal::Signal;
@@ -107,7 +108,7 @@ impl Part {
         let (mut meeting, plan) = Meeting::join(place, interrupted)?;
         let dir = &plan.run_dir;
         fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
-        keep(&dir.join(JOB_FILE), &plan.job, place.rank)?;
+        run_dir::put_job(&dir.join(JOB_FILE), &plan.job, place.rank)?;
         let mut job = Job::parse(&plan.job, &dir.join(JOB_FILE), &[])?;
         job.cluster.script.clone_from(&own.cluster.script);
         let mut fleet = Fleet::part(dir)?;
@@ -207,13 +208,4 @@ pub fn settle(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
         ));
     }
     Ok(Job::parse(&there, file, &[])?)
-}
-
-/// A run's job file, whole from the moment at which it is there: others look for it.
-pub(crate) fn keep(file: &Path, job: &str, rank: u32) -> Result<(), Failure> {
-    if fs::read_to_string(file).is_ok_and(|text| text == job) {
-        return Ok(());
-    }
-    let part = file.with_extension(format!("{rank}.part"));
-    fs::write(&part, job).and_then(|()| fs::rename(&part, file)).map_err(|e| Failure::write(file, e))
 }
