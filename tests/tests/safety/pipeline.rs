@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use paraft_common::ShardId;
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
-    train::{distance, job, job_on, replay, train, worker, worker_until},
+    train::{data, distance, job, job_on, replay, train, worker, worker_until},
     wait,
 };
 use paraft_worker::{Job, WorkerReport};
@@ -128,6 +128,16 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
         let job = on_digits(&fleet.at, model, &set)?;
         let learned = learn(&job)?;
         let replayed = replay(&job)?;
+        // Counted from the version that it was computed at: of one worker, but for the first behind an evaluation.
+        let (delays, steps) = (fleet.leader(ShardId(0)).1.delay_counts, plan_of(&job)?);
+        if job.train.workers == 1 {
+            let late: u64 = delays.iter().skip(1).sum();
+            let prompt = delays.first().copied().unwrap_or(0);
+            assert!(
+                delays.len() <= 2 && prompt * (steps.0 - steps.1) == late * steps.1,
+                "{more:?}: {delays:?} of {steps:?}"
+            );
+        }
         assert!(learned == replayed, "{stages} stages, {more:?}: {} away", distance(&learned, &replayed));
         let flushed = Job {
             parallel: paraft_worker::job::ParallelConfig {
@@ -139,6 +149,12 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
         assert!(learned != replay(&flushed)?, "{more:?}: it was not late");
     }
     Ok(())
+}
+
+/// Its steps, and those that nothing comes before without an evaluation between.
+fn plan_of(job: &Job) -> Result<(u64, u64)> {
+    let plan = paraft_worker::worker::Plan::new(job, &data(job)?.train)?;
+    Ok((plan.total, plan.total.div_ceil(plan.between_ends(job) as u64)))
 }
 
 /// Ranks that are interrupted leave as if they were killed: their group is formed anew.
