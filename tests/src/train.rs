@@ -11,7 +11,7 @@ use paraft_worker::{
     Job, WorkerOptions, WorkerReport, job::TransportConfig, samples::shape_of, worker::WorkerError,
 };
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, atomic::AtomicBool},
     thread,
 };
@@ -53,32 +53,28 @@ pub fn worker(job: &Job, rank: u32) -> Result<WorkerReport> {
 
 /// One worker that goes on from a checkpoint.
 pub fn worker_from(job: &Job, rank: u32, checkpoint: &Path) -> Result<WorkerReport> {
-    run_worker(job, rank, Some(checkpoint.to_path_buf()), Arc::default())
+    run_worker(job, rank, |o| o.resume = Some(checkpoint.to_path_buf()))
+}
+
+/// One worker that writes a trace of some steps to a folder.
+pub fn worker_traced(job: &Job, rank: u32, folder: &Path, steps: u64) -> Result<WorkerReport> {
+    run_worker(job, rank, |o| o.trace = Some((folder.to_path_buf(), steps)))
 }
 
 /// One worker that leaves at the first step after `interrupt` is set.
 pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<WorkerReport> {
-    run_worker(job, rank, None, interrupt)
+    run_worker(job, rank, |o| o.interrupt = interrupt)
 }
 
-fn run_worker(
-    job: &Job,
-    rank: u32,
-    resume: Option<PathBuf>,
-    interrupt: Arc<AtomicBool>,
-) -> Result<WorkerReport> {
+fn run_worker(job: &Job, rank: u32, with: impl FnOnce(&mut WorkerOptions)) -> Result<WorkerReport> {
     let data = data(job)?;
     let mut model = model(job, &data)?;
     // A worker that has not all of the model gives no weights.
     let in_parts = job.memory.resident.is_some() || job.parallel.pipeline > 1;
     let folder = in_parts.then(tempfile::tempdir).transpose()?;
     let weights = folder.as_ref().map(|f| f.path().join("weights"));
-    let options = WorkerOptions {
-        resume,
-        interrupt,
-        weights,
-        ..WorkerOptions::new(rank, job.cluster.addresses.clone())
-    };
+    let mut options = WorkerOptions { weights, ..WorkerOptions::new(rank, job.cluster.addresses.clone()) };
+    with(&mut options);
     let report: Result<WorkerReport, WorkerError> = paraft_worker::run(job, &options, model.as_mut(), data);
     let report = report.with_context(|| format!("worker {rank}"))?;
     let layout = job.layout(model.tensors()).map_err(|e| anyhow::anyhow!("{e}"))?;

@@ -16,6 +16,8 @@ use std::{
 enum Group {
     /// A worker's thread that computes.
     Training,
+    /// Micro-batches through a rank's stages.
+    Passes,
     Of(Stage),
     OfShard(u32, Stage),
 }
@@ -25,6 +27,7 @@ impl Group {
         match span.stage {
             Stage::Ready | Stage::Copy | Stage::Encode | Stage::Decode => Group::Training,
             Stage::Push | Stage::Pull => Group::Of(span.stage),
+            Stage::Forward | Stage::Backward => Group::Passes,
             stage => Group::OfShard(span.shard.0, stage),
         }
     }
@@ -32,6 +35,7 @@ impl Group {
     fn name(self, lane: usize) -> String {
         let name = match self {
             Group::Training => "training".to_string(),
+            Group::Passes => "micro-batches".to_string(),
             Group::Of(stage) => stage.to_string(),
             Group::OfShard(shard, stage) => format!("shard {shard} {stage}"),
         };
@@ -167,6 +171,10 @@ impl<W: Write> Events<'_, W> {
         }
         if let Some(worker) = s.worker {
             args["worker"] = json!(worker);
+        }
+        if let Some(pass) = s.pass {
+            args["micro_batch"] = json!(pass.micro_batch);
+            args["version"] = json!(pass.version);
         }
         let dur = (s.end.0 - s.begin.0) as f64 / 1e3;
         self.event(&json!({"ph": "X", "name": s.stage, "cat": "stage", "pid": p.pid, "tid": p.tid,

@@ -5,7 +5,7 @@
 //!                                     └─(--trace)─▶ trace/worker-0.jsonl ──merge──▶ trace.json
 //! ```
 //!
-//! - [`Stage`]: the ten names, and what each begins and ends with.
+//! - [`Stage`]: the names, and what each begins and ends with.
 //! - [`Stages`]: where a process notes its spans. The sums are always kept: a span costs the two clock reads of who
 //!   notes it and two additions. A trace is written only where one was asked for, by a thread of its own.
 //! - [`Span`]: one bucket of one step on its way through one stage.
@@ -27,7 +27,7 @@ mod stages;
 pub use file::{DEFAULT_STEPS, MAX_SPANS, MAX_STEPS, Tracing};
 pub use merge::{Merged, TraceError, merge};
 pub use moment::Moment;
-pub use span::Span;
+pub use span::{Pass, Span};
 pub use stage::Stage;
 pub use stages::{Stages, Total};
 

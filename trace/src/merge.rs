@@ -166,7 +166,7 @@ mod tests {
         let (shard, bucket) = (ShardId(1), Some(BucketId(5)));
         let worker = Some(WorkerId(0)).filter(|_| !matches!(stage, Stage::Apply | Stage::Replicate));
         let (begin, end) = (Moment(begin), Moment(end));
-        Span { stage, begin, end, step: Step(3), shard, bucket, worker, bytes: 40 }
+        Span { stage, begin, end, step: Step(3), shard, bucket, worker, bytes: 40, pass: None }
     }
 
     fn write(folder: &Path, name: &str, lines: &[Value]) {

@@ -1,7 +1,7 @@
 //! What is noted.
 
 use crate::{Moment, Stage};
-use paraft_common::{BucketId, ShardId, Step, WorkerId};
+use paraft_common::{BucketId, ShardId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// One bucket of one step in one stage.
@@ -17,12 +17,24 @@ pub struct Span {
     pub step: Step,
     /// Of the bucket.
     pub shard: ShardId,
-    /// `None` for a state delta, which has many.
+    /// `None` for a state delta and for a pass, which have many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<BucketId>,
     /// Whose push or pull; `None` for an update that several have pushed, and for a state delta.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<WorkerId>,
-    /// Payload. Of `ready`, the gradient in the model's buffer.
+    /// Payload. Of `ready`, the gradient in the model's buffer; of `forward` and `backward` 0.
     pub bytes: u64,
+    /// Of `forward` and `backward`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass: Option<Pass>,
+}
+
+/// A micro-batch on its way through a stage of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    /// Of the step's, from 0.
+    pub micro_batch: u32,
+    /// Of the weights that it is computed at: so many updates are in all of them.
+    pub version: Version,
 }

@@ -1,4 +1,4 @@
-//! The ten stages.
+//! The stages.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -37,13 +37,17 @@ pub enum Stage {
     Pull,
     /// Worker: the bucket's bytes are written into the parameter buffer.
     Decode,
+    /// A rank that has stages of the model (`parallel.pipeline`): a micro-batch goes through them.
+    Forward,
+    /// And back.
+    Backward,
 }
 
 impl Stage {
     /// How many there are.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 12;
 
-    /// All of them, in the order of the road.
+    /// All of them, in the order of the road; then those of a micro-batch.
     pub const ALL: [Stage; Self::COUNT] = [
         Stage::Ready,
         Stage::Copy,
@@ -55,6 +59,8 @@ impl Stage {
         Stage::Publish,
         Stage::Pull,
         Stage::Decode,
+        Stage::Forward,
+        Stage::Backward,
     ];
 
     /// The word in code, metrics and traces.
@@ -70,6 +76,8 @@ impl Stage {
             Stage::Publish => "publish",
             Stage::Pull => "pull",
             Stage::Decode => "decode",
+            Stage::Forward => "forward",
+            Stage::Backward => "backward",
         }
     }
 

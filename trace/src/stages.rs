@@ -85,6 +85,7 @@ mod tests {
             bucket: Some(BucketId(3)),
             worker: Some(WorkerId(1)),
             bytes: 12,
+            pass: None,
         }
     }
 

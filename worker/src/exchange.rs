@@ -89,6 +89,7 @@ impl<'a> PushParts<'a> {
             bucket: Some(bucket),
             worker: Some(self.client.worker()),
             bytes: (self.client.layout().buckets()[i].len * F32_BYTES) as u64,
+            pass: None,
         });
         Some(bucket)
     }

@@ -189,6 +189,7 @@ impl Reader {
             bucket: Some(w.bucket),
             worker: Some(self.worker),
             bytes: w.payload.len() as u64,
+            pass: None,
         });
     }
 }

@@ -33,7 +33,7 @@ impl Observed {
             let bucket = entry.map(|e| e.bucket);
             let worker = entry.map(|e| e.contributions).filter(|c| c.len() == 1).map(|c| c[0].worker);
             let bytes = proposal.payload.len() as u64;
-            self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
+            self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Workers whose ranks hold a stage of the model each: what they learn is what a worker with the whole model learns, whoever dies.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use paraft_common::ShardId;
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
-    train::{data, distance, job, job_on, replay, train, worker, worker_until},
+    train::{data, distance, job, job_on, replay, train, worker, worker_traced, worker_until},
     wait,
 };
 use paraft_worker::{Job, WorkerReport};
 use std::{
+    collections::BTreeMap,
     fs,
     path::Path,
     sync::{
@@ -155,6 +156,46 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
 fn plan_of(job: &Job) -> Result<(u64, u64)> {
     let plan = paraft_worker::worker::Plan::new(job, &data(job)?.train)?;
     Ok((plan.total, plan.total.div_ceil(plan.between_ends(job) as u64)))
+}
+
+/// As the traces of its ranks say.
+#[test]
+fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_all_stages() -> Result<()> {
+    let (fleet, folder) = (fleet(4)?, tempfile::tempdir()?);
+    let job =
+        on_digits(&fleet.at, MLP, &["train.workers=1", "parallel.pipeline=3", "parallel.schedule=2bw"])?;
+    thread::scope(|s| {
+        let trace = |rank| worker_traced(&job, rank, folder.path(), 99);
+        let all: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || trace(rank))).collect();
+        all.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?.map(drop))
+    })?;
+    for rank in ["worker-0", "worker-0-rank-1", "worker-0-rank-2"] {
+        let mut seen = [BTreeMap::new(), BTreeMap::new()];
+        for line in fs::read_to_string(folder.path().join(rank).with_extension("jsonl"))?
+            .lines()
+            .filter(|l| !l.is_empty())
+        {
+            let span = &serde_json::from_str::<serde_json::Value>(line)?["span"];
+            let way = match span["stage"].as_str() {
+                Some("forward") => 0,
+                Some("backward") => 1,
+                _ => continue,
+            };
+            let of = [&span["step"], &span["pass"]["micro_batch"]].map(|v| v.as_u64().unwrap_or(u64::MAX));
+            let before = seen[way].insert(of, span["pass"]["version"].as_u64().context("a version")?);
+            assert_eq!(before, None, "{rank}: {of:?} twice");
+        }
+        let [forward, backward] = seen;
+        assert_eq!(backward.len(), 40 * 12, "{rank}: of each micro-batch");
+        for ([step, m], version) in backward {
+            assert_eq!(version, step.saturating_sub(2), "{rank}: step {step}, micro-batch {m} back");
+            // What was recorded begins with the first push.
+            if step > 1 || forward.contains_key(&[step, m]) {
+                assert_eq!(forward[&[step, m]], version, "{rank}: step {step}, micro-batch {m} forward");
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Ranks that are interrupted leave as if they were killed: their group is formed anew.

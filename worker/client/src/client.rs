@@ -566,7 +566,17 @@ impl Client {
     fn note(&self, stage: Stage, (begin, end): (Moment, Moment), step: Step, bucket: BucketId, bytes: usize) {
         let shard = self.shard_of(bucket);
         let (bucket, worker) = (Some(bucket), Some(self.options.worker));
-        self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes: bytes as u64 });
+        self.stages.note(Span {
+            stage,
+            begin,
+            end,
+            step,
+            shard,
+            bucket,
+            worker,
+            bytes: bytes as u64,
+            pass: None,
+        });
     }
 
     /// Gives this worker's share of a held-out evaluation to shard 0, which adds the shares up.

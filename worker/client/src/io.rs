@@ -465,7 +465,17 @@ impl Inner {
         (step, bucket, bytes): (Step, BucketId, usize),
     ) {
         let (bucket, worker) = (Some(bucket), Some(self.worker));
-        self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes: bytes as u64 });
+        self.stages.note(Span {
+            stage,
+            begin,
+            end,
+            step,
+            shard,
+            bucket,
+            worker,
+            bytes: bytes as u64,
+            pass: None,
+        });
     }
 
     /// Returns when weights that have come leave room for more.

@@ -27,7 +27,7 @@ use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Stages};
 use place::Place;
 use std::{
-    ops::Range,
+    ops::{Deref, DerefMut, Range},
     path::{Path, PathBuf},
 };
 use step::{Going, Slots};
@@ -66,9 +66,9 @@ pub(crate) struct Stage<'a> {
     /// The values of each bucket.
     buckets: Vec<Range<usize>>,
     /// As long as the model; memory is where this rank's stages are, and what it borrows.
-    weights: Pages,
+    weights: Versioned,
     /// Those before, while a minibatch is under way that began at them.
-    stash: Pages,
+    stash: Versioned,
     /// Of the micro-batches so far.
     sum: Pages,
     /// Of one micro-batch, as it becomes ready.
@@ -118,8 +118,8 @@ impl<'a> Stage<'a> {
             micro_batches,
             part,
             buckets,
-            weights: pages()?,
-            stash: pages()?,
+            weights: Versioned { values: pages()?, versions: Vec::new() },
+            stash: Versioned { values: pages()?, versions: Vec::new() },
             sum: pages()?,
             gradient: pages()?,
             here: Place::default(),
@@ -189,11 +189,11 @@ impl<'a> Stage<'a> {
         // Who leads has its session with the training loop, which notices if another has been this worker.
         let next = ranks.leads() || self.generation == generation || self.generation + 1 == generation;
         if here.stages != self.here.stages || !next {
-            self.weights.release(0..self.weights.len());
+            self.weights.values.release(0..self.buckets.last().map_or(0, |b| b.end));
             (self.client, self.pushed, self.asked) = (None, None, None);
         }
         self.going = None;
-        self.stash.release(0..self.stash.len());
+        self.stash.values.release(0..self.buckets.last().map_or(0, |b| b.end));
         (self.here, self.generation) = (here, generation);
     }
 
@@ -322,6 +322,26 @@ impl<'a> Stage<'a> {
     fn next_round(&mut self) -> u64 {
         self.rounds += 1;
         self.rounds
+    }
+}
+
+/// Weights, with the version of each bucket.
+struct Versioned {
+    values: Pages,
+    versions: Vec<u64>,
+}
+
+impl Deref for Versioned {
+    type Target = Pages;
+
+    fn deref(&self) -> &Pages {
+        &self.values
+    }
+}
+
+impl DerefMut for Versioned {
+    fn deref_mut(&mut self) -> &mut Pages {
+        &mut self.values
     }
 }
 

@@ -12,17 +12,18 @@
 //! in the stash once newer ones come. Its push names their versions.
 
 use super::{
-    ACTIVATION, GOES_ON, GRADIENT, LENT_GRADIENT, LOSS, Stage,
+    ACTIVATION, GOES_ON, GRADIENT, LENT_GRADIENT, LOSS, Stage, Versioned,
     sums::{Adding, Here, add},
 };
 use crate::{engine::Broke, exchange::PushParts};
 use paraft_client::{Client, Pull};
 use paraft_common::{
-    Step,
+    BucketId, Step, Version,
     pipeline::{Window, Work},
 };
 use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, Forward, Model, ModelError, Pass};
+use paraft_trace::{Moment, Span, Stage as Trace};
 use std::ops::Range;
 
 /// The next step's minibatch, of which some has been forward.
@@ -31,8 +32,6 @@ pub(super) struct Going {
     step: Step,
     /// Micro-batches.
     forward: usize,
-    /// Of the weights that it is computed at, which are in the stash.
-    versions: Vec<u64>,
 }
 
 /// Activations that a model keeps.
@@ -115,7 +114,8 @@ impl Stage<'_> {
         let ahead = going.as_ref().map_or(0, |g| g.forward);
         let window = Window { kept, ahead, micro_batches, next: next.map_or(0, micro) };
         if let Some(push) = &mut push {
-            push.client().computed_at(going.map(|g| g.versions));
+            self.weights.versions = push.client().versions();
+            push.client().computed_at(stashed.then(|| self.stash.versions.clone()));
         }
         let (lends, borrows, layers) = (self.lends(), self.borrows(), self.layers());
         let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
@@ -135,18 +135,25 @@ impl Stage<'_> {
                         self.arrive(push.as_mut().map(|p| p.client()), lines)?;
                     }
                     let weights = if stashed && !newest { &self.stash } else { &self.weights };
+                    let version = self.version(&own, weights);
                     let input = match at {
                         0 => None,
                         _ => Some(lines.receive(at - 1, tag(ACTIVATION, round, m))?),
                     };
                     let pass = pass(self.slots.forward);
                     self.slots.forward += 1;
-                    match model.forward_pass(
+                    let begin = Moment::now();
+                    let made = model.forward_pass(
                         &mut Here(weights),
                         &pass,
                         &batch.part(range(m)),
                         input.as_deref(),
-                    )? {
+                    )?;
+                    if let Some(push) = &mut push {
+                        let step = if newest { step.next() } else { step };
+                        self.note(push.client(), Trace::Forward, begin, (step, m, version));
+                    }
+                    match made {
                         Forward::Edge(values) => lines.send(at + 1, tag(ACTIVATION, round, m), values)?,
                         Forward::Loss(of_part) => loss += f64::from(of_part) * n as f64 / batch.n as f64,
                         Forward::Evaluated(_) => return Err(ModelError::new("it evaluates in a step").into()),
@@ -164,8 +171,10 @@ impl Stage<'_> {
                     }
                     let last = m + 1 == micro_batches;
                     let share = n as f32 / batch.n as f32;
+                    let weights = if stashed { &self.stash } else { &self.weights };
+                    let (version, begin) = (self.version(&own, weights), Moment::now());
                     let mut flat = Adding {
-                        weights: if stashed { &self.stash } else { &self.weights },
+                        weights,
                         gradient: &mut self.gradient,
                         sum: &mut self.sum,
                         share,
@@ -188,6 +197,9 @@ impl Stage<'_> {
                     let back = back?;
                     if left {
                         return Err(crate::engine::incomplete().into());
+                    }
+                    if let Some(push) = &mut push {
+                        self.note(push.client(), Trace::Backward, begin, (step, m, version));
                     }
                     for (_, loan, _) in &borrows {
                         add(&mut self.sum, &self.gradient, loan.range.clone(), share, m == 0);
@@ -221,6 +233,27 @@ impl Stage<'_> {
             false => loss = lines.receive(of - 1, tag)?.first().copied().map_or(f64::NAN, f64::from),
         }
         Ok(loss)
+    }
+
+    /// So many updates are in all of this rank's own weights.
+    fn version(&self, own: &Range<usize>, weights: &Versioned) -> Version {
+        let of = self.buckets.iter().zip(&weights.versions).filter(|(bucket, _)| own.contains(&bucket.start));
+        Version(of.map(|(_, version)| *version).min().unwrap_or(0))
+    }
+
+    fn note(&self, client: &Client, stage: Trace, begin: Moment, (step, m, version): (Step, usize, Version)) {
+        let first = self.own().and_then(|own| self.buckets.iter().position(|b| own.contains(&b.start)));
+        client.stages().note(Span {
+            stage,
+            begin,
+            end: Moment::now(),
+            step,
+            shard: client.shard_of(BucketId(first.unwrap_or(0) as u32)),
+            bucket: None,
+            worker: Some(client.worker()),
+            bytes: 0,
+            pass: Some(paraft_trace::Pass { micro_batch: m as u32, version }),
+        });
     }
 
     /// The leader says whether the next minibatch goes in behind this one. It says so as it begins this one, since who is behind it comes to the
@@ -261,9 +294,8 @@ impl Stage<'_> {
         for range in borrows.iter().map(|(_, loan, _)| &loan.range).chain([own]) {
             self.stash[range.clone()].copy_from_slice(&self.weights[range.clone()]);
         }
-        let mut versions = Vec::new();
+        self.stash.versions.clone_from(&self.weights.versions);
         if let Some(client) = client {
-            versions = client.versions();
             // Who leads pulls as its training loop says.
             if self.here.at > 0 {
                 let pull = Pull::of(step);
@@ -271,7 +303,7 @@ impl Stage<'_> {
                 self.asked = Some(pull);
             }
         }
-        self.going = Some(Going { step: step.next(), forward, versions });
+        self.going = Some(Going { step: step.next(), forward });
         Ok(())
     }
 
@@ -284,6 +316,7 @@ impl Stage<'_> {
             let why = "a rank's session was lost, and it is further on";
             return Err(lines.break_up(why).into());
         }
+        self.weights.versions = client.versions();
         self.lend(lines)
     }
 }

@@ -3,7 +3,7 @@
 use super::{
     Shared, WorkerError, WorkerOptions, WorkerReport,
     evaluate::{Share, Watch, evaluate},
-    join::client_options,
+    join::{Flush, begin_trace, client_options},
     scratch_folder, staged,
     training::finite,
 };
@@ -121,10 +121,22 @@ pub(super) fn follow(
     let layout = job.layout(model.tensors()).map_err(|e| WorkerError::Job(e.to_string()))?;
     let part = |b: &paraft_common::BucketSpec| Part { range: b.range(), encoding: job.train.encoding };
     let parts = layout.buckets().iter().map(part).collect();
+    let mut flush: Option<Flush> = None;
     let mut engine = match job.parallel.pipeline {
         1 => Engine::new(model, parts, Some(ranks)),
         _ => {
-            let join = |model: &dyn Model, here, brings| join_stages(job, options, data, model, here, brings);
+            let flush = &mut flush;
+            let join = move |model: &dyn Model, here, brings| {
+                let (client, start) = join_stages(job, options, data, model, here, brings)?;
+                data.gauges.stages(client.stages().clone());
+                // The file of the session before is whole first.
+                *flush = None;
+                if let Some((folder, steps)) = &options.trace {
+                    let place = options.rank % job.ranks_of_worker();
+                    *flush = Some(begin_trace(&client, place, folder, *steps)?);
+                }
+                Ok((client, start))
+            };
             let stage = staged(job, options, model, Some(Box::new(join)))?;
             Engine::staged(model, parts, stage, ranks)
         }

@@ -85,7 +85,7 @@ pub(super) fn join(
     client.encode_by(&layout, job.train.feeds_back());
     gauges.stages(client.stages().clone());
     let flush =
-        options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
+        options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, 0, folder, *steps)).transpose()?;
     let trainer = Trainer::new(
         paraft_trainer::Options {
             worker,
@@ -152,8 +152,17 @@ impl Drop for Flush {
     }
 }
 
-fn begin_trace(client: &Client, folder: &Path, steps: u64) -> Result<Flush, WorkerError> {
-    let process = format!("worker-{}", client.worker().0);
+/// `place`: among the ranks of its worker that speak with servers.
+pub(super) fn begin_trace(
+    client: &Client,
+    place: u32,
+    folder: &Path,
+    steps: u64,
+) -> Result<Flush, WorkerError> {
+    let process = match (client.worker().0, place) {
+        (worker, 0) => format!("worker-{worker}"),
+        (worker, place) => format!("worker-{worker}-rank-{place}"),
+    };
     let cannot = |e| WorkerError::Trace(folder.to_path_buf(), e);
     client.stages().trace(folder, &process, steps).map_err(cannot)?;
     Ok(Flush(client.stages().clone()))

@@ -392,14 +392,14 @@ impl Leader {
     ) {
         let bucket = self.shard.configured().map(|c| c.buckets[bucket].id);
         let (shard, end) = (self.shard.id(), self.now.moment);
-        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
+        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
     }
 
     /// The outcome of an update or of a delta is here.
     fn note_replicated(&self, of: Proposed, bucket: Option<BucketId>, worker: Option<WorkerId>) {
         let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
         let Proposed { began: begin, step, bytes } = of;
-        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
+        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
     }
 }
 
