@@ -17,6 +17,7 @@ mod load;
 mod meter;
 mod neighbours;
 mod peers;
+mod pipeline;
 mod plain;
 mod raw;
 mod resilience;
@@ -25,6 +26,7 @@ mod ring;
 mod shard;
 mod streamed;
 mod train;
+mod transformer;
 mod wire;
 
 /// Which benchmark.
@@ -71,6 +73,9 @@ enum Which {
     Large(large::LargeBenchArgs),
     /// A transformer whose worker holds some layers at a time, beside one that holds all: samples/s, and the worker's memory.
     Streamed(streamed::StreamedBenchArgs),
+    /// A transformer whose worker's ranks hold a stage each, by every schedule, beside a worker with all of it: samples/s, how long ranks have
+    /// nothing to compute, and the memory of the one that has most.
+    Pipeline(pipeline::PipelineBenchArgs),
     /// The steps of one process; started by `kernels`.
     #[command(hide = true)]
     KernelSteps(kernels::StepsArgs),
@@ -119,6 +124,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Responsive(a) => responsive::run(a),
         Which::Large(a) => large::run(a),
         Which::Streamed(a) => streamed::run(a),
+        Which::Pipeline(a) => pipeline::run(a),
         Which::Gpu(a) => gpu::run(a),
         Which::Kernels(a) => kernels::run(a),
         Which::KernelSteps(a) => kernels::steps(a),

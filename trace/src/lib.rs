@@ -25,7 +25,7 @@ mod stage;
 mod stages;
 
 pub use file::{DEFAULT_STEPS, MAX_SPANS, MAX_STEPS, Tracing};
-pub use merge::{Merged, TraceError, merge};
+pub use merge::{Merged, TraceError, merge, spans};
 pub use moment::Moment;
 pub use span::{Pass, Span};
 pub use stage::Stage;

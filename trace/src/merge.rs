@@ -99,6 +99,14 @@ pub fn merge(folder: &Path, to: Option<&Path>) -> Result<Merged, TraceError> {
     })
 }
 
+/// What one process has recorded, in all its lives, as its clock had it.
+///
+/// # Errors
+/// The file can't be read, or is none of ours.
+pub fn spans(path: &Path) -> Result<Vec<Span>, TraceError> {
+    Ok(read(path)?.into_iter().flat_map(|life| life.spans).collect())
+}
+
 fn read(path: &Path) -> Result<Vec<Incarnation>, TraceError> {
     let io = |e| TraceError::Io(path.to_path_buf(), e);
     let mut lines = BufReader::new(File::open(path).map_err(io)?).split(b'\n').enumerate().peekable();

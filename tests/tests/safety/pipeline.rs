@@ -1,6 +1,6 @@
 //! Workers whose ranks hold a stage of the model each: what they learn is what a worker with the whole model learns, whoever dies.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use paraft_common::ShardId;
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
@@ -171,19 +171,13 @@ fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_al
     })?;
     for rank in ["worker-0", "worker-0-rank-1", "worker-0-rank-2"] {
         let mut seen = [BTreeMap::new(), BTreeMap::new()];
-        for line in fs::read_to_string(folder.path().join(rank).with_extension("jsonl"))?
-            .lines()
-            .filter(|l| !l.is_empty())
-        {
-            let span = &serde_json::from_str::<serde_json::Value>(line)?["span"];
-            let way = match span["stage"].as_str() {
-                Some("forward") => 0,
-                Some("backward") => 1,
-                _ => continue,
+        for span in paraft_trace::spans(&folder.path().join(rank).with_extension("jsonl"))? {
+            let (Some(pass), way) = (span.pass, usize::from(span.stage == paraft_trace::Stage::Backward))
+            else {
+                continue;
             };
-            let of = [&span["step"], &span["pass"]["micro_batch"]].map(|v| v.as_u64().unwrap_or(u64::MAX));
-            let before = seen[way].insert(of, span["pass"]["version"].as_u64().context("a version")?);
-            assert_eq!(before, None, "{rank}: {of:?} twice");
+            let of = [span.step.0, u64::from(pass.micro_batch)];
+            assert_eq!(seen[way].insert(of, pass.version.0), None, "{rank}: {of:?} twice");
         }
         let [forward, backward] = seen;
         assert_eq!(backward.len(), 40 * 12, "{rank}: of each micro-batch");

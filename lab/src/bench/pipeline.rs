@@ -1,0 +1,143 @@
+//! `paraft bench pipeline`: a transformer whose worker's ranks hold a stage each (`parallel.pipeline`), by every schedule, beside a worker with
+//! all of it: samples a second, the share of the time in which ranks compute nothing beside what the schedule leaves them, and the peak
+//! memory of the rank that has most.
+//!
+//! When a rank computes is taken from its trace: from one of its spans `forward` and `backward` to the next it computes nothing.
+
+use super::{
+    figure::{self, Figure},
+    transformer::{self, Run, Transformer},
+};
+use clap::Args;
+use paraft_common::pipeline::PipelineSchedule;
+use paraft_fleet::{failure::Failure, launch};
+use paraft_trace::{Span, Stage, TRACE_FOLDER, spans};
+use paraft_worker::exit;
+use std::{fs, path::Path};
+
+#[derive(Args)]
+pub struct PipelineBenchArgs {
+    /// Stages, a rank each. Give them as many cores.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub stages: u32,
+    /// Micro-batches of a minibatch: as many as stages, or more.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1024))]
+    pub micro_batches: u32,
+    /// Blocks of the transformer.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1024))]
+    pub layers: u32,
+    /// Its width: a multiple of 64.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=16384))]
+    pub width: u32,
+    /// Tokens of a sample.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub context: u32,
+    /// Samples of a minibatch.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=65536))]
+    pub batch: u32,
+    /// Steps of each run.
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(4..=100_000))]
+    pub steps: u64,
+    /// Runs of each kind, in turn; the median counts.
+    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    pub repeats: usize,
+    /// Overrides a key of the jobs; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// One JSON object for each figure.
+    #[arg(long)]
+    pub json: bool,
+}
+
+const SCHEDULES: [PipelineSchedule; 3] =
+    [PipelineSchedule::GPipe, PipelineSchedule::OneForwardOneBackward, PipelineSchedule::DoubleBuffered];
+
+pub fn run(args: &PipelineBenchArgs) -> Result<i32, Failure> {
+    if args.micro_batches < args.stages || args.micro_batches > args.batch {
+        let why = format!("--micro-batches {}: from --stages to --batch", args.micro_batches);
+        return Err(Failure::new(exit::USAGE, why));
+    }
+    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let interrupted = launch::interrupts();
+    let PipelineBenchArgs { layers, width, context, batch, steps, .. } = *args;
+    let model = Transformer { layers, width, context, batch, steps };
+    let text = model.text(scratch.path())?;
+    let mut whole = Vec::new();
+    let mut cut: [(Vec<Run>, Vec<f64>); 3] = Default::default();
+    for repeat in 0..args.repeats {
+        let dir = scratch.path().join(format!("{repeat}-whole"));
+        whole.push(transformer::train(&model.job(&text, 1, "", &args.set)?, &dir, None, &interrupted)?);
+        for (schedule, (runs, idle)) in SCHEDULES.iter().zip(&mut cut) {
+            let dir = scratch.path().join(format!("{repeat}-{}", schedule.name()));
+            let parallel = format!(
+                "[parallel]\npipeline = {}\nmicro_batches = {}\nschedule = \"{}\"\n",
+                args.stages,
+                args.micro_batches,
+                schedule.name()
+            );
+            let job = model.job(&text, args.stages, &parallel, &args.set)?;
+            runs.push(transformer::train(&job, &dir, Some(steps), &interrupted)?);
+            idle.push(idle_share(&dir, args.stages, schedule.goes_on())?);
+            let _ = fs::remove_dir_all(&dir);
+        }
+    }
+    figure::show(&figures(args, &whole, &cut), args.json);
+    Ok(exit::OK)
+}
+
+fn figures(args: &PipelineBenchArgs, whole: &[Run], cut: &[(Vec<Run>, Vec<f64>)]) -> Vec<Figure> {
+    let rates = |runs: &[Run]| runs.iter().map(|r| r.samples_per_s).collect::<Vec<_>>();
+    let peaks = |runs: &[Run]| runs.iter().map(|r| r.peak_bytes / 1e6).collect::<Vec<_>>();
+    let mut all = Vec::new();
+    let mut add = |case: &str, what, unit, values: &[f64], theirs: Option<(&str, &[f64])>| {
+        let figure = Figure::alone("pipeline", case, what, unit, values);
+        all.extend(figure.map(|f| match theirs {
+            Some((name, theirs)) => f.against(name, values, theirs),
+            None => f,
+        }));
+    };
+    let one = "one process";
+    add(one, "samples", "samples/s", &rates(whole), None);
+    add(one, "a process's memory, most", "MB", &peaks(whole), None);
+    for (schedule, (runs, idle)) in SCHEDULES.iter().zip(cut) {
+        let case =
+            format!("{} stages, {} micro-batches, {}", args.stages, args.micro_batches, schedule.name());
+        add(&case, "samples", "samples/s", &rates(runs), Some((one, &rates(whole))));
+        add(&case, "a process's memory, most", "MB", &peaks(runs), Some((one, &peaks(whole))));
+        add(&case, "idle", "% of the time", &idle.iter().map(|i| 100.0 * i).collect::<Vec<_>>(), None);
+        let equal = vec![(1.0, 2.0); args.stages as usize];
+        let bubble = schedule.bubble(&equal, args.micro_batches as usize, args.steps as usize);
+        add(&case, "idle by the schedule, equal stages", "% of the time", &[100.0 * bubble], None);
+    }
+    all
+}
+
+/// In which ranks computed nothing: of a step from its first micro-batch on its way forward to its last one back, or, where steps go on into each
+/// other, of all of them. Without the first step and the last.
+fn idle_share(run: &Path, stages: u32, goes_on: bool) -> Result<f64, Failure> {
+    let mut ranks = Vec::new();
+    for rank in 0..stages {
+        let name = if rank == 0 { "worker-0".to_string() } else { format!("worker-0-rank-{rank}") };
+        let path = run.join(TRACE_FOLDER).join(format!("{name}.jsonl"));
+        let mut passes = spans(&path).map_err(|e| Failure::new(exit::IO, e))?;
+        passes.retain(|span| matches!(span.stage, Stage::Forward | Stage::Backward));
+        ranks.push(passes);
+    }
+    let all = || ranks.iter().flatten();
+    let (first, last) =
+        (all().map(|s| s.step.0).min().unwrap_or(0), all().map(|s| s.step.0).max().unwrap_or(0));
+    let within = |s: &&Span| s.step.0 > first + 1 && s.step.0 < last;
+    let mut between: Vec<&Span> = all().filter(within).collect();
+    between.sort_by_key(|s| s.step);
+    let (mut whole, mut busy) = (0.0, 0.0);
+    for step in between.chunk_by(|a, b| goes_on || a.step == b.step) {
+        let begin = step.iter().map(|s| s.begin).min().unwrap_or_default();
+        let end = step.iter().map(|s| s.end).max().unwrap_or_default();
+        whole += end.since(begin).as_secs_f64() * f64::from(stages);
+        busy += step.iter().map(|s| s.end.since(s.begin).as_secs_f64()).sum::<f64>();
+    }
+    if whole > 0.0 {
+        return Ok(1.0 - busy / whole);
+    }
+    Err(Failure::new(exit::FAILED, "the ranks have recorded no micro-batches"))
+}
