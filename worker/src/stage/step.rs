@@ -44,6 +44,34 @@ pub(super) struct Slots {
 /// The minibatch of a step, and the one that goes in behind it.
 pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
 
+/// Whether a minibatch goes in behind another.
+enum Next<'b> {
+    Known(Option<&'b Batch>),
+    /// As its leader says.
+    Maybe(Option<&'b Batch>),
+}
+
+impl<'b> Next<'b> {
+    fn known(&self) -> Option<&'b Batch> {
+        match self {
+            Self::Known(next) => *next,
+            Self::Maybe(_) => None,
+        }
+    }
+
+    fn hear(&mut self, of: &Stage<'_>, lines: &mut Lines, round: u64) -> Result<Option<&'b Batch>, Broke> {
+        if let Self::Maybe(next) = self {
+            let goes_on = of.schedule.goes_on()
+                && lines.receive(0, Tag { kind: GOES_ON, number: round })?.first().is_some_and(|v| *v > 0.0);
+            if goes_on && next.is_none() {
+                return Err(ModelError::new("this rank's data ends before its leader's").into());
+            }
+            *self = Self::Known(next.filter(|_| goes_on));
+        }
+        Ok(self.known())
+    }
+}
+
 impl Stage<'_> {
     /// One step of the worker: this rank's stages, micro-batch by micro-batch, and its part of the gradient pushed. Gives the mean loss, where
     /// that is this rank's to compute, or where the next step [is under way](Self::is_going). `push`: the leader's; others make their own.
@@ -97,7 +125,6 @@ impl Stage<'_> {
     ) -> Result<f64, Broke> {
         let round = self.next_round();
         let Some(own) = self.own() else { return Ok(0.0) };
-        let next = self.agree(lines, round, next)?;
         let (at, of) = (self.here.at, self.here.of);
         let going = self.going.take().filter(|g| g.step == step);
         let stashed = going.is_some();
@@ -119,9 +146,17 @@ impl Stage<'_> {
         }
         let (lends, borrows, layers) = (self.lends(), self.borrows(), self.layers());
         let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
+        // Who comes behind the leader is told late enough not to wait for it.
+        let mut next = match at {
+            0 => Next::Known(self.say(lines, round, next)?),
+            _ => Next::Maybe(next),
+        };
         let mut loss = 0.0;
         for work in window.works() {
-            let (batch, m, round) = match (work, next) {
+            if matches!(work, Work::Ahead(_)) && next.hear(self, lines, round)?.is_none() {
+                continue;
+            }
+            let (batch, m, round) = match (work, next.known()) {
                 (Work::Ahead(m), Some(next)) => (next, m, round + 1),
                 (Work::Forward(m) | Work::Backward(m) | Work::Ahead(m), _) => (batch, m, round),
             };
@@ -221,7 +256,7 @@ impl Stage<'_> {
             lines.send(*to, tag, self.sum[loan.range.clone()].to_vec())?;
             self.sum.release(loan.range.clone());
         }
-        if next.is_none() {
+        if next.hear(self, lines, round)?.is_none() {
             return Ok(loss);
         }
         let client = push.map(|p| p.client());
@@ -256,29 +291,20 @@ impl Stage<'_> {
         });
     }
 
-    /// The leader says whether the next minibatch goes in behind this one. It says so as it begins this one, since who is behind it comes to the
-    /// next one earlier.
-    fn agree<'b>(
+    /// The leader says whether the next minibatch goes in behind this one.
+    fn say<'b>(
         &self,
         lines: &mut Lines,
         round: u64,
         next: Option<&'b Batch>,
     ) -> Result<Option<&'b Batch>, Broke> {
-        if !self.schedule.goes_on() {
-            return Ok(None);
-        }
-        let tag = Tag { kind: GOES_ON, number: round };
-        if self.here.at == 0 {
+        if self.schedule.goes_on() {
             for place in 1..self.here.of {
-                lines.send(place, tag, vec![f32::from(u8::from(next.is_some()))])?;
+                let goes_on = f32::from(u8::from(next.is_some()));
+                lines.send(place, Tag { kind: GOES_ON, number: round }, vec![goes_on])?;
             }
-            return Ok(next);
         }
-        match (lines.receive(0, tag)?.first().is_some_and(|v| *v > 0.0), next) {
-            (false, _) => Ok(None),
-            (true, None) => Err(ModelError::new("this rank's data ends before its leader's").into()),
-            (true, next) => Ok(next),
-        }
+        Ok(next)
     }
 
     /// The newest weights are those that the next minibatch is computed at; the ones behind this step are asked for.
