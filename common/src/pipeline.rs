@@ -6,7 +6,7 @@
 //!  stage 1  . F0 F1 F2 F3 . B0 B1 ..     stage 1  . F0 B0 F1 B1 F2 B2 F3 B3
 //!
 //!  PipeDream-2BW (Narayanan et al. 2021): as 1F1B, and the next step's minibatch (f0 f1 ...) goes in behind this one's
-//!  stage 0  F0 F1 . . B0 F2 . B1 F3 B2 f0 B3 | f1 B0 f2 B1 ...
+//!  stage 0  F0 F1 F2 . B0 F3 . B1 f0 B2 f1 B3 | f2 B0 f3 B1 ...
 //!  stage 1  . F0 B0 F1 B1 F2 B2 F3 B3        | f0 B0 f1 B1 ...
 //! ```
 //!
@@ -56,9 +56,9 @@ pub struct Window {
 }
 
 impl Window {
-    /// So many of the next step's go forward in it.
+    /// So many of the next step's go forward in it. Not all: so the first stage begins a step before the last one ends it.
     pub fn goes_ahead(&self) -> usize {
-        self.next.min(self.kept.saturating_sub(1))
+        self.next.min(self.kept).saturating_sub(1)
     }
 
     /// What a stage does in it.
@@ -102,8 +102,12 @@ impl PipelineSchedule {
     pub fn kept(self, stage: usize, stages: usize, micro_batches: usize) -> usize {
         match self {
             Self::GPipe => micro_batches,
-            Self::OneForwardOneBackward | Self::DoubleBuffered => {
-                micro_batches.min(stages.saturating_sub(stage))
+            Self::OneForwardOneBackward => micro_batches.min(stages.saturating_sub(stage)),
+            // One more than in turn it needs: it has something to do when the next stage is a little late. Each stage still keeps more
+            // than the next one, or it would wait for what that one waits for.
+            Self::DoubleBuffered => {
+                let spare = usize::from(stage + 1 < stages && micro_batches > stages);
+                micro_batches.min(stages.saturating_sub(stage) + spare)
             }
         }
     }

@@ -180,13 +180,6 @@ impl ParallelConfig {
         if !matches!(job.round, RoundConfig::All(_)) {
             return no("round.kind", "waits for all of a round's pushes", "take [round] out");
         }
-        if job.checkpoint.is_some() {
-            return no(
-                "checkpoint",
-                "writes no checkpoints yet",
-                "take [checkpoint] out; the model file is written",
-            );
-        }
         if !job.cluster.script.is_empty() {
             return no(
                 "cluster.script",

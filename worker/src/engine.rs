@@ -5,7 +5,7 @@ use crate::{
     exchange::PushParts,
     group::{ControlMessage, Ranks, Together},
     local::Local,
-    stage::{Batches, Stage},
+    stage::{Batches, Stage, further},
     streamed::{Going, Stopped, Streamed},
     worker::WorkerError,
 };
@@ -192,10 +192,11 @@ impl<'a> Engine<'a> {
         while let Some(done) = stage.level(ranks, pulled.done, pull)? {
             if pulled.done < done {
                 client.advance_to(done);
-                pulled = client.pull_by(Pull { done, ..pull.clone() }, stage.landing())?;
+                pulled = client.pull_by(further(pull, done), stage.landing())?;
                 pulled.rejoined = true;
             }
         }
+        stage.agree(ranks, pull, &mut pulled)?;
         stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
         stage.lend(ranks.lines()?)?;
         Ok(pulled)

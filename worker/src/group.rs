@@ -67,6 +67,7 @@ const GATHER: u64 = 9;
 /// Of a pull, with its step in one word; no job has so many steps that it doesn't go.
 const BARRIER: u64 = 1;
 const LAST: u64 = 2;
+const CHECKPOINT: u64 = 4;
 
 /// A group that stands.
 struct Bound {
@@ -283,8 +284,8 @@ impl Ranks {
             ControlMessage::Evaluate(epoch) => [EVALUATE, *epoch],
             ControlMessage::Meet(step) => [MEET, step.0],
             ControlMessage::Pull(pull) => {
-                let kind = u64::from(pull.barrier) * BARRIER + u64::from(pull.last) * LAST;
-                [PULL, (pull.done.0 << 2) + kind]
+                let kinds = [(pull.barrier, BARRIER), (pull.last, LAST), (pull.checkpoint, CHECKPOINT)];
+                [PULL, (pull.done.0 << 3) + kinds.map(|(is, kind)| u64::from(is) * kind).iter().sum::<u64>()]
             }
             ControlMessage::Gather => [GATHER, 0],
             ControlMessage::Reform => [REFORM, 0],
@@ -319,8 +320,15 @@ impl Ranks {
             [EVALUATE, epoch] => ControlMessage::Evaluate(epoch),
             [MEET, step] => ControlMessage::Meet(Step(step)),
             [PULL, word] => {
-                let (done, barrier, last) = (Step(word >> 2), word & BARRIER != 0, word & LAST != 0);
-                ControlMessage::Pull(Pull { done, barrier, last, ..Pull::default() })
+                let is = |kind: u64| word & kind != 0;
+                let (barrier, last, checkpoint) = (is(BARRIER), is(LAST), is(CHECKPOINT));
+                ControlMessage::Pull(Pull {
+                    done: Step(word >> 3),
+                    barrier,
+                    last,
+                    checkpoint,
+                    ..Pull::default()
+                })
             }
             [GATHER, _] => ControlMessage::Gather,
             [REFORM, _] => ControlMessage::Reform,

@@ -11,7 +11,7 @@ use super::{
 use clap::Args;
 use paraft_common::pipeline::PipelineSchedule;
 use paraft_fleet::{failure::Failure, launch};
-use paraft_trace::{Span, Stage, TRACE_FOLDER, spans};
+use paraft_trace::{Moment, Span, Stage, TRACE_FOLDER, spans};
 use paraft_worker::exit;
 use std::{fs, path::Path};
 
@@ -112,8 +112,8 @@ fn figures(args: &PipelineBenchArgs, whole: &[Run], cut: &[(Vec<Run>, Vec<f64>)]
     all
 }
 
-/// In which ranks computed nothing: of a step from its first micro-batch on its way forward to its last one back, or, where steps go on into each
-/// other, of all of them. Without the first step and the last.
+/// In which ranks computed nothing. Where a step ends before the next begins: of each step, from its first micro-batch on its way forward to its
+/// last one back. Where they go on into each other: of all the time in which all ranks were at it. Without the first step and the last.
 fn idle_share(run: &Path, stages: u32, goes_on: bool) -> Result<f64, Failure> {
     let mut ranks = Vec::new();
     for rank in 0..stages {
@@ -127,14 +127,27 @@ fn idle_share(run: &Path, stages: u32, goes_on: bool) -> Result<f64, Failure> {
     let (first, last) =
         (all().map(|s| s.step.0).min().unwrap_or(0), all().map(|s| s.step.0).max().unwrap_or(0));
     let within = |s: &&Span| s.step.0 > first + 1 && s.step.0 < last;
-    let mut between: Vec<&Span> = all().filter(within).collect();
-    between.sort_by_key(|s| s.step);
+    // Of so many ranks' time, from and to, these passes are.
     let (mut whole, mut busy) = (0.0, 0.0);
-    for step in between.chunk_by(|a, b| goes_on || a.step == b.step) {
-        let begin = step.iter().map(|s| s.begin).min().unwrap_or_default();
-        let end = step.iter().map(|s| s.end).max().unwrap_or_default();
+    let mut add = |passes: &[&Span], begin: Moment, end: Moment| {
         whole += end.since(begin).as_secs_f64() * f64::from(stages);
-        busy += step.iter().map(|s| s.end.since(s.begin).as_secs_f64()).sum::<f64>();
+        let of = |s: &&Span| s.end.min(end).since(s.begin.max(begin)).as_secs_f64();
+        busy += passes.iter().filter(|s| s.end > begin && s.begin < end).map(of).sum::<f64>();
+    };
+    if goes_on {
+        let of =
+            |r: &Vec<Span>, f: &dyn Fn(&Span) -> Moment| r.iter().filter(within).map(f).collect::<Vec<_>>();
+        let begin = ranks.iter().filter_map(|r| of(r, &|s| s.begin).into_iter().min()).max();
+        let end = ranks.iter().filter_map(|r| of(r, &|s| s.end).into_iter().max()).min();
+        let (begin, end) = begin.zip(end).unwrap_or_default();
+        add(&all().collect::<Vec<_>>(), begin, end.max(begin));
+    } else {
+        let mut between: Vec<&Span> = all().filter(within).collect();
+        between.sort_by_key(|s| s.step);
+        for step in between.chunk_by(|a, b| a.step == b.step) {
+            let begin = step.iter().map(|s| s.begin).min().unwrap_or_default();
+            add(step, begin, step.iter().map(|s| s.end).max().unwrap_or_default());
+        }
     }
     if whole > 0.0 {
         return Ok(1.0 - busy / whole);

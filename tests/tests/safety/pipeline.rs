@@ -1,10 +1,11 @@
 //! Workers whose ranks hold a stage of the model each: what they learn is what a worker with the whole model learns, whoever dies.
 
 use anyhow::{Result, ensure};
+use paraft_checkpoint::Folder;
 use paraft_common::ShardId;
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
-    train::{data, distance, job, job_on, replay, train, worker, worker_traced, worker_until},
+    train::{data, distance, job, job_on, replay, train, worker, worker_from, worker_traced, worker_until},
     wait,
 };
 use paraft_worker::{Job, WorkerReport};
@@ -48,8 +49,13 @@ fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
 
 /// All ranks of the job; the final weights, which the leader of each worker has.
 fn learn(job: &Job) -> Result<Vec<f32>> {
+    learn_from(job, None)
+}
+
+fn learn_from(job: &Job, checkpoint: Option<&Path>) -> Result<Vec<f32>> {
+    let start = |rank| checkpoint.map_or_else(|| worker(job, rank), |from| worker_from(job, rank, from));
     let reports = thread::scope(|s| {
-        let all: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || worker(job, rank))).collect();
+        let all: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || start(rank))).collect();
         all.into_iter()
             .map(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?)
             .collect::<Result<Vec<WorkerReport>>>()
@@ -188,6 +194,36 @@ fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_al
                 assert_eq!(forward[&[step, m]], version, "{rank}: step {step}, micro-batch {m} forward");
             }
         }
+    }
+    Ok(())
+}
+
+/// Of a model in stages, for one without, and the other way round.
+#[test]
+fn a_checkpoint_is_of_the_whole_model_whatever_has_written_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let place = format!("checkpoint.dir={:?}", folder.path());
+    let job = |at: &At, more: &[&str]| {
+        let set = [
+            "train.workers=2",
+            "train.epochs=9",
+            "checkpoint.every_steps=20",
+            "parallel.micro_batches=1",
+            &place,
+        ];
+        on_digits(at, MLP, &[&set[..], more].concat())
+    };
+    let whole = train(&on_digits(&fleet(4)?.at, MLP, &["train.workers=2", "train.epochs=9"])?)?;
+    for (first, then) in
+        [("parallel.pipeline=3", "parallel.pipeline=1"), ("parallel.pipeline=1", "parallel.pipeline=2")]
+    {
+        ensure!(learn(&job(&fleet(4)?.at, &[first])?)? == whole, "{first}");
+        let half = folder.path().join(Folder::name(20));
+        let rest = learn_from(&job(&fleet(4)?.at, &[then])?, Some(&half))?;
+        ensure!(rest == whole, "{then} from {first}: other bits");
+        let after = folder.path().join(Folder::name(40));
+        ensure!(after.exists(), "the last is written too");
+        [half, after].iter().try_for_each(fs::remove_dir_all)?;
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ mod whole;
 pub(crate) use step::Batches;
 
 use crate::{engine::Broke, group::Ranks, worker::WorkerError};
-use paraft_client::{Client, Pull};
+use paraft_client::{Client, Pull, Pulled};
 use paraft_common::{Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
@@ -239,7 +239,7 @@ impl<'a> Stage<'a> {
 
     /// The pull that whoever comes now has to make, to be where the leader is.
     pub fn behind(&self) -> Pull {
-        Pull { done: self.done.max(self.pulled.done), ..self.pulled.clone() }
+        further(&self.pulled, self.done.max(self.pulled.done))
     }
 
     /// The layers that this rank computes.
@@ -284,7 +284,7 @@ impl<'a> Stage<'a> {
 
     /// The leader's pull was said: a rank that doesn't lead pulls its own stages.
     pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), Broke> {
-        let mut at = pull.done;
+        let mut pulled = Pulled { done: pull.done, ..Pulled::default() };
         if let Some(client) = &mut self.client {
             if self.done < pull.done {
                 client.advance_to(pull.done);
@@ -292,16 +292,30 @@ impl<'a> Stage<'a> {
             if pull.last {
                 client.finish();
             }
-            at = client.pull_by(pull.clone(), &mut self.weights)?.done;
+            pulled = client.pull_by(pull.clone(), &mut self.weights)?;
         }
-        while let Some(done) = self.level(ranks, at, pull)? {
-            if let Some(client) = self.client.as_mut().filter(|_| at < done) {
+        while let Some(done) = self.level(ranks, pulled.done, pull)? {
+            if let Some(client) = self.client.as_mut().filter(|_| pulled.done < done) {
                 client.advance_to(done);
-                at = client.pull_by(Pull { done, ..pull.clone() }, &mut self.weights)?.done;
+                pulled = client.pull_by(further(pull, done), &mut self.weights)?;
             }
         }
-        self.done = at;
+        self.done = pulled.done;
+        self.agree(ranks, pull, &mut pulled)?;
         self.lend(ranks.lines()?)
+    }
+
+    /// This worker writes the checkpoint where the shards of all its stages say so.
+    pub fn agree(&self, ranks: &Ranks, pull: &Pull, pulled: &mut Pulled) -> Result<(), Broke> {
+        if !pull.checkpoint {
+            return Ok(());
+        }
+        let number = |is: bool| f64::from(u8::from(is));
+        let mut said = [number(pulled.checkpoint), number(pulled.partial_checkpoint)];
+        ranks.sum(&mut said)?;
+        pulled.checkpoint = said[0] == self.here.of.min(ranks.place().1) as f64;
+        pulled.partial_checkpoint = !pulled.checkpoint && said.iter().sum::<f64>() > 0.0;
+        Ok(())
     }
 
     /// Weights that two stages have go from who pulls them to who uses them too.
@@ -323,6 +337,11 @@ impl<'a> Stage<'a> {
         self.rounds += 1;
         self.rounds
     }
+}
+
+/// A pull of the same kind at a step that nobody has agreed on before: no checkpoint is due there.
+pub(crate) fn further(pull: &Pull, done: Step) -> Pull {
+    Pull { done, checkpoint: false, ..pull.clone() }
 }
 
 /// Weights, with the version of each bucket.

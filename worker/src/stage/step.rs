@@ -135,7 +135,8 @@ impl Stage<'_> {
         let micro = |batch: &Batch| most.min(batch.n).max(1);
         let micro_batches = micro(batch);
         let kept = match self.schedule.goes_on() {
-            true => of - at,
+            // Of all steps, whose minibatches may be smaller.
+            true => self.schedule.kept(at, of, self.micro_batches),
             false => self.schedule.kept(at, of, micro_batches),
         };
         let ahead = going.as_ref().map_or(0, |g| g.forward);
