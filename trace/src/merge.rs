@@ -162,8 +162,8 @@ fn align(incarnations: &mut [Incarnation]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Moment, Stage, Stages};
-    use paraft_common::{BucketId, ShardId, Step, WorkerId};
+    use crate::{Moment, Pass, Stage, Stages};
+    use paraft_common::{BucketId, ShardId, Step, Version, WorkerId};
     use serde_json::{Value, json};
 
     fn process(name: &str, boot: &str, epoch: i64) -> Value {
@@ -174,7 +174,9 @@ mod tests {
         let (shard, bucket) = (ShardId(1), Some(BucketId(5)));
         let worker = Some(WorkerId(0)).filter(|_| !matches!(stage, Stage::Apply | Stage::Replicate));
         let (begin, end) = (Moment(begin), Moment(end));
-        Span { stage, begin, end, step: Step(3), shard, bucket, worker, bytes: 40, pass: None }
+        let pass = matches!(stage, Stage::Forward | Stage::Backward)
+            .then_some(Pass { micro_batch: 6, version: Version(2) });
+        Span { stage, begin, end, step: Step(3), shard, bucket, worker, bytes: 40, pass }
     }
 
     fn write(folder: &Path, name: &str, lines: &[Value]) {
@@ -210,6 +212,8 @@ mod tests {
             (Stage::Push, 5000, 5500),
             (Stage::Pull, 900, 4200),
             (Stage::Decode, 4200, 4300),
+            (Stage::Forward, 1000, 1400),
+            (Stage::Backward, 1400, 2000),
         ];
         let server = [
             (Stage::Queue, 2500, 2600),
@@ -220,10 +224,10 @@ mod tests {
         write(&folder, "worker-0.jsonl", &[vec![process("worker-0", "x", 50)], spans(&worker)].concat());
         write(&folder, "server-0.jsonl", &[vec![process("server-0", "x", 70)], spans(&server)].concat());
         let (m, events) = merged(scratch.path());
-        assert_eq!((m.processes, m.spans, m.missing), (2, 13, 0));
+        assert_eq!((m.processes, m.spans, m.missing), (2, 15, 0));
         assert_eq!(m.path, scratch.path().join(TRACE_FILE));
         let slices = of_kind(&events, "X");
-        assert_eq!(slices.len(), 13);
+        assert_eq!(slices.len(), 15);
         for stage in Stage::ALL {
             let e = slices.iter().find(|e| e["name"] == stage.name()).unwrap();
             assert_eq!(e["args"]["step"], 3);
@@ -237,6 +241,8 @@ mod tests {
         assert_eq!((&at("apply")["ts"], &at("apply")["dur"]), (&json!(2.1), &json!(0.8)));
         assert_eq!(at("apply")["args"].get("worker"), None);
         assert_eq!(at("push")["args"]["worker"], 0);
+        let of = |stage: &str| [&at(stage)["args"]["micro_batch"], &at(stage)["args"]["version"]];
+        assert_eq!((of("backward"), of("push")), ([&json!(6), &json!(2)], [&Value::Null, &Value::Null]));
         let mut tracks: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
         for e in &slices {
             let n = |key: &str| e[key].as_f64().unwrap();
@@ -255,6 +261,7 @@ mod tests {
         let expected = [
             "worker-0 (pid 7)",
             "training",
+            "micro-batches",
             "push",
             "push, 2",
             "pull",
@@ -265,7 +272,7 @@ mod tests {
             "shard 1 publish",
         ];
         assert_eq!(names, expected);
-        assert_eq!(tracks.len(), 8, "each has its name");
+        assert_eq!(tracks.len(), 9, "each has its name");
     }
 
     #[test]

@@ -74,6 +74,7 @@ const EDGES: [(&str, &[&str]); 31] = [
             "client",
             "checkpoint",
             "record",
+            "trace",
             "models",
             "data",
             "compute",
