@@ -93,11 +93,11 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     }
     let mut job = Job::load(&args.job, &cli::with_group_size(&args.set, args.group_size))?;
     if let Some(device) = args.device {
-        job.train.device = device;
+        job.compute_on(device).map_err(|e| Failure::new(exit::CONFIG, e))?;
     }
     // Workers say it too, each in a log of its own and after servers have started.
     if job.model.is_some() {
-        let asked = job.train.device;
+        let asked = job.device();
         choose_for(asked, job.train.precision, 0, job.train.group_size)
             .map_err(|e| Failure::new(exit::UNAVAILABLE, format!("train.device = \"{asked}\": {e}")))?;
     }

@@ -1,8 +1,8 @@
 //! A job: its sections, what follows from them, and the order in which they are checked.
 
 use crate::{
-    CheckpointConfig, ClusterConfig, EvalConfig, MemoryConfig, ParallelConfig, TrainConfig,
-    check::{Check, bad},
+    CheckpointConfig, ClusterConfig, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig, TrainConfig,
+    check::{Check, Unfit, bad},
     is_default, sections,
 };
 use paraft_common::{
@@ -129,6 +129,25 @@ impl Job {
         } else {
             self.cluster.addresses.len() as u32
         }
+    }
+
+    /// On what its workers compute: `train.device`, where `auto` is the CPU if what else the job wants is only there.
+    pub fn device(&self) -> DeviceConfig {
+        match self.train.device {
+            DeviceConfig::Auto if self.parallel.pipeline > 1 || self.memory.resident.is_some() => {
+                DeviceConfig::Cpu
+            }
+            device => device,
+        }
+    }
+
+    /// They are to compute on this instead, by a flag.
+    ///
+    /// # Errors
+    /// What else the job wants is not there; for people.
+    pub fn compute_on(&mut self, device: DeviceConfig) -> Result<(), String> {
+        self.train.device = device;
+        self.check().map_err(|Unfit { key, message, remedy }| format!("{key}: {message}; {remedy}"))
     }
 
     /// Raft groups.

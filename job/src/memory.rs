@@ -69,8 +69,8 @@ impl MemoryConfig {
         let no = |what: &str, remedy: &'static str| {
             bad("memory.resident", format!("layers are streamed {what}"), remedy)
         };
-        if train.device != DeviceConfig::Cpu {
-            return no("on the CPU, not yet on a GPU", "set train.device = \"cpu\"");
+        if job.device() != DeviceConfig::Cpu {
+            return no("on the CPU, not yet on a GPU", "set train.device = \"cpu\", or leave it out");
         }
         if train.exchange == Exchange::AllReduce {
             return no(

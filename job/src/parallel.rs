@@ -24,20 +24,34 @@ pub struct ParallelConfig {
     /// Layers of each stage; empty: cut where the stage that costs most costs least.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<usize>,
+    /// Ranks of each worker beyond its stages: they wait, and take over from one that dies. From 0 to 64.
+    #[serde(skip_serializing_if = "is_default")]
+    pub spares: u32,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self { pipeline: 1, micro_batches: None, schedule: PipelineSchedule::default(), cut: Vec::new() }
+        Self {
+            pipeline: 1,
+            micro_batches: None,
+            schedule: PipelineSchedule::default(),
+            cut: Vec::new(),
+            spares: 0,
+        }
     }
 }
 
 const MAX_STAGES: u32 = 64;
 
 impl Job {
-    /// Ranks of a worker: those that share its samples, times those that share its model.
+    /// Ranks of a worker: those that share its samples, times those that share its model, or wait to.
     pub fn ranks_of_worker(&self) -> u32 {
-        self.train.group_size.saturating_mul(self.parallel.pipeline)
+        self.train.group_size.saturating_mul(self.ranks_of_share())
+    }
+
+    /// Those that have the same samples.
+    fn ranks_of_share(&self) -> u32 {
+        self.parallel.pipeline.saturating_add(self.parallel.spares).max(1)
     }
 
     /// In how many parts a step's samples are divided.
@@ -47,7 +61,7 @@ impl Job {
 
     /// The part of a rank.
     pub fn share_of(&self, rank: u32) -> u32 {
-        rank / self.parallel.pipeline.max(1)
+        rank / self.ranks_of_share()
     }
 
     /// Micro-batches of a minibatch.
@@ -92,6 +106,10 @@ impl ParallelConfig {
             let why = format!("{} micro-batches of {} samples", self.micro_batches.unwrap_or(0), train.batch);
             return bad("parallel.micro_batches", why, "use 1 to train.batch");
         }
+        if self.spares > MAX_STAGES || self.spares > 0 && self.pipeline == 1 {
+            let why = format!("{} spare ranks of {} stages", self.spares, self.pipeline);
+            return bad("parallel.spares", why, "use 0 to 64, with parallel.pipeline of 2 or more");
+        }
         if self.pipeline == 1 {
             return Ok(());
         }
@@ -121,11 +139,11 @@ impl ParallelConfig {
                 );
             }
         }
-        if train.device != DeviceConfig::Cpu {
+        if job.device() != DeviceConfig::Cpu {
             return no(
                 "train.device",
                 "is for ranks on the CPU, not yet on GPUs",
-                "set train.device = \"cpu\"",
+                "set train.device = \"cpu\", or leave it out",
             );
         }
         if train.mode == ModeChoice::Auto {

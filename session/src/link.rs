@@ -112,8 +112,8 @@ pub(crate) struct Link {
     search: Search,
     /// The last push's; it goes on when a session is lost.
     pub seq: u64,
-    /// Pushes without an ack, by seq, with the time at which each came. Bounded by the window, and by one step: a pull is
-    /// answered only after them.
+    /// Pushes without an ack, by seq, with the time at which each came. Bounded by the window, and by two steps: a pull is
+    /// answered only after them, and a stage of a model may push once more before it takes the answer.
     /// By rising seq.
     unacked: VecDeque<(Push, Duration)>,
     /// The pull that waits for its answer, and since when.

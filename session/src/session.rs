@@ -349,7 +349,12 @@ impl Session {
         self.rates = rates;
     }
 
-    /// The weights of the last pull, as [`Self::computed_at`] takes them.
+    /// Values of the buckets that this process pulls.
+    pub fn own_len(&self) -> usize {
+        self.layout.buckets()[self.own.start as usize..self.own.end as usize].iter().map(|b| b.len).sum()
+    }
+
+    /// The versions of the last pull, as [`Self::computed_at`] takes them.
     pub fn versions(&self) -> Vec<u64> {
         self.versions.clone()
     }

@@ -56,17 +56,13 @@ pub fn worker_from(job: &Job, rank: u32, checkpoint: &Path) -> Result<WorkerRepo
     run_worker(job, rank, |o| o.resume = Some(checkpoint.to_path_buf()))
 }
 
-/// One worker that writes a trace of some steps to a folder.
-pub fn worker_traced(job: &Job, rank: u32, folder: &Path, steps: u64) -> Result<WorkerReport> {
-    run_worker(job, rank, |o| o.trace = Some((folder.to_path_buf(), steps)))
-}
-
 /// One worker that leaves at the first step after `interrupt` is set.
 pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<WorkerReport> {
     run_worker(job, rank, |o| o.interrupt = interrupt)
 }
 
-fn run_worker(job: &Job, rank: u32, with: impl FnOnce(&mut WorkerOptions)) -> Result<WorkerReport> {
+/// One worker, with these options.
+pub fn run_worker(job: &Job, rank: u32, with: impl FnOnce(&mut WorkerOptions)) -> Result<WorkerReport> {
     let data = data(job)?;
     let mut model = model(job, &data)?;
     // A worker that has not all of the model gives no weights.

@@ -99,7 +99,7 @@ impl Tracing {
         }
     }
 
-    /// The first step of a push opens the window of steps.
+    /// The first step that is pushed, or goes forward through a rank's stages, opens the window of steps.
     fn wants(&self, span: &Span) -> bool {
         let mut first = self.first.load(Relaxed);
         if first == NONE && !span.stage.is_of_weights() {

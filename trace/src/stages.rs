@@ -54,7 +54,7 @@ impl Stages {
         })
     }
 
-    /// Records the spans of `steps` steps from now on, from the first that is pushed, in `folder/PROCESS.jsonl`. The
+    /// Records the spans of `steps` steps from now on, from the first that is pushed or computed in stages, in `folder/PROCESS.jsonl`. The
     /// folder is made; a file that is there is continued (a process that was started again). Once in a process.
     pub fn trace(&self, folder: &Path, process: &str, steps: u64) -> std::io::Result<()> {
         let _ = self.tracing.set(Tracing::start(folder, process, steps)?);

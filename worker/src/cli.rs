@@ -159,7 +159,10 @@ pub fn main_of_loop(own: impl FnOnce(&Job, &WorkerOptions) -> Result<(), WorkerE
 pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
     under_flags(args, |job, options| {
         let mut job = job.clone();
-        let asked = args.device.unwrap_or(job.train.device);
+        if let Some(device) = args.device {
+            job.compute_on(device).map_err(WorkerError::Job)?;
+        }
+        let asked = job.device();
         let gpu = device::choose_for(asked, job.train.precision, args.rank, job.train.group_size)
             .map_err(|why| WorkerError::Device { asked: asked.to_string(), why: why.to_string() })?;
         job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));

@@ -51,8 +51,7 @@ fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
 #[test]
 fn a_pipeline_outlives_each_of_its_ranks() {
     // With one server there is a shard for each stage all the same.
-    let body = digits("bsp", 1, 150)
-        .replace("[cluster]", "workers = 2\ndevice = \"cpu\"\n[parallel]\npipeline = 2\n[cluster]")
+    let body = digits("bsp", 1, 150).replace("[cluster]", "workers = 2\n[parallel]\npipeline = 2\n[cluster]")
         + "max_restarts = 2\nrestart_ms = 0\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");

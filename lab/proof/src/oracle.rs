@@ -70,8 +70,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let mut shares = Vec::new();
     let mut under = None;
     let parts = if job.parallel.pipeline > 1 { job.micro_batches() } else { 1 };
-    let (goes_on, ends) =
-        (job.parallel.pipeline > 1 && job.parallel.schedule.goes_on(), plan.between_ends(job));
+    let goes_on = job.parallel.pipeline > 1 && job.parallel.schedule.goes_on();
     // Those that the last update was applied to.
     let mut before = Vec::new();
     let mut encoders: Vec<Vec<Encoder>> =
@@ -128,7 +127,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
                 }
                 Order::Shares => each,
             };
-            let late = goes_on && k % ends as u64 != 0;
+            let late = goes_on && k > 0 && !plan.ends_at(job, Step(k));
             for samples in minibatches {
                 pushes.push(gradient_at(if late { &before } else { &weights }, &samples)?);
             }

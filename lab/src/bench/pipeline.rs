@@ -1,6 +1,6 @@
 //! `paraft bench pipeline`: a transformer whose worker's ranks hold a stage each (`parallel.pipeline`), by every schedule, beside a worker with
 //! all of it: samples a second, the share of the time in which ranks compute nothing beside what the schedule leaves them, and the peak
-//! memory of the rank that has most.
+//! memory of the rank that has most. Where a Python with PyTorch is named, beside its pipelines and its sharded parameters (FSDP2).
 //!
 //! When a rank computes is taken from its trace: from one of its spans `forward` and `backward` to the next it computes nothing.
 
@@ -13,7 +13,11 @@ use paraft_common::pipeline::PipelineSchedule;
 use paraft_fleet::{failure::Failure, launch};
 use paraft_trace::{Moment, Span, Stage, TRACE_FOLDER, spans};
 use paraft_worker::exit;
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
 
 #[derive(Args)]
 pub struct PipelineBenchArgs {
@@ -41,6 +45,9 @@ pub struct PipelineBenchArgs {
     /// Runs of each kind, in turn; the median counts.
     #[arg(long, default_value_t = 3, value_parser = super::repeats)]
     pub repeats: usize,
+    /// A Python with PyTorch.
+    #[arg(long)]
+    pub torch: Option<PathBuf>,
     /// Overrides a key of the jobs; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -51,6 +58,22 @@ pub struct PipelineBenchArgs {
 
 const SCHEDULES: [PipelineSchedule; 3] =
     [PipelineSchedule::GPipe, PipelineSchedule::OneForwardOneBackward, PipelineSchedule::DoubleBuffered];
+
+const SCRIPT: &str = concat!(
+    include_str!("../../../tools/bench/torch_models.py"),
+    include_str!("../../../tools/bench/torch_pipeline.py")
+);
+
+/// What is ours, in the order of PyTorch's ways.
+const OURS: [&str; 4] = ["one process", "gpipe", "1f1b", "2bw"];
+
+/// What the script calls PyTorch's ways, and what people do.
+const TORCH: [(&str, &str); 4] = [
+    ("whole", "PyTorch, one process"),
+    ("gpipe", "PyTorch, gpipe"),
+    ("1f1b", "PyTorch, 1f1b"),
+    ("fsdp", "PyTorch, FSDP2"),
+];
 
 pub fn run(args: &PipelineBenchArgs) -> Result<i32, Failure> {
     if args.micro_batches < args.stages || args.micro_batches > args.batch {
@@ -64,6 +87,7 @@ pub fn run(args: &PipelineBenchArgs) -> Result<i32, Failure> {
     let text = model.text(scratch.path())?;
     let mut whole = Vec::new();
     let mut cut: [(Vec<Run>, Vec<f64>); 3] = Default::default();
+    let mut torch: [Vec<Run>; 4] = Default::default();
     for repeat in 0..args.repeats {
         let dir = scratch.path().join(format!("{repeat}-whole"));
         whole.push(transformer::train(&model.job(&text, 1, "", &args.set)?, &dir, None, &interrupted)?);
@@ -80,12 +104,42 @@ pub fn run(args: &PipelineBenchArgs) -> Result<i32, Failure> {
             idle.push(idle_share(&dir, args.stages, schedule.goes_on())?);
             let _ = fs::remove_dir_all(&dir);
         }
+        for ((way, _), runs) in TORCH.iter().zip(&mut torch) {
+            if let Some(python) = &args.torch {
+                runs.push(theirs(python, way, args)?);
+            }
+        }
     }
-    figure::show(&figures(args, &whole, &cut), args.json);
+    figure::show(&figures(args, &whole, &cut, &torch), args.json);
     Ok(exit::OK)
 }
 
-fn figures(args: &PipelineBenchArgs, whole: &[Run], cut: &[(Vec<Run>, Vec<f64>)]) -> Vec<Figure> {
+fn theirs(python: &Path, way: &str, args: &PipelineBenchArgs) -> Result<Run, Failure> {
+    let failed = |what: String| Failure::new(exit::FAILED, format!("{}: {what}", python.display()));
+    let mut command = Command::new(python);
+    command.args(["-c", SCRIPT, way]).env("OMP_NUM_THREADS", "1");
+    for n in [args.stages, args.micro_batches, args.layers, args.width, args.context, args.batch] {
+        command.arg(n.to_string());
+    }
+    // It leaves out two.
+    command.arg((args.steps - 2).to_string());
+    let output = command.stdin(Stdio::null()).output().map_err(|e| failed(e.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_string()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().next_back().unwrap_or_default();
+    let (samples_per_s, peak_bytes) =
+        serde_json::from_str(last).map_err(|e| failed(format!("it printed {last:?}: {e}")))?;
+    Ok(Run { samples_per_s, peak_bytes })
+}
+
+fn figures(
+    args: &PipelineBenchArgs,
+    whole: &[Run],
+    cut: &[(Vec<Run>, Vec<f64>)],
+    torch: &[Vec<Run>],
+) -> Vec<Figure> {
     let rates = |runs: &[Run]| runs.iter().map(|r| r.samples_per_s).collect::<Vec<_>>();
     let peaks = |runs: &[Run]| runs.iter().map(|r| r.peak_bytes / 1e6).collect::<Vec<_>>();
     let mut all = Vec::new();
@@ -109,11 +163,19 @@ fn figures(args: &PipelineBenchArgs, whole: &[Run], cut: &[(Vec<Run>, Vec<f64>)]
         let bubble = schedule.bubble(&equal, args.micro_batches as usize, args.steps as usize);
         add(&case, "idle by the schedule, equal stages", "% of the time", &[100.0 * bubble], None);
     }
+    // Each with what is ours of the kind; shards of parameters with the fastest.
+    let ours = [whole].into_iter().chain(cut.iter().map(|(runs, _)| runs.as_slice()));
+    for ((ours, own), ((_, name), theirs)) in ours.zip(OURS).zip(TORCH.iter().zip(torch)) {
+        if !theirs.is_empty() {
+            add(own, "samples", "samples/s", &rates(ours), Some((name, &rates(theirs))));
+            add(own, "a process's memory, most", "MB", &peaks(ours), Some((name, &peaks(theirs))));
+        }
+    }
     all
 }
 
 /// In which ranks computed nothing. Where a step ends before the next begins: of each step, from its first micro-batch on its way forward to its
-/// last one back. Where they go on into each other: of all the time in which all ranks were at it. Without the first step and the last.
+/// last one back. Where they go on into each other: of all the time in which all ranks were at it. Without the first two steps and the last.
 fn idle_share(run: &Path, stages: u32, goes_on: bool) -> Result<f64, Failure> {
     let mut ranks = Vec::new();
     for rank in 0..stages {

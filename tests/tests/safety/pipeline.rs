@@ -2,10 +2,10 @@
 
 use anyhow::{Result, ensure};
 use paraft_checkpoint::Folder;
-use paraft_common::ShardId;
+use paraft_common::{ShardId, Step};
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
-    train::{data, distance, job, job_on, replay, train, worker, worker_from, worker_traced, worker_until},
+    train::{data, distance, job, job_on, replay, run_worker, train, worker, worker_from, worker_until},
     wait,
 };
 use paraft_worker::{Job, WorkerReport};
@@ -111,6 +111,8 @@ fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_sam
 #[test]
 fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_the_last_update() -> Result<()>
 {
+    let folder = tempfile::tempdir()?;
+    let place = format!("checkpoint.dir={:?}", folder.path());
     for (model, stages, workers, more) in [
         (MLP, 2, 1, &["parallel.pipeline=2", "parallel.micro_batches=5"][..]),
         (MLP, 2, 2, &["parallel.pipeline=2", "parallel.micro_batches=2"]),
@@ -128,9 +130,11 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
             1,
             &["parallel.pipeline=3", "eval.every_epoch=true", "train.batch=120", "train.max_steps=60"],
         ),
+        (MLP, 3, 2, &["parallel.pipeline=3", "train.max_steps=35", "checkpoint.every_steps=10", &place]),
+        (MLP, 2, 1, &["parallel.pipeline=2", "train.mode=asp", "checkpoint.every_steps=15", &place]),
     ] {
         let workers = format!("train.workers={workers}");
-        let set = [&["parallel.schedule=2bw", &workers][..], more].concat();
+        let set = [&["parallel.schedule=2bw", "train.epochs=5", &workers][..], more].concat();
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, model, &set)?;
         let learned = learn(&job)?;
@@ -158,10 +162,28 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
     Ok(())
 }
 
-/// Its steps, and those that nothing comes before without an evaluation between.
+/// Its steps, and those before which something else was done.
 fn plan_of(job: &Job) -> Result<(u64, u64)> {
     let plan = paraft_worker::worker::Plan::new(job, &data(job)?.train)?;
-    Ok((plan.total, plan.total.div_ceil(plan.between_ends(job) as u64)))
+    let first = (0..plan.total).filter(|k| *k == 0 || plan.ends_at(job, Step(*k))).count();
+    Ok((plan.total, first as u64))
+}
+
+/// What two stages share comes from the one that owns it, of the same version.
+#[test]
+fn a_borrowed_embedding_is_of_the_version_of_the_other_weights() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for more in
+        [&["parallel.pipeline=2"][..], &["parallel.pipeline=3", "eval.every_epoch=true", "train.batch=32"]]
+    {
+        let set = [&["train.workers=1", "train.epochs=3", "parallel.schedule=2bw"][..], more].concat();
+        let fleet = fleet(4)?;
+        let job = on_text(&fleet.at, folder.path(), &set)?;
+        let (learned, replayed) = (learn(&job)?, replay(&job)?);
+        let far = distance(&learned, &replayed);
+        assert!(far < 1e-4, "{more:?}: {far} away");
+    }
+    Ok(())
 }
 
 /// As the traces of its ranks say.
@@ -171,7 +193,7 @@ fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_al
     let job =
         on_digits(&fleet.at, MLP, &["train.workers=1", "parallel.pipeline=3", "parallel.schedule=2bw"])?;
     thread::scope(|s| {
-        let trace = |rank| worker_traced(&job, rank, folder.path(), 99);
+        let trace = |rank| run_worker(&job, rank, |o| o.trace = Some((folder.path().to_path_buf(), 99)));
         let all: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || trace(rank))).collect();
         all.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?.map(drop))
     })?;
@@ -189,10 +211,11 @@ fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_al
         assert_eq!(backward.len(), 40 * 12, "{rank}: of each micro-batch");
         for ([step, m], version) in backward {
             assert_eq!(version, step.saturating_sub(2), "{rank}: step {step}, micro-batch {m} back");
-            // What was recorded begins with the first push.
-            if step > 1 || forward.contains_key(&[step, m]) {
-                assert_eq!(forward[&[step, m]], version, "{rank}: step {step}, micro-batch {m} forward");
-            }
+            assert_eq!(
+                forward.get(&[step, m]),
+                Some(&version),
+                "{rank}: step {step}, micro-batch {m} forward"
+            );
         }
     }
     Ok(())
@@ -282,6 +305,43 @@ fn leave_one_by_one(schedule: &str) -> Result<()> {
 }
 
 #[test]
+fn a_spare_rank_takes_over_from_one_that_leaves() -> Result<()> {
+    let (fleet, folder) = (fleet(4)?, tempfile::tempdir()?);
+    let set = ["train.workers=1", "parallel.pipeline=2", "parallel.spares=1", "parallel.schedule=2bw"];
+    let long = ["train.max_steps=400", "train.epochs=99"];
+    let job = on_digits(&fleet.at, MLP, &[&set[..], &long].concat())?;
+    assert_eq!((job.ranks(), job.shares()), (3, 1));
+    let stop = Arc::new(AtomicBool::default());
+    let spare = folder.path().join("worker-0-rank-2.jsonl");
+    thread::scope(|s| {
+        let all: Vec<_> = (0..job.ranks())
+            .map(|rank| {
+                let (job, stop, folder) = (&job, stop.clone(), folder.path());
+                s.spawn(move || {
+                    run_worker(job, rank, |o| {
+                        o.trace = Some((folder.to_path_buf(), 999));
+                        o.interrupt = if rank == 1 { stop } else { o.interrupt.clone() };
+                    })
+                })
+            })
+            .collect();
+        wait::until("steps", || fleet.leader(ShardId(1)).1.pushes, |at| *at >= 100);
+        assert!(!spare.exists(), "it waits");
+        stop.store(true, SeqCst);
+        let reports: Vec<_> =
+            all.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))).collect();
+        for (rank, report) in reports.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            ensure!(report?.is_ok(), "rank {rank} ended with it");
+        }
+        Ok(())
+    })?;
+    let passes = paraft_trace::spans(&spare)?.iter().filter(|s| s.pass.is_some()).count();
+    ensure!(passes > 100, "{passes} micro-batches");
+    fleet.replicas_agree()?;
+    Ok(())
+}
+
+#[test]
 fn a_pipeline_that_cannot_be_is_refused_with_the_key() -> Result<()> {
     let fleet = fleet(4)?;
     let at = &fleet.at;
@@ -290,6 +350,8 @@ fn a_pipeline_that_cannot_be_is_refused_with_the_key() -> Result<()> {
         (&["parallel.pipeline=2", "parallel.cut=[3, 4]"], "parallel.cut"),
         (&["parallel.pipeline=2", "parallel.cut=[3]"], "parallel.cut"),
         (&["parallel.pipeline=0"], "parallel.pipeline"),
+        (&["parallel.spares=1"], "parallel.spares"),
+        (&["parallel.pipeline=2", "train.device=cuda"], "train.device"),
         (&["parallel.pipeline=2", "clip.norm=1.0"], "clip.norm"),
         (&["parallel.pipeline=2", "train.group_size=2"], "train.group_size"),
         (&["parallel.pipeline=2", "train.mode=auto"], "train.mode"),

@@ -174,7 +174,8 @@ impl Client {
         let initial =
             shards.filter(|_| brings).map(|shard| (shard, (initial.clone(), buckets(shard)))).collect();
         // A model that is asked for ahead is not taken before it is pulled; of a larger one this thread waits for each bucket.
-        let ahead = layout.len() * F32_BYTES <= limits::PULL_AHEAD_BYTES;
+        let own_len = session.own_len();
+        let ahead = own_len * F32_BYTES <= limits::PULL_AHEAD_BYTES;
         let stages = Arc::new(Stages::default());
         let memory = push_memory(&layout, options.transport);
         let io = Io::start(
@@ -265,7 +266,7 @@ impl Client {
         self.io.session().rates(rates);
     }
 
-    /// The weights of the last pull, as [`Self::computed_at`] takes them.
+    /// The versions of the last pull, as [`Self::computed_at`] takes them.
     pub fn versions(&self) -> Vec<u64> {
         self.io.session().versions()
     }
@@ -378,8 +379,8 @@ impl Client {
     /// Does nothing where it would not pay or change what is read: for a model that would fill the memory, and in the
     /// modes in which a pull that comes later reads fresher weights.
     pub fn ask_ahead(&mut self, done: Step) {
-        let bytes = self.layout.len() * F32_BYTES;
         let mut session = self.io.session();
+        let bytes = session.own_len() * F32_BYTES;
         if session.mode().1.averages() && bytes <= limits::PULL_AHEAD_BYTES {
             session.ask_ahead(io::now(), Pull::of(done), self.holds.is_some());
         }
@@ -389,9 +390,11 @@ impl Client {
     /// in.
     pub fn ask(&mut self, pull: Pull) {
         let len = |b: &BucketId| self.layout.bucket(*b).map_or(0, |s| s.len);
-        let values = if pull.only.is_empty() { self.layout.len() } else { pull.only.iter().map(len).sum() };
+        let only = pull.only.iter().map(len).sum();
+        let mut session = self.io.session();
+        let values = if pull.only.is_empty() { session.own_len() } else { only };
         if values * F32_BYTES <= limits::PULL_AHEAD_BYTES {
-            self.io.session().ask_ahead(io::now(), pull, false);
+            session.ask_ahead(io::now(), pull, false);
         }
     }
 

@@ -83,6 +83,8 @@ pub(crate) struct Stage<'a> {
     client: Option<Client>,
     /// Buckets from here on are pushed of this step, in this session.
     pushed: Option<(Step, usize)>,
+    /// The session was opened anew in this step.
+    moved: bool,
     /// The next step, where it is under way.
     going: Option<Going>,
     slots: Slots,
@@ -128,6 +130,7 @@ impl<'a> Stage<'a> {
             join,
             client: None,
             pushed: None,
+            moved: false,
             going: None,
             slots: Slots::default(),
             asked: None,
@@ -161,7 +164,9 @@ impl<'a> Stage<'a> {
         (self.rounds, self.pulls) = (0, 0);
         // What was asked for comes before anything else does.
         if let (Some(pull), Some(client)) = (self.asked.take(), &mut self.client) {
-            self.done = client.pull_by(pull, &mut self.weights)?.done;
+            let pulled = client.pull_by(pull, &mut self.weights)?;
+            self.done = pulled.done;
+            self.has_moved(&pulled);
         }
         let mut at = step;
         if ranks.leads() {
@@ -178,8 +183,10 @@ impl<'a> Stage<'a> {
         }
         let (least, most) = self.clocks(ranks, at)?;
         tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), "this rank's part of the model");
-        // A step that some have pushed is made again by all. More is what a session had to skip that was opened anew.
-        Ok(if most.0 - least.0 > 1 { most } else { least })
+        // A step that some have pushed is made again by all; where steps go on into each other it may be two. More is what a session had to
+        // skip that was opened anew.
+        let apart = if self.schedule.goes_on() { 2 } else { 1 };
+        Ok(if most.0 - least.0 > apart { most } else { least })
     }
 
     /// A group was formed. Where this rank has other stages in it, or was in none meanwhile, its session is another's by now, and nobody
@@ -286,7 +293,8 @@ impl<'a> Stage<'a> {
     pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), Broke> {
         let mut pulled = Pulled { done: pull.done, ..Pulled::default() };
         if let Some(client) = &mut self.client {
-            if self.done < pull.done {
+            // To what is pushed whole its shards come by themselves.
+            if self.done < pull.done && self.pushed != Some((pull.done, 0)) {
                 client.advance_to(pull.done);
             }
             if pull.last {
@@ -297,12 +305,23 @@ impl<'a> Stage<'a> {
         while let Some(done) = self.level(ranks, pulled.done, pull)? {
             if let Some(client) = self.client.as_mut().filter(|_| pulled.done < done) {
                 client.advance_to(done);
+                let rejoined = pulled.rejoined;
                 pulled = client.pull_by(further(pull, done), &mut self.weights)?;
+                pulled.rejoined |= rejoined;
             }
         }
         self.done = pulled.done;
+        self.has_moved(&pulled);
         self.agree(ranks, pull, &mut pulled)?;
         self.lend(ranks.lines()?)
+    }
+
+    /// Whether the session was opened anew by a pull. What was pushed in the one before is not known to be in.
+    fn has_moved(&mut self, pulled: &Pulled) -> bool {
+        if pulled.rejoined {
+            (self.pushed, self.moved) = (None, true);
+        }
+        pulled.rejoined
     }
 
     /// This worker writes the checkpoint where the shards of all its stages say so.

@@ -84,6 +84,7 @@ impl Stage<'_> {
         push: Option<&mut PushParts<'_>>,
     ) -> Result<f64, Broke> {
         let mut client = self.client.take();
+        self.moved = false;
         let stepped = match (push, &mut client) {
             (Some(push), _) => self.window(model, lines, step, batches, Some(push)),
             (None, Some(client)) => {
@@ -91,7 +92,9 @@ impl Stage<'_> {
                 let behind = self.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
                 let mut push = PushParts::new(client, step, batches.0.n).behind(behind);
                 let stepped = self.window(model, lines, step, batches, Some(&mut push));
-                self.pushed = Some((step, push.next()));
+                let next = push.next();
+                // In another session nothing of it is in.
+                self.pushed = (!self.moved).then(|| (step, if stepped.is_ok() { 0 } else { next }));
                 stepped
             }
             (None, None) => self.window(model, lines, step, batches, None),
@@ -258,6 +261,8 @@ impl Stage<'_> {
             self.sum.release(loan.range.clone());
         }
         if next.hear(self, lines, round)?.is_none() {
+            // What was asked for comes before anything else is.
+            self.arrive(push.map(|p| p.client()), lines)?;
             return Ok(loss);
         }
         let client = push.map(|p| p.client());
@@ -337,10 +342,10 @@ impl Stage<'_> {
     /// Takes the weights that were asked for.
     fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), Broke> {
         let (Some(pull), Some(client)) = (self.asked.take(), client) else { return Ok(()) };
-        let at = client.pull_by(pull.clone(), &mut self.weights)?.done;
-        if at != pull.done {
-            self.done = at;
-            let why = "a rank's session was lost, and it is further on";
+        let pulled = client.pull_by(pull.clone(), &mut self.weights)?;
+        if self.has_moved(&pulled) || pulled.done != pull.done {
+            self.done = pulled.done;
+            let why = "a rank's session was lost";
             return Err(lines.break_up(why).into());
         }
         self.weights.versions = client.versions();

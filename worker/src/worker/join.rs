@@ -84,8 +84,12 @@ pub(super) fn join(
     }
     client.encode_by(&layout, job.train.feeds_back());
     gauges.stages(client.stages().clone());
-    let flush =
-        options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, 0, folder, *steps)).transpose()?;
+    let place = options.rank % job.ranks_of_worker();
+    let flush = options
+        .trace
+        .as_ref()
+        .map(|(folder, steps)| begin_trace(&client, place, folder, *steps))
+        .transpose()?;
     let trainer = Trainer::new(
         paraft_trainer::Options {
             worker,
@@ -152,7 +156,7 @@ impl Drop for Flush {
     }
 }
 
-/// `place`: among the ranks of its worker that speak with servers.
+/// `place`: among the ranks of its worker.
 pub(super) fn begin_trace(
     client: &Client,
     place: u32,

@@ -2,6 +2,7 @@
 
 use super::WorkerError;
 use crate::{
+    checkpoints,
     job::{Job, SamplerKind},
     samples::fill,
 };
@@ -77,10 +78,21 @@ impl Plan {
         Ok(Self { sampler: Sampler::new(1, job.seed), steps, leased: None })
     }
 
-    /// Steps that follow each other without an evaluation of all of them.
+    /// Whether behind this step something is to be done before the next: an evaluation, or a checkpoint.
+    pub fn ends_at(&self, job: &Job, step: Step) -> bool {
+        let due = job.checkpoint.as_ref().is_some_and(|c| checkpoints::due(c, self).at(step));
+        due || step.0 >= self.steps.total || job.eval.every_epoch && self.steps.ends_epoch(step)
+    }
+
+    /// Steps that follow each other with nothing between, at the beginning of the job.
     pub fn between_ends(&self, job: &Job) -> usize {
-        let steps = if job.eval.every_epoch { self.steps.per_epoch } else { self.steps.total };
-        steps.min(self.steps.total).try_into().unwrap_or(usize::MAX)
+        let of_epoch = self.steps.per_epoch.min(self.steps.total);
+        let steps = (1..of_epoch).find(|step| self.ends_at(job, Step(*step)));
+        let every = steps.unwrap_or(match self.ends_at(job, Step(of_epoch)) {
+            true => of_epoch,
+            false => self.steps.total,
+        });
+        every.try_into().unwrap_or(usize::MAX)
     }
 
     /// Samples that are left to train for a job that begins so.

@@ -131,9 +131,9 @@ impl Leader {
         let working = leader_acks.then(|| e.deltas.working().data(&conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
         let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
-        if leader_acks && push.precedes_weights {
+        if leader_acks {
             // What a leader shows at this level may not be replicated yet, so after a change of leadership a worker may
-            // come with a version of a state that is gone.
+            // come with a version of a state that is gone: with the first push, or later, where it computes at weights before the latest.
             c.pulled = c.pulled.min(current);
         }
         let mut lost = 0;
