@@ -242,7 +242,8 @@ mod tests {
             stages in 1usize..9, lens in prop::collection::vec(1usize..12, 1..6),
         ) {
             for stage in 0..stages {
-                let (kept, mut ahead, mut within) = (stages - stage, 0, 0usize);
+                let kept = PipelineSchedule::DoubleBuffered.kept(stage, stages, 12);
+                let (mut ahead, mut within) = (0, 0usize);
                 for (i, micro_batches) in lens.iter().copied().enumerate() {
                     let window =
                         Window { kept, ahead, micro_batches, next: lens.get(i + 1).copied().unwrap_or(0) };
