@@ -45,7 +45,7 @@ struct Way {
     weights: u64,
     gradient: u64,
     activations: u64,
-    /// Pushes and pulls that are under way, buffers, the process.
+    /// Of [`rest`].
     rest: u64,
     /// Of a step: all processes of a worker with the servers.
     with_servers: u64,
@@ -80,11 +80,15 @@ fn works(layers: &[Layer]) -> u64 {
     layers.iter().map(|l| l.works as u64).max().unwrap_or(0)
 }
 
+/// What a process with so many bytes of weights has beside them: pushes and pulls that are under way, buffers, itself.
+fn rest(weights: u64) -> u64 {
+    let (pushes, pulls) = (limits::PUSH_WINDOW_BYTES as u64, limits::PULL_AHEAD_BYTES as u64);
+    weights.min(pushes) + weights.min(pulls) + BUFFERS + PROCESS
+}
+
 /// The ways of a model with these layers and so many parameters, for this job.
 fn ways(job: &Job, layers: &[Layer], parameters: u64, steps: usize) -> Vec<Way> {
     let (model, batch) = (parameters * F32, job.train.batch as u64);
-    let moving = |bytes: u64| bytes.min(limits::PUSH_WINDOW_BYTES as u64) + BUFFERS + PROCESS;
-    let ahead = |bytes: u64| bytes.min(limits::PULL_AHEAD_BYTES as u64);
     let whole = Way {
         name: "whole".into(),
         keys: "-".into(),
@@ -92,7 +96,7 @@ fn ways(job: &Job, layers: &[Layer], parameters: u64, steps: usize) -> Vec<Way> 
         weights: model,
         gradient: model,
         activations: batch * (keeps(layers) + works(layers)) * F32,
-        rest: moving(model) + ahead(model),
+        rest: rest(model),
         with_servers: 2 * model,
         between: 0,
         bubble: 0.0,
@@ -141,8 +145,6 @@ fn pipeline(job: &Job, layers: &[Layer], cut: &Stages, steps: usize) -> Way {
     let edges = cut.layers()[1..].iter().map(|l| layers[l.start - 1].outputs as u64).sum::<u64>();
     let lent = cut.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
     let times: Vec<(f64, f64)> = cut.costs().iter().map(|c| (*c, 2.0 * c)).collect();
-    let own = most.0 / versions;
-    let moving = own.min(limits::PUSH_WINDOW_BYTES as u64) + BUFFERS + PROCESS;
     Way {
         name: format!("{n} stages"),
         keys: format!("parallel.pipeline = {n}"),
@@ -150,7 +152,7 @@ fn pipeline(job: &Job, layers: &[Layer], cut: &Stages, steps: usize) -> Way {
         weights: most.0,
         gradient: most.1,
         activations: most.2,
-        rest: moving + own.min(limits::PULL_AHEAD_BYTES as u64),
+        rest: rest(most.0 / versions),
         with_servers: 2 * model,
         between: 2 * (batch * edges + lent) * F32,
         bubble: schedule.bubble(&times, micro, steps),

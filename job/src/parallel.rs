@@ -117,7 +117,7 @@ impl ParallelConfig {
         if self.schedule.goes_on() {
             if job.micro_batches() < self.pipeline as usize {
                 let why = format!(
-                    "{} of a minibatch, and {} stages: with schedule \"2bw\" each needs one, or there are more than two versions",
+                    "{} of a minibatch for {} stages, and schedule \"2bw\" wants at least one for each",
                     job.micro_batches(),
                     self.pipeline
                 );

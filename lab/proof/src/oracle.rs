@@ -45,7 +45,7 @@ fn bad(e: impl std::fmt::Display) -> OracleError {
 /// Plain minibatch training in this thread. Step `k` is one update by the mean gradient over what the ranks of
 /// the job's workers see in their step `k`, cut into the same buckets. Where workers have weights of their own
 /// (`[local]`), they are trained one after the other, in either order. Where they have stages (`[parallel]`), a minibatch is trained
-/// micro-batch by micro-batch; with schedule "2bw" each but the first after an evaluation at the weights of the step before the last.
+/// micro-batch by micro-batch; with schedule "2bw" each but the first behind an evaluation or a checkpoint at the weights of the step before the last.
 pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let data = job.data.as_ref().ok_or_else(|| bad("it has no data"))?;
     let data = data.load(&job.base_dir).map_err(bad)?;

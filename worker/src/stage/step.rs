@@ -137,11 +137,8 @@ impl Stage<'_> {
         let most = self.micro_batches;
         let micro = |batch: &Batch| most.min(batch.n).max(1);
         let micro_batches = micro(batch);
-        let kept = match self.schedule.goes_on() {
-            // Of all steps, whose minibatches may be smaller.
-            true => self.schedule.kept(at, of, self.micro_batches),
-            false => self.schedule.kept(at, of, micro_batches),
-        };
+        // The same in all steps, though a minibatch may be smaller than others.
+        let kept = self.schedule.kept(at, of, self.micro_batches);
         let ahead = going.as_ref().map_or(0, |g| g.forward);
         let window = Window { kept, ahead, micro_batches, next: next.map_or(0, micro) };
         if let Some(push) = &mut push {
