@@ -258,10 +258,11 @@ impl Fleet {
         }
     }
 
-    /// Ends a server as a crash does: no task runs on, no goodbye, its memory is gone.
+    /// Ends a server as a crash does: no task runs on (what a thread is in the middle of is waited for: it could answer
+    /// once more behind this), no goodbye, its memory is gone.
     pub fn kill(&mut self, id: u32) {
         if let Slot::Running(runtime, _) = std::mem::replace(&mut self.slots[id as usize], Slot::Dead) {
-            runtime.shutdown_background();
+            runtime.shutdown_timeout(Duration::from_secs(5));
         }
     }
 
