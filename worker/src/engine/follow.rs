@@ -1,0 +1,98 @@
+//! A rank that doesn't lead its group: it does what the leader says.
+
+use super::{Broke, Engine, Memory, Stepped, alone_only, broke::blame};
+use crate::{group::ControlMessage, stage::Batches, worker::WorkerError};
+use paraft_common::Step;
+use paraft_models::Evaluation;
+
+/// What a rank that does not lead is asked for.
+pub(crate) trait Follows {
+    /// The minibatch of a step; with `two` that of the next one too, where there is one.
+    fn batches(&mut self, step: Step, two: bool) -> Result<Batches<'_>, WorkerError>;
+    /// A step was made.
+    fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError>;
+    /// A part of the worker's share of the held-out samples: that of `place` among so many.
+    fn evaluate(
+        &self,
+        engine: &mut Engine,
+        epoch: u64,
+        place: (usize, usize),
+    ) -> Result<Evaluation, WorkerError>;
+}
+
+impl Engine<'_> {
+    /// Does what the group's leader says. True: the job is done; false: this rank leads from now on.
+    pub fn follow(&mut self, work: &mut dyn Follows) -> Result<bool, WorkerError> {
+        loop {
+            let followed = self.follow_one(work);
+            let Some(ranks) = &mut self.ranks else { return Ok(true) };
+            match followed {
+                Ok(None) => continue,
+                Ok(Some(true)) => {
+                    ranks.leave(self.model);
+                    return Ok(true);
+                }
+                Ok(Some(false)) => tracing::info!("the group is formed anew: a rank wants to be taken in"),
+                Err(e) => {
+                    let why = blame(ranks, e)?;
+                    tracing::warn!(error = %why, "the group is formed anew");
+                }
+            }
+            if !ranks.form(self.model)? {
+                return Ok(true);
+            }
+            if let Memory::Stage(stage) = &mut self.memory {
+                stage.formed(ranks);
+            }
+            if ranks.leads() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// `Some(true)`: the job is done; `Some(false)`: the group is formed anew.
+    fn follow_one(&mut self, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
+        let len = self.len();
+        let Some(ranks) = &mut self.ranks else { return Ok(Some(true)) };
+        match (ranks.hear(len)?, &mut self.memory) {
+            (ControlMessage::Meet(step), Memory::Stage(stage)) => {
+                stage.meet(ranks, self.model, step)?;
+                Ok(None)
+            }
+            (ControlMessage::Pull(pull), Memory::Stage(stage)) => {
+                stage.pull(ranks, &pull)?;
+                Ok(None)
+            }
+            (ControlMessage::Gather, Memory::Stage(stage)) => {
+                stage.gather(ranks.lines()?)?;
+                Ok(None)
+            }
+            (said, _) => self.do_as_said(said, work),
+        }
+    }
+
+    fn do_as_said(&mut self, said: ControlMessage, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
+        match said {
+            ControlMessage::Weights(ranges) => self.take_weights(&ranges)?,
+            ControlMessage::State(done) => self.take_state(done)?,
+            ControlMessage::Step(mut step) => loop {
+                let two = matches!(&self.memory, Memory::Stage(stage) if stage.goes_on());
+                let stepped = self.make_step(step, work.batches(step, two)?, None)?;
+                work.stepped(step, stepped)?;
+                step = step.next();
+                if !matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {
+                    break;
+                }
+            },
+            ControlMessage::Meet(_) | ControlMessage::Pull(_) | ControlMessage::Gather => {
+                return Err(alone_only().into());
+            }
+            ControlMessage::Evaluate(epoch) => {
+                self.sum_evaluation(&mut |engine: &mut Self, place| work.evaluate(engine, epoch, place))?;
+            }
+            ControlMessage::Reform => return Ok(Some(false)),
+            ControlMessage::Over => return Ok(Some(true)),
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,67 @@
+//! A group that broke, or that somebody wants to be taken into: it is formed anew, and everyone in it has what it needs to go on.
+
+use super::{Broke, Engine, Memory, broke::blame};
+use crate::{group::ControlMessage, worker::WorkerError};
+
+impl Engine<'_> {
+    /// Sees whether the group is to blame for what went wrong, and if so forms it anew: smaller, or with somebody else in it.
+    /// Everyone has this rank's weights then.
+    pub(super) fn recover(&mut self, why: Broke) -> Result<(), WorkerError> {
+        let Some(ranks) = &mut self.ranks else {
+            return Err(match why {
+                Broke::Other(e) => e,
+                Broke::Group(e) => WorkerError::Job(e.to_string()),
+            });
+        };
+        let why = blame(ranks, why)?;
+        tracing::warn!(error = %why, "the group is formed anew");
+        self.reform()
+    }
+
+    /// Leaves the group for the next one. False: the job is done.
+    pub fn form(&mut self) -> Result<bool, WorkerError> {
+        self.ranks.as_mut().map_or(Ok(false), |r| r.form(self.model))
+    }
+
+    pub(super) fn reform(&mut self) -> Result<(), WorkerError> {
+        loop {
+            let Some(ranks) = &mut self.ranks else { return Ok(()) };
+            if !ranks.form(self.model)? || !ranks.leads() {
+                return Err(WorkerError::Deposed);
+            }
+            match self.regroup() {
+                Ok(()) => return Ok(()),
+                Err(e) => {
+                    let Some(ranks) = &self.ranks else { return Ok(()) };
+                    let why = blame(ranks, e)?;
+                    tracing::warn!(error = %why, "the group is formed again");
+                }
+            }
+        }
+    }
+
+    /// In a new group that this rank leads: everyone has what it needs to go on.
+    fn regroup(&mut self) -> Result<(), Broke> {
+        let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+            let all = 0..self.len();
+            return self.share(std::slice::from_ref(&all));
+        };
+        if !stage.stays(ranks) {
+            return Err(WorkerError::Regrouped.into());
+        }
+        let pull = stage.behind();
+        ranks.say(&ControlMessage::Meet(pull.done))?;
+        if stage.meet(ranks, self.model, pull.done)? > pull.done {
+            // A session that had to be opened anew is further on.
+            return Err(WorkerError::Regrouped.into());
+        }
+        ranks.say(&ControlMessage::Pull(pull.clone()))?;
+        while let Some(done) = stage.level(ranks, pull.done, &pull)? {
+            if done > pull.done {
+                // The others are in this pull, and this rank can't take part with the weights that it computes with.
+                return Err(ranks.break_up("a rank's session was lost, and it is further on").into());
+            }
+        }
+        stage.lend(ranks.lines()?)
+    }
+}

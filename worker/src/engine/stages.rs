@@ -1,0 +1,92 @@
+//! Ranks that have a stage of the model each: all of them pull, each its own.
+
+use super::{Broke, Engine, Memory, alone_only};
+use crate::{group::ControlMessage, stage::further, worker::WorkerError};
+use paraft_client::{Client, Pull, Pulled};
+
+impl Engine<'_> {
+    /// All ranks pull their stages.
+    pub(super) fn pull_stages(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, WorkerError> {
+        let (mut pull, mut rejoined) = (pull.clone(), false);
+        loop {
+            let pulled = match self.pull_behind(client, &pull) {
+                Ok(Some(pulled)) if pulled.done == pull.done && !pulled.stop => return Ok(pulled),
+                Ok(Some(pulled)) => {
+                    (pull.done, rejoined) = (pulled.done, rejoined || pulled.rejoined);
+                    self.pull_together(client, &pull)
+                }
+                Ok(None) => self.pull_together(client, &pull),
+                Err(e) => Err(e),
+            };
+            match pulled {
+                Ok(pulled) => return Ok(Pulled { rejoined: rejoined || pulled.rejoined, ..pulled }),
+                Err(e) => self.recover(e)?,
+            }
+        }
+    }
+
+    /// Behind a step that another one is behind: each rank pulls by itself, and so does this one. `None`: there is none.
+    fn pull_behind(&mut self, client: &mut Client, pull: &Pull) -> Result<Option<Pulled>, Broke> {
+        let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+            return Ok(None);
+        };
+        if !stage.goes_on_with(pull.done.next()) {
+            return Ok(None);
+        }
+        let pulled = client.pull_by(pull.clone(), stage.landing())?;
+        stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
+        stage.lend(ranks.lines()?)?;
+        Ok(Some(pulled))
+    }
+
+    fn pull_together(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, Broke> {
+        self.is_between_steps()?;
+        let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+            return Err(alone_only().into());
+        };
+        ranks.say(&ControlMessage::Pull(pull.clone()))?;
+        let mut pulled = client.pull_by(pull.clone(), stage.landing())?;
+        // Who had lost its session is put where the other workers are, and the others come along.
+        while let Some(done) = stage.level(ranks, pulled.done, pull)? {
+            if pulled.done < done {
+                client.advance_to(done);
+                pulled = client.pull_by(further(pull, done), stage.landing())?;
+                pulled.rejoined = true;
+            }
+        }
+        stage.agree(ranks, pull, &mut pulled)?;
+        stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
+        stage.lend(ranks.lines()?)?;
+        Ok(pulled)
+    }
+
+    /// What the group's leader says is heard where no next step is under way. If one is, nothing comes of it.
+    pub(super) fn is_between_steps(&self) -> Result<(), Broke> {
+        match (&self.memory, &self.ranks) {
+            (Memory::Stage(stage), Some(ranks)) if stage.is_going() => {
+                Err(ranks.break_up("its leader does something else than the next step").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The final weights of all ranks come here.
+    pub fn gather(&mut self) -> Result<(), WorkerError> {
+        loop {
+            let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
+                return Ok(());
+            };
+            let gathered = ranks.say(&ControlMessage::Gather).map_err(Broke::from);
+            match gathered.and_then(|()| stage.gather(ranks.lines()?)) {
+                Ok(()) => return Ok(()),
+                Err(e) => self.recover(e)?,
+            }
+        }
+    }
+
+    /// Whether the minibatch of the next step is to go in behind that of this one, where nothing else is to be done between.
+    pub fn goes_on(&self) -> bool {
+        matches!(&self.memory, Memory::Stage(stage) if stage.goes_on())
+            && !self.ranks.as_ref().is_some_and(|r| r.newcomers())
+    }
+}
