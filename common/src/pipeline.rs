@@ -212,6 +212,18 @@ mod tests {
         assert!(uneven > even + 0.2, "{even}, {uneven}");
     }
 
+    #[test]
+    fn each_stage_keeps_more_than_the_next_where_minibatches_go_on_into_each_other() {
+        for stages in 2..=64 {
+            for micro in [stages, stages + 1, stages + 3, 2 * stages, 8 * stages] {
+                let kept: Vec<usize> =
+                    (0..stages).map(|s| PipelineSchedule::DoubleBuffered.kept(s, stages, micro)).collect();
+                assert!(kept.is_sorted_by(|a, b| a > b) && kept[0] <= micro, "{stages}, {micro}: {kept:?}");
+                assert_eq!(kept[stages - 1], 1);
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn every_micro_batch_goes_forward_once_then_back_once_in_order(

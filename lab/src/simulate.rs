@@ -180,6 +180,9 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     if !args.json {
         out!("{told}");
     }
+    if !outcome.stages.is_empty() {
+        show_stages(&job, &outcome, args.json)?;
+    }
     if let Some(measured) = measured {
         show_against(&calibrate::against(&record, &measured).map_err(failed)?, args.json)?;
     }
@@ -275,6 +278,52 @@ fn said(job: &Job, o: &Outcome, took: f64) -> String {
         o.happened,
         o.largest_lead
     )
+}
+
+fn show_stages(job: &Job, o: &Outcome, json: bool) -> Result<(), Failure> {
+    if json {
+        out!("{}", serde_json::json!({ "stages": o.stages }));
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([
+        "stage",
+        "layers",
+        "cost %",
+        "idle %",
+        "delay",
+        "pushed MB",
+        "pulled MB",
+        "to other stages MB",
+    ]);
+    let mb = |bytes: u64| format!("{:.2}", bytes as f64 / 1e6);
+    for (i, s) in o.stages.iter().enumerate() {
+        table.add_row([
+            i.to_string(),
+            format!("{} to {}", s.layers.start, s.layers.end - 1),
+            format!("{:.1}", 100.0 * s.cost),
+            format!("{:.1}", 100.0 * s.idle),
+            format!("{:.2}", s.delay),
+            mb(s.pushed),
+            mb(s.pulled),
+            mb(s.sent),
+        ]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    out!("{table}");
+    let times: Vec<(f64, f64)> = o.stages.iter().map(|s| (s.cost, 2.0 * s.cost)).collect();
+    let steps = o.steps_between_ends;
+    let alone = job.parallel.schedule.bubble(&times, job.micro_batches(), steps);
+    out!(
+        "idle: {:.1} % of all stages; of the schedule \"{}\" alone, without a network: {:.1} %",
+        100.0 * o.stages.iter().map(|s| s.idle).sum::<f64>() / o.stages.len() as f64,
+        job.parallel.schedule.name(),
+        100.0 * alone
+    );
+    Ok(())
 }
 
 fn show_against(rows: &[Row], json: bool) -> Result<(), Failure> {

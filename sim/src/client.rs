@@ -36,6 +36,8 @@ pub(crate) struct Client {
     /// The deadline that the clock will say.
     armed: Option<Duration>,
     encoders: Encoders,
+    /// Its first value in the flat vector: a rank with a stage has no others before it.
+    first: usize,
     pub bytes_pushed: u64,
     pub bytes_pulled: u64,
 }
@@ -46,7 +48,7 @@ impl Client {
         let (hears, heard) = mpsc::unbounded_channel();
         let worker = process.worker;
         // A process that is started again waits as long as it did before: it is the same seed's same stream.
-        let mut retries = Chance::new(world.seed, Draws::Retries(worker.0));
+        let mut retries = Chance::new(world.seed, Draws::Retries(process.place as u32));
         let session = Session::new(Options {
             servers: vec!["the leader".into()],
             shards: world.shards,
@@ -60,7 +62,7 @@ impl Client {
                 deadline: world.timeout,
             },
             handover: HANDOVER,
-            stages: None,
+            stages: process.stage.map(|stage| stage..stage + 1),
             draw: Box::new(move || retries.uniform()),
         });
         let mut client = Self {
@@ -73,6 +75,7 @@ impl Client {
             streams: BTreeMap::new(),
             armed: None,
             encoders: Encoders::new(&world.job, &world.layout, worker, world.file.train.feeds_back()),
+            first: process.stage.map_or(0, |stage| world.first_of(stage)),
             bytes_pushed: 0,
             bytes_pulled: 0,
         };
@@ -275,6 +278,16 @@ impl Client {
         self.session.version()
     }
 
+    /// The versions of all buckets, of the last pull.
+    pub fn versions(&self) -> Vec<u64> {
+        self.session.versions()
+    }
+
+    /// The next pushes are computed at weights of these versions; none: at those of the last pull.
+    pub fn computed_at(&mut self, versions: Option<Vec<u64>>) {
+        self.session.computed_at(versions);
+    }
+
     /// The mode in force, as the shards have said with the last pull, and how often it was switched.
     pub fn mode(&self) -> (u64, Mode) {
         self.session.mode()
@@ -286,7 +299,9 @@ impl Client {
         }
         let bucket = BucketId(arrived.weights.bucket);
         let spec = self.world.layout.buckets()[bucket.0 as usize];
-        let read = arrived.payload.reader().values(&mut weights[spec.range()]);
+        let range = spec.range();
+        let here = weights.get_mut(range.start - self.first..range.end - self.first).unwrap_or_default();
+        let read = arrived.payload.reader().values(here);
         read.map_err(|e| SimError::Refused {
             worker: self.worker,
             shard: arrived.shard,

@@ -18,14 +18,16 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 /// has nothing to lose.
 pub(crate) async fn lives(world: Arc<World>, worker: WorkerId) -> Result<Option<Finished>, SimError> {
     let mut fails = Chance::new(world.seed, Draws::Fails(worker.0));
-    let mut speed = Speed::new(&world, worker);
+    let ranks = world.ranks();
+    let speeds: Vec<Arc<Speed>> = (0..ranks).map(|at| Arc::new(Speed::new(&world, worker, at))).collect();
     loop {
-        let process = Process::new(worker);
+        let processes: Vec<Arc<Process>> = (0..ranks).map(|at| Process::new(worker, at, ranks)).collect();
+        let process = &processes[0];
         let lifetime = world.setup.mttf_s.map(|mean| fails.exponential(mean));
         tokio::select! {
             biased;
-            finished = train(&world, &process, &mut speed) => return finished.map(Some),
-            () = fails_after(&world, &process, lifetime) => {}
+            finished = train(&world, &processes, &speeds) => return finished.map(Some),
+            () = fails_after(&world, process, lifetime) => {}
         }
         world.failures.fetch_add(1, Relaxed);
         world.step_lead.lock().left(worker);

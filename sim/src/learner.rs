@@ -69,6 +69,30 @@ impl Learner {
         Ok((loss, &self.gradient))
     }
 
+    /// The same of a minibatch that is computed in so many parts, whose sum is in their order.
+    pub fn in_parts(
+        &mut self,
+        (worker, step): (WorkerId, Step),
+        weights: &[f32],
+        samples: &[u32],
+        parts: usize,
+    ) -> Result<(f32, Vec<f32>), SimError> {
+        let (n, parts) = (samples.len(), parts.min(samples.len()).max(1));
+        let (mut loss, mut sum) = (0.0, Vec::new());
+        for m in 0..parts {
+            let part = &samples[n * m / parts..n * (m + 1) / parts];
+            let (of_part, gradient) = self.gradient((worker, step), weights, part)?;
+            loss += f64::from(of_part) * part.len() as f64 / n as f64;
+            let share = part.len() as f32 / n as f32;
+            match m {
+                0 if parts == 1 => sum = gradient.to_vec(),
+                0 => sum = gradient.iter().map(|g| share * g).collect(),
+                _ => sum.iter_mut().zip(gradient).for_each(|(s, g)| *s += share * g),
+            }
+        }
+        Ok((loss as f32, sum))
+    }
+
     /// Held-out samples.
     pub fn held_out(&self) -> usize {
         self.test.len()

@@ -17,7 +17,8 @@
 //!
 //! - [`setup`]: what a fleet is like. `run`: everything put together.
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
-//! - `servers`, `leading`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'.
+//! - `servers`, `leading`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'; `stages`,
+//!   `lines`: of those whose ranks have a stage of the model each.
 //! - `recording`, `step_lead`: what is written down. `world`: what all share.
 //! - [`calibrate`]: a setup from a real run, and a simulated run beside a real one.
 
@@ -30,12 +31,14 @@ mod error;
 mod fleet;
 mod leading;
 mod learner;
+mod lines;
 mod network;
 mod recording;
 mod replication;
 mod run;
 mod servers;
 pub mod setup;
+mod stages;
 mod step_lead;
 mod stream;
 mod training;
@@ -44,5 +47,5 @@ mod world;
 pub use error::SimError;
 pub use paraft_worker::slow::Straggle;
 pub use recording::Sink;
-pub use run::{Outcome, check, simulate};
+pub use run::{Outcome, StageOutcome, check, simulate};
 pub use setup::Setup;

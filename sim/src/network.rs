@@ -62,7 +62,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// For so many processes.
+    /// For so many processes that train, and so many servers.
     pub fn new(clock: Clock, setup: &Setup, workers: u32, servers: u32) -> Self {
         let chances = |draws: fn(u32) -> Draws| {
             (0..workers).map(|w| Mutex::new(Chance::new(setup.seed, draws(w)))).collect()
@@ -86,7 +86,7 @@ impl Network {
 
     /// A worker's message: what happens when it has arrived at the server of the stream's shard.
     pub fn up(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, arrives: impl FnOnce() + Send + 'static) {
-        let worker = stream.process.worker.0 as usize;
+        let worker = stream.process.place;
         let bytes = bytes + HEADER_BYTES;
         let sent = self.workers[worker].lock().sends.pass(self.clock.now(), bytes);
         let latency = self.latency(&mut self.up[worker].lock());
@@ -103,13 +103,29 @@ impl Network {
 
     /// A server's message, likewise.
     pub fn down(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, arrives: impl FnOnce() + Send + 'static) {
-        let worker = stream.process.worker.0 as usize;
+        let worker = stream.process.place;
         let bytes = bytes + HEADER_BYTES;
         let sent = self.servers[stream.server].lock().sends.pass(self.clock.now(), bytes);
         let latency = self.latency(&mut self.down[worker].lock());
         let at = sent.saturating_add(latency).max(stream.down.load(Relaxed));
         stream.down.store(at, Relaxed);
         self.through(at, arrives, bytes, End::Worker(worker));
+    }
+
+    /// From one worker's process to another: when it comes to the other's link, not before a moment.
+    pub fn between(
+        self: &Arc<Self>,
+        (from, to): (usize, usize),
+        bytes: u64,
+        after: Moment,
+        arrives: impl FnOnce() + Send + 'static,
+    ) -> Moment {
+        let bytes = bytes + HEADER_BYTES;
+        let sent = self.workers[from].lock().sends.pass(self.clock.now(), bytes);
+        let latency = self.latency(&mut self.up[from].lock());
+        let at = sent.saturating_add(latency).max(after);
+        self.through(at, arrives, bytes, End::Worker(to));
+        at
     }
 
     /// What a server sends its followers goes over its link too: when it is out.
@@ -119,7 +135,7 @@ impl Network {
 
     /// When it stops sending, and the other side hears that the stream has ended.
     pub fn breaks(self: &Arc<Self>, process: &Process, hears: impl FnOnce() + Send + 'static) {
-        let latency = self.latency(&mut self.up[process.worker.0 as usize].lock());
+        let latency = self.latency(&mut self.up[process.place].lock());
         self.clock.at(self.clock.now().saturating_add(latency), hears);
     }
 

@@ -10,16 +10,18 @@ use crate::{
     recording::{Recording, Sink},
     servers::{Placement, Servers},
     setup::Setup,
+    stages::{Cut, OfRank, Part},
     step_lead::StepLead,
     training::Finished,
     world::World,
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Layout, ModeChoice, ServerId, Version, WorkerId, codec::put_f32_le, placement,
+    BucketId, Durability, Layout, ModeChoice, ServerId, Version, WorkerId, codec::put_f32_le,
+    histogram::DelayHistogram, layout::Cuts, placement,
 };
 use paraft_data::Split;
-use paraft_models::{Evaluation, Model};
+use paraft_models::{Evaluation, Model, Stages};
 use paraft_record::{Event, event};
 use paraft_server::shard::staleness::OfWorker;
 use paraft_worker::{
@@ -29,8 +31,10 @@ use paraft_worker::{
     worker::Plan,
 };
 use parking_lot::Mutex;
+use serde::Serialize;
 use std::{
     collections::BTreeSet,
+    ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -62,6 +66,30 @@ pub struct Outcome {
     pub server_failures: u64,
     /// Pushes that `apply` recognised as being in already.
     pub duplicates: u64,
+    /// Of each stage, where workers' ranks have one each.
+    pub stages: Vec<StageOutcome>,
+    /// Steps that follow each other with nothing to do between them, at the beginning.
+    pub steps_between_ends: usize,
+}
+
+/// What the ranks with one stage of the model came to, of all workers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StageOutcome {
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// What it costs to compute, of the whole model.
+    pub cost: f64,
+    /// The share of the time in which it computed nothing: from a worker's first micro-batch to its last, of a step, or of steps that go on
+    /// into each other. Mean over workers.
+    pub idle: f64,
+    /// Updates that its shards had applied between a push's weights and the push. Mean over pushes.
+    pub delay: f64,
+    /// Bytes to the servers.
+    pub pushed: u64,
+    /// And from them.
+    pub pulled: u64,
+    /// Bytes to the ranks with the other stages.
+    pub sent: u64,
 }
 
 /// Whether the simulator has a model of what the job asks for.
@@ -72,7 +100,24 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
         return no("groups of ranks", "set train.group_size = 1 and train.exchange = \"servers\"");
     }
     if job.parallel.pipeline > 1 {
-        return no("stages of a model", "take [parallel] out");
+        if setup.mttf_s.is_some() {
+            return no(
+                "failing workers whose ranks hold stages",
+                "leave --mttf-s out, or take [parallel] out",
+            );
+        }
+        if job.cluster.durability == Durability::Leader && setup.server_mttf_s.is_some() {
+            return no(
+                "stages whose shards lose pushes with their leader",
+                "set cluster.durability = \"quorum-memory\", or leave --server-mttf-s out",
+            );
+        }
+        if job.parallel.schedule.goes_on() && job.eval.early_stop.is_some() {
+            return no(
+                "early stopping between minibatches that go in behind each other",
+                "set parallel.schedule = \"1f1b\", or take [eval.early_stop] out",
+            );
+        }
     }
     if job.train.sampler == SamplerKind::Leased {
         return no("the leased sampler", "set train.sampler = \"static\"");
@@ -104,9 +149,16 @@ pub fn simulate(
     check(job, setup)?;
     let plan = Plan::new(job, &data.train)?;
     let tensors = model.tensors();
-    let mut server_job = job.server_job(&tensors);
+    let layers = model.layers();
+    let stages = job.stages(&layers).map_err(paraft_worker::WorkerError::Job);
+    let stages = if job.parallel.pipeline > 1 { Some(stages?) } else { None };
+    let of_stages = stages.as_ref().map(Stages::values).unwrap_or_default();
+    let cuts = Cuts { groups: &[], stages: &of_stages };
+    let mut server_job = job.server_job_cut(&tensors, cuts);
     let bad = |e: &dyn std::fmt::Display| paraft_worker::WorkerError::Job(e.to_string());
-    let layout = job.layout(tensors).map_err(|e| bad(&e))?;
+    let layout = job.layout_cut(tensors, cuts).map_err(|e| bad(&e))?;
+    let how = (job.parallel.schedule, job.micro_batches());
+    let cut = stages.as_ref().map(|stages| Arc::new(Cut::new(how, &layers, stages, &layout)));
     let beginning = start::begin(
         job,
         None,
@@ -133,13 +185,15 @@ pub fn simulate(
     let learner = Mutex::new(Learner::new(model, data, layout.clone()));
     let workers = job.train.workers;
     Clock::run(|clock| async move {
-        let network = Arc::new(Network::new(clock.clone(), setup, workers, placement.servers));
+        let processes = workers * cut.as_ref().map_or(1, |cut| cut.ranks() as u32);
+        let network = Arc::new(Network::new(clock.clone(), setup, processes, placement.servers));
         let cores = Cores::new(clock.clone(), setup.cores);
         let servers = Servers::start(&clock, &network, &cores, setup, &placement);
         let world = Arc::new(World {
             recording: Recording::new(clock.clone(), workers, sink),
             clock,
             cores,
+            network,
             servers,
             setup: setup.clone(),
             seed: setup.seed,
@@ -151,6 +205,7 @@ pub fn simulate(
             job_text: job_text.into(),
             plan,
             layout,
+            cut,
             initial,
             learner,
             step_lead: Mutex::new(StepLead::default()),
@@ -207,6 +262,7 @@ async fn all_workers(world: &Arc<World>) -> Result<Vec<Finished>, SimError> {
 }
 
 fn outcome(world: &World, mut finished: Vec<Finished>) -> Result<Outcome, SimError> {
+    let stages = world.cut.iter().flat_map(|cut| of_stages(world, cut, &finished)).collect();
     let steps = finished.iter().map(|f| f.steps).max().ok_or(SimError::AllLost)?;
     let who = finished.iter().position(|f| f.evaluation.is_some()).unwrap_or(0);
     let Finished { weights, evaluation, .. } = finished.swap_remove(who);
@@ -222,7 +278,35 @@ fn outcome(world: &World, mut finished: Vec<Finished>) -> Result<Outcome, SimErr
         worker_failures: world.failures.load(Relaxed),
         server_failures: world.servers.failures.load(Relaxed),
         duplicates,
+        stages,
+        steps_between_ends: world.plan.between_ends(&world.file),
     })
+}
+
+/// What each stage came to.
+fn of_stages(world: &World, cut: &Cut, finished: &[Finished]) -> Vec<StageOutcome> {
+    let of = |(at, part): (usize, &Part)| {
+        let shards: BTreeSet<_> = (part.buckets.clone())
+            .map(|b| placement::shard_of(&world.layout, BucketId(b as u32), world.shards))
+            .collect();
+        let hosts = shards.iter().filter_map(|shard| world.servers.hosts.get(shard));
+        let mut delays = DelayHistogram::default();
+        for host in hosts {
+            host.state.read(|m| delays.merge(&m.delays));
+        }
+        let ranks = finished.iter().filter_map(|f| f.ranks.get(at));
+        let sum = |of: fn(&OfRank) -> u64| ranks.clone().map(of).sum();
+        StageOutcome {
+            layers: part.layers.clone(),
+            cost: part.share,
+            idle: ranks.clone().map(|r| r.idle).sum::<f64>() / finished.len().max(1) as f64,
+            delay: delays.mean().unwrap_or(0.0),
+            pushed: sum(|r| r.bytes_pushed),
+            pulled: sum(|r| r.bytes_pulled),
+            sent: sum(|r| r.bytes_sent),
+        }
+    };
+    cut.stages.iter().enumerate().map(of).collect()
 }
 
 /// What the shards have counted.

@@ -21,9 +21,13 @@ pub(crate) enum FromServer {
     Tick,
 }
 
-/// One run of a worker process.
+/// One run of a worker's process, or of one of its ranks'.
 pub(crate) struct Process {
     pub worker: WorkerId,
+    /// Among all processes that train.
+    pub place: usize,
+    /// Of the model, where ranks have one each.
+    pub stage: Option<usize>,
     ended: AtomicU64,
     /// Those that it has open.
     streams: Mutex<Vec<Arc<Stream>>>,
@@ -32,9 +36,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub fn new(worker: WorkerId) -> Arc<Self> {
+    /// The rank at `at` of so many that have stages of the model; of one, which has all of it.
+    pub fn new(worker: WorkerId, at: usize, ranks: usize) -> Arc<Self> {
         Arc::new(Self {
             worker,
+            place: worker.0 as usize * ranks + at,
+            stage: (ranks > 1).then_some(at),
             ended: AtomicU64::new(NEVER),
             streams: Mutex::default(),
             begins: Notify::new(),

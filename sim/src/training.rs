@@ -11,6 +11,7 @@ use crate::{
     clock::{Moment, nanos, seconds},
     learner::Gradient,
     recording::{Evaluated, Progress, Stand},
+    stages::{Leader, OfRank, Rank, Shared},
     stream::Process,
     world::World,
 };
@@ -20,16 +21,19 @@ use paraft_server::shard::command::EvalSums;
 use paraft_session::{Pull, Pulled};
 use paraft_trainer::{Action, Options, Seen, Trainer};
 use paraft_worker::worker::Minibatches;
+use parking_lot::Mutex;
 use std::{
+    borrow::Cow,
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
+use tokio::task::JoinSet;
 
 /// Of a step's time.
-const FORWARD: f64 = 1.0 / 3.0;
+pub(crate) const FORWARD: f64 = 1.0 / 3.0;
 /// The backward pass makes buckets ready in so many turns at most: each is an event of every worker's every step.
-const TURNS: usize = 8;
+pub(crate) const TURNS: usize = 8;
 
 /// What is left of a worker that came to the end.
 pub(crate) struct Finished {
@@ -37,30 +41,34 @@ pub(crate) struct Finished {
     pub weights: Vec<f32>,
     /// Of the final weights, if it was this worker's to make.
     pub evaluation: Option<paraft_models::Evaluation>,
+    /// What its ranks have done, where they have stages of the model.
+    pub ranks: Vec<OfRank>,
 }
 
 /// How long a worker computes.
 pub(crate) struct Speed {
     /// Seconds, on average.
     mean: f64,
-    chance: Chance,
+    chance: Mutex<Chance>,
 }
 
 impl Speed {
-    /// Of a worker in one of its lives: all have the same speed, and each draws on.
-    pub fn new(world: &World, worker: WorkerId) -> Self {
+    /// Of a worker's rank through all its lives, which have the same speed.
+    pub fn new(world: &World, worker: WorkerId, at: usize) -> Self {
         let setup = &world.setup;
         let own = Chance::new(world.seed, Draws::Worker(worker.0)).log_normal(1.0, setup.worker_spread);
         let slow = setup.slow.get(&worker.0).copied().unwrap_or(1.0);
-        let chance = Chance::new(world.seed, Draws::Compute(worker.0));
+        let place = worker.0 as usize * world.ranks() + at;
+        let chance = Mutex::new(Chance::new(world.seed, Draws::Compute(place as u32)));
         Self { mean: setup.compute_ms / 1e3 * own * slow, chance }
     }
 
     /// Seconds of a step.
-    pub(crate) fn step(&mut self, world: &World) -> f64 {
-        let drawn = self.chance.log_normal(self.mean, world.setup.compute_spread);
+    pub(crate) fn step(&self, world: &World) -> f64 {
+        let mut chance = self.chance.lock();
+        let drawn = chance.log_normal(self.mean, world.setup.compute_spread);
         match world.setup.straggle {
-            Some(s) if self.chance.uniform() < s.probability => drawn * s.factor,
+            Some(s) if chance.uniform() < s.probability => drawn * s.factor,
             _ => drawn,
         }
     }
@@ -70,9 +78,11 @@ struct Training<'a> {
     world: &'a Arc<World>,
     process: &'a Arc<Process>,
     worker: WorkerId,
-    speed: &'a mut Speed,
+    speed: &'a Speed,
     client: Client,
     weights: Vec<f32>,
+    /// Where its ranks have stages of the model.
+    stages: Option<Leader>,
     /// Where the worker has weights of its own.
     local: Option<LocalWeights>,
     progress: Progress,
@@ -92,11 +102,44 @@ struct Training<'a> {
     reported: Option<(u64, f64, u64, u64)>,
 }
 
-/// One run of a worker process, up to the end of the job.
+/// One run of a worker, up to the end of the job: of its process, or its ranks'.
 pub(crate) async fn train(
     world: &Arc<World>,
+    processes: &[Arc<Process>],
+    speeds: &[Arc<Speed>],
+) -> Result<Finished, SimError> {
+    let (process, speed) = (&processes[0], &speeds[0]);
+    let Some(cut) = world.cut.clone() else { return lead(world, process, speed, None).await };
+    let shared = Shared::new(world, process.worker, cut.ranks());
+    let rank = |at: usize| Rank::new(world, &shared, &cut, at, speeds[at].clone());
+    let mut others = JoinSet::new();
+    for (at, process) in processes.iter().enumerate().skip(1) {
+        let (rank, process, cut) = (rank(at), process.clone(), cut.clone());
+        others.spawn(async move { rank.follow(process, &cut).await });
+    }
+    let leader = Leader::new(&cut, &shared, rank(0));
+    let failed = async {
+        loop {
+            match others.join_next().await {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(e))) => return e,
+                Some(Err(e)) => return SimError::Runtime(format!("a simulated rank panicked: {e}")),
+                None => std::future::pending().await,
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        finished = lead(world, process, speed, Some(leader)) => finished,
+        e = failed => Err(e),
+    }
+}
+
+async fn lead(
+    world: &Arc<World>,
     process: &Arc<Process>,
-    speed: &mut Speed,
+    speed: &Speed,
+    stages: Option<Leader>,
 ) -> Result<Finished, SimError> {
     let (client, start) = Client::join(world, process).await?;
     let (worker, plan, file) = (process.worker, &world.plan, &world.file);
@@ -116,7 +159,8 @@ pub(crate) async fn train(
         worker,
         speed,
         client,
-        weights: vec![0.0; len],
+        weights: vec![0.0; if stages.is_some() { 0 } else { len }],
+        stages,
         local: LocalWeights::new(&file.local, &file.descent(), params, len),
         progress: Progress::default(),
         began: None,
@@ -154,20 +198,30 @@ impl Training<'_> {
                         local.begin(&self.weights);
                     }
                     minibatches = self.minibatches(done);
+                    if let Some(leader) = &mut self.stages {
+                        leader.begins();
+                    }
                     self.trained_for = None;
                     if self.began.is_none() {
                         (self.began, self.waited) = (Some(self.world.clock.now()), 0);
                         self.process.begins();
                     }
                 }
-                Action::Gradient { step, ask_ahead, .. } => {
+                Action::Gradient { step, ask_ahead, goes_on } => {
                     if ask_ahead {
                         self.client.ask_ahead(step);
                     }
                     self.goes_on(step);
-                    let samples = minibatches.next();
-                    let loss = self.step(step, &samples).await?;
-                    trainer.trained(Some((f64::from(loss) * samples.len() as f64, samples.len() as u64)));
+                    let (loss, samples) = match &mut self.stages {
+                        Some(leader) => {
+                            leader.step(&mut self.client, (step, goes_on), &mut minibatches).await?
+                        }
+                        None => {
+                            let samples = minibatches.next();
+                            (self.step(step, &samples).await?, samples.len())
+                        }
+                    };
+                    trainer.trained(Some((f64::from(loss) * samples as f64, samples as u64)));
                 }
                 Action::Local { step, clock } => {
                     let samples = minibatches.next();
@@ -228,7 +282,8 @@ impl Training<'_> {
 
     fn minibatches(&self, done: Step) -> Minibatches {
         self.world.step_lead.lock().pushed(self.worker, done);
-        self.world.plan.minibatches(&self.world.file, self.worker.0, done)
+        let file = &self.world.file;
+        self.world.plan.minibatches(file, self.worker.0 * file.ranks_of_worker(), done)
     }
 
     /// Its own part of `step` is computed: the next push is of a step that others may be behind.
@@ -309,7 +364,10 @@ impl Training<'_> {
         let asked = self.world.clock.now();
         let whole = pull.only.is_empty();
         let trains = !pull.last && !pull.barrier;
-        let pulled = self.client.pull(pull, &mut self.weights).await?;
+        let pulled = match &mut self.stages {
+            None => self.client.pull(pull, &mut self.weights).await?,
+            Some(leader) => leader.pull(&mut self.client, pull).await?,
+        };
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(&self.weights);
         }
@@ -369,11 +427,19 @@ impl Training<'_> {
         let mut learner = self.world.learner.lock();
         let (first, workers) = (self.worker.0 as usize, self.world.workers as usize);
         let share = (first..learner.held_out()).step_by(workers);
-        let e = learner.evaluate(&self.weights, share)?;
+        let e = learner.evaluate(&self.whole(), share)?;
         drop(learner);
         let sums = EvalSums { loss_sum: e.loss_sum, correct: e.correct, count: e.count };
         self.client.report(epoch, sums);
         Ok(())
+    }
+
+    /// The weights of the last pull.
+    fn whole(&self) -> Cow<'_, [f32]> {
+        match &self.stages {
+            Some(leader) => leader.whole().into(),
+            None => (&self.weights[..]).into(),
+        }
     }
 
     fn note_evaluations(&mut self) -> Result<(), SimError> {
@@ -408,13 +474,21 @@ impl Training<'_> {
             let (epoch, loss_sum, correct, count) = match shared {
                 Some(sums) => sums,
                 None => {
-                    let e = learner.evaluate(&self.weights, 0..all)?;
+                    let e = learner.evaluate(&self.whole(), 0..all)?;
                     (self.world.plan.epoch_of(done), e.loss_sum, e.correct, e.count)
                 }
             };
             drop(learner);
             self.write_evaluation((epoch, loss_sum, correct, count), true)?;
             evaluation = Some(paraft_models::Evaluation { loss_sum, correct, count });
+        }
+        let ranks = self.stages.as_mut().map(Leader::over).unwrap_or_default();
+        let (mut bytes_pushed, mut bytes_pulled) = (self.client.bytes_pushed, self.client.bytes_pulled);
+        // The first rank's are among them.
+        if !ranks.is_empty() {
+            bytes_pushed = ranks.iter().map(|r| r.bytes_pushed).sum();
+            bytes_pulled = ranks.iter().map(|r| r.bytes_pulled).sum();
+            self.worked += ranks.iter().map(|r| seconds(r.worked)).sum::<f64>();
         }
         self.world.recording.write(&Event::Worker(event::Worker {
             wall: self.world.clock.seconds(),
@@ -423,12 +497,16 @@ impl Training<'_> {
             samples: self.samples,
             seconds: self.seconds(),
             wait_seconds: seconds(self.waited),
-            bytes_pushed: self.client.bytes_pushed,
-            bytes_pulled: self.client.bytes_pulled,
+            bytes_pushed,
+            bytes_pulled,
             cpu_seconds: self.worked,
             peak_rss_bytes: 0,
         }))?;
         self.client.leave();
-        Ok(Finished { steps: done.0, weights: self.weights, evaluation })
+        let weights = match self.stages {
+            Some(leader) => leader.whole(),
+            None => self.weights,
+        };
+        Ok(Finished { steps: done.0, weights, evaluation, ranks })
     }
 }

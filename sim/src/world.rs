@@ -1,7 +1,14 @@
 //! What all tasks of a run share.
 
 use crate::{
-    clock::Clock, cores::Cores, learner::Learner, recording::Recording, servers::Servers, setup::Setup,
+    clock::Clock,
+    cores::Cores,
+    learner::Learner,
+    network::Network,
+    recording::Recording,
+    servers::Servers,
+    setup::Setup,
+    stages::{Cut, values},
     step_lead::StepLead,
 };
 use bytes::Bytes;
@@ -20,6 +27,7 @@ use std::{
 pub(crate) struct World {
     pub clock: Clock,
     pub cores: Cores,
+    pub network: Arc<Network>,
     pub servers: Arc<Servers>,
     pub setup: Setup,
     pub seed: u64,
@@ -33,6 +41,8 @@ pub(crate) struct World {
     pub job_text: Arc<str>,
     pub plan: Plan,
     pub layout: Layout,
+    /// Where a worker's ranks have stages of the model.
+    pub cut: Option<Arc<Cut>>,
     /// The initial weights, by bucket, as the servers get them.
     pub initial: Vec<Bytes>,
     pub learner: Mutex<Learner>,
@@ -42,4 +52,16 @@ pub(crate) struct World {
     pub over: AtomicBool,
     /// How often a worker has failed.
     pub failures: AtomicU64,
+}
+
+impl World {
+    /// Ranks of a worker.
+    pub fn ranks(&self) -> usize {
+        self.cut.as_ref().map_or(1, |cut| cut.ranks())
+    }
+
+    /// The first value of a stage.
+    pub fn first_of(&self, stage: usize) -> usize {
+        self.cut.as_ref().map_or(0, |cut| values(&self.layout, &cut.stages[stage].buckets).start)
+    }
 }

@@ -41,6 +41,27 @@ fn a_seed_is_a_record_byte_for_byte_and_its_folder_is_that_of_a_run() {
 }
 
 #[test]
+fn a_job_with_stages_says_what_each_of_them_came_to() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let job = job(scratch.path(), &digits("asp", 3, 2));
+    let stages =
+        ["parallel.pipeline=3", "model.hidden=[20, 20]", "parallel.schedule=2bw", "train.device=cpu"];
+    let set: Vec<&str> = stages.iter().flat_map(|s| ["--set", s]).collect();
+    let out = simulate(&job, &scratch.path().join("people"), &set);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    contains(&text(&out.stdout), &["stage  layers", "1 to 1", "idle:", "the schedule \"2bw\" alone"]);
+    let out = simulate(&job, &scratch.path().join("json"), &[&set[..], &["--json"]].concat());
+    let printed = text(&out.stdout);
+    let [_, line] = printed.lines().collect::<Vec<_>>()[..] else { panic!("{printed}") };
+    let stages: Value = serde_json::from_str(line).expect("an object");
+    let stages = stages["stages"].as_array().expect("stages").clone();
+    assert_eq!(stages.len(), 3);
+    for stage in &stages {
+        assert!(stage["pushed"].as_u64() > Some(0) && stage["delay"].as_f64() > Some(1.0), "{stage}");
+    }
+}
+
+#[test]
 fn what_cannot_be_simulated_is_said_with_its_remedy() {
     let scratch = tempfile::tempdir().expect("scratch");
     let job = job(scratch.path(), &digits("asp", 3, 1));
