@@ -369,12 +369,13 @@ impl Segments {
                 self.disk.rename(&path, &spare).map_err(named("rename", &path))?;
                 spares.push(spare);
             } else {
-                // Its name may come back after a crash until the folder is synced.
                 self.disk.remove(&path).map_err(named("remove", &path))?;
             }
             self.sealed.pop_front();
+            // Its name may come back after a crash until the folder is synced, and with one that went later gone for good there would be a
+            // hole, which looks like damage.
+            self.sync_dir()?;
         }
-        self.sync_dir()?;
         self.spares.extend(spares.into_iter().filter(|s| !self.spares.contains(s)).collect::<Vec<_>>());
         Ok(())
     }
