@@ -155,6 +155,12 @@ impl PipelineSchedule {
         if whole > 0.0 { 1.0 - busy / whole } else { 0.0 }
     }
 
+    /// [`Self::bubble`] of stages that cost so much: a way back takes about twice as long as the way there.
+    pub fn bubble_of(self, costs: &[f64], micro_batches: usize, steps: usize) -> f64 {
+        let times: Vec<(f64, f64)> = costs.iter().map(|cost| (*cost, 2.0 * cost)).collect();
+        self.bubble(&times, micro_batches, steps)
+    }
+
     /// What a stage does in so many steps: whether forward, and with which micro-batch of all.
     fn works(self, stage: usize, stages: usize, micro_batches: usize, steps: usize) -> Vec<(bool, usize)> {
         let kept = self.kept(stage, stages, micro_batches);

@@ -144,7 +144,6 @@ fn pipeline(job: &Job, layers: &[Layer], cut: &Stages, steps: usize) -> Way {
     let model = cut.own().iter().map(|r| r.len() as u64 * F32).sum::<u64>();
     let edges = cut.layers()[1..].iter().map(|l| layers[l.start - 1].outputs as u64).sum::<u64>();
     let lent = cut.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
-    let times: Vec<(f64, f64)> = cut.costs().iter().map(|c| (*c, 2.0 * c)).collect();
     Way {
         name: format!("{n} stages"),
         keys: format!("parallel.pipeline = {n}"),
@@ -155,7 +154,7 @@ fn pipeline(job: &Job, layers: &[Layer], cut: &Stages, steps: usize) -> Way {
         rest: rest(most.0 / versions),
         with_servers: 2 * model,
         between: 2 * (batch * edges + lent) * F32,
-        bubble: schedule.bubble(&times, micro, steps),
+        bubble: schedule.bubble_of(cut.costs(), micro, steps),
     }
 }
 

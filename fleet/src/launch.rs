@@ -325,10 +325,8 @@ fn say_cut(job: &Job, stages: &Stages, steps: usize) {
             own.len()
         );
     }
-    // A way back takes about twice the time of a way forth.
-    let times: Vec<(f64, f64)> = stages.costs().iter().map(|c| (*c, 2.0 * c)).collect();
     let micro = job.micro_batches();
-    let bubble = 100.0 * job.parallel.schedule.bubble(&times, micro, steps);
+    let bubble = 100.0 * job.parallel.schedule.bubble_of(stages.costs(), micro, steps);
     eprintln!(
         "        {micro} micro-batches, {}: a stage is idle for {bubble:.0} % of the time",
         job.parallel.schedule.name()

@@ -314,9 +314,8 @@ fn show_stages(job: &Job, o: &Outcome, json: bool) -> Result<(), Failure> {
         column.set_cell_alignment(CellAlignment::Right);
     }
     out!("{table}");
-    let times: Vec<(f64, f64)> = o.stages.iter().map(|s| (s.cost, 2.0 * s.cost)).collect();
-    let steps = o.steps_between_ends;
-    let alone = job.parallel.schedule.bubble(&times, job.micro_batches(), steps);
+    let costs: Vec<f64> = o.stages.iter().map(|s| s.cost).collect();
+    let alone = job.parallel.schedule.bubble_of(&costs, job.micro_batches(), o.steps_between_ends);
     out!(
         "idle: {:.1} % of all stages; of the schedule \"{}\" alone, without a network: {:.1} %",
         100.0 * o.stages.iter().map(|s| s.idle).sum::<f64>() / o.stages.len() as f64,

@@ -1,6 +1,7 @@
 //! What goes between the ranks of a worker: messages over their links, each waited for by who it is for.
 
 use crate::{clock::Moment, network::Network};
+use paraft_common::Step;
 use paraft_session::Pull;
 use parking_lot::Mutex;
 use std::{
@@ -47,7 +48,7 @@ pub(crate) enum Message {
     /// All pull.
     Pull(Pull),
     /// All make a step.
-    Step(u64),
+    Step(Step),
     /// The job is done.
     Over,
 }

@@ -111,13 +111,12 @@ pub(crate) async fn train(
     let (process, speed) = (&processes[0], &speeds[0]);
     let Some(cut) = world.cut.clone() else { return lead(world, process, speed, None).await };
     let shared = Shared::new(world, process.worker, cut.ranks());
-    let rank = |at: usize| Rank::new(world, &shared, &cut, at, speeds[at].clone());
+    let rank = |at: usize| Rank::new(world, &cut, &shared, at, speeds[at].clone());
     let mut others = JoinSet::new();
     for (at, process) in processes.iter().enumerate().skip(1) {
-        let (rank, process, cut) = (rank(at), process.clone(), cut.clone());
-        others.spawn(async move { rank.follow(process, &cut).await });
+        others.spawn(rank(at).follow(process.clone()));
     }
-    let leader = Leader::new(&cut, &shared, rank(0));
+    let leader = Leader::new(&shared, rank(0));
     let failed = async {
         loop {
             match others.join_next().await {

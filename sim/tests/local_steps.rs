@@ -1,7 +1,10 @@
 //! Workers with weights of their own, in simulated time: the bits of one process, the rule's bound, the bytes.
 
-use paraft_sim::{Outcome, Setup, simulate};
-use paraft_worker::{Job, samples::shape_of};
+mod common;
+
+use common::{bits, run_in};
+use paraft_sim::{Outcome, Setup};
+use paraft_worker::Job;
 use std::path::Path;
 
 fn job(set: &[&str]) -> Job {
@@ -14,8 +17,6 @@ fn job(set: &[&str]) -> Job {
 /// The outcome, and how many bytes were pushed.
 fn run(job: &Job, setup: &Setup) -> (Outcome, u64) {
     use std::sync::{Arc, atomic::AtomicU64, atomic::Ordering::Relaxed};
-    let data = job.data.as_ref().expect("data").load(Path::new(".")).expect("digits");
-    let model = job.model.as_ref().expect("a model").build(shape_of(&data.train)).expect("fits");
     let pushed = Arc::new(AtomicU64::new(0));
     let sum = pushed.clone();
     let sink = move |e: &paraft_record::Event| {
@@ -24,12 +25,8 @@ fn run(job: &Job, setup: &Setup) -> (Outcome, u64) {
         }
         Ok(())
     };
-    let outcome = simulate(job, setup, model, data, Box::new(sink)).expect("it ends");
+    let outcome = run_in(job, setup, Path::new("."), Box::new(sink)).expect("it ends");
     (outcome, pushed.load(Relaxed))
-}
-
-fn bits(weights: &[f32]) -> Vec<u32> {
-    weights.iter().map(|w| w.to_bits()).collect()
 }
 
 fn uneven() -> Setup {

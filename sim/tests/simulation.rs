@@ -1,12 +1,15 @@
 //! What a simulated run promises: the same seed the same bits, the consistency rule under everything that goes wrong, the
 //! weights of one process, every push applied once.
 
+mod common;
+
+use common::bits;
 use paraft_common::{TensorSpec, optim::OptimizerConfig};
 use paraft_data::{Dataset, Samples, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, Run, RunRecord, Train};
 use paraft_sim::{Outcome, Setup, SimError, Straggle, simulate};
-use paraft_worker::{Job, samples::shape_of};
+use paraft_worker::Job;
 use std::{
     path::Path,
     sync::{Arc, Mutex},
@@ -21,8 +24,7 @@ fn job(set: &[&str]) -> Job {
 }
 
 fn own(job: &Job) -> (Box<dyn Model>, Split) {
-    let data = job.data.as_ref().expect("data").load(Path::new(".")).expect("digits");
-    (job.model.as_ref().expect("a model").build(shape_of(&data.train)).expect("fits"), data)
+    common::own(job, Path::new("."))
 }
 
 /// The outcome and the record, as lines and as events.
@@ -49,10 +51,6 @@ fn run(job: &Job, setup: &Setup) -> (Outcome, Vec<Event>) {
 fn record(events: &[Event]) -> RunRecord {
     let run = Event::Run(Run { workers: 4, ..Run::default() });
     RunRecord::from_events(std::iter::once(run).chain(events.iter().cloned())).expect("a run")
-}
-
-fn bits(weights: &[f32]) -> Vec<u32> {
-    weights.iter().map(|w| w.to_bits()).collect()
 }
 
 /// Everything goes wrong that can.

@@ -1,8 +1,11 @@
 //! Workers whose ranks hold a stage of the model each, in simulated time: the bits of one process, the papers' idle shares, what versions
 //! gradients are of, and what goes where.
 
-use paraft_sim::{Outcome, Setup, SimError, simulate};
-use paraft_worker::{Job, samples::shape_of};
+mod common;
+
+use common::{bits, run_in};
+use paraft_sim::{Outcome, Setup, SimError};
+use paraft_worker::Job;
 use std::path::Path;
 
 fn job(hidden: &str, set: &[&str]) -> Job {
@@ -17,13 +20,7 @@ fn job(hidden: &str, set: &[&str]) -> Job {
 const UNEVEN: &str = "[24, 30, 17, 20, 24, 11, 16]";
 
 fn run(job: &Job, setup: &Setup) -> Result<Outcome, SimError> {
-    let data = job.data.as_ref().expect("data").load(Path::new(".")).expect("digits");
-    let model = job.model.as_ref().expect("a model").build(shape_of(&data.train)).expect("fits");
-    simulate(job, setup, model, data, Box::new(|_| Ok(())))
-}
-
-fn bits(weights: &[f32]) -> Vec<u32> {
-    weights.iter().map(|w| w.to_bits()).collect()
+    run_in(job, setup, Path::new("."), Box::new(|_| Ok(())))
 }
 
 /// No time passes but that of computation.
@@ -84,11 +81,7 @@ fn stages_that_share_an_embedding_learn_nearly_what_one_process_learns() {
         let set: Vec<String> = set.iter().map(ToString::to_string).collect();
         Job::parse(text, &folder.path().join("job.toml"), &set).expect("a job")
     };
-    let run = |job: &Job| {
-        let data = job.data.as_ref().expect("data").load(folder.path()).expect("the text");
-        let model = job.model.as_ref().expect("a model").build(shape_of(&data.train)).expect("fits");
-        simulate(job, &uneven(), model, data, Box::new(|_| Ok(()))).expect("it ends")
-    };
+    let run = |job: &Job| run_in(job, &uneven(), folder.path(), Box::new(|_| Ok(()))).expect("it ends");
     let whole = run(&job(&[]));
     let cut = run(&job(&["parallel.pipeline=3", "parallel.micro_batches=4"]));
     let far = paraft_proof::distance(&whole.weights, &cut.weights);
@@ -113,8 +106,8 @@ fn ranks_are_idle_as_long_as_their_schedule_says() {
                 let of_steps = ["train.batch=48", "train.max_steps=8"];
                 let job = job(UNEVEN, &[&set.each_ref().map(String::as_str)[..], &of_steps].concat());
                 let out = run(&job, &quiet()).expect("it ends");
-                let times: Vec<(f64, f64)> = out.stages.iter().map(|s| (s.cost, 2.0 * s.cost)).collect();
-                let want = job.parallel.schedule.bubble(&times, micro, 8);
+                let costs: Vec<f64> = out.stages.iter().map(|s| s.cost).collect();
+                let want = job.parallel.schedule.bubble_of(&costs, micro, 8);
                 let idle = out.stages.iter().map(|s| s.idle).sum::<f64>() / out.stages.len() as f64;
                 assert!((idle - want).abs() < 1e-3, "{set:?}: {idle} for {want}");
             }

@@ -1,0 +1,395 @@
+//! One rank: its micro-batches, its pulls and pushes, and what it waits for.
+
+use super::{Cut, Part, Shared, lost, values};
+use crate::{
+    SimError,
+    client::Client,
+    clock::nanos,
+    lines::{Kind, Message},
+    stream::Process,
+    training::{FORWARD, Speed, TURNS},
+    world::World,
+};
+use paraft_common::{
+    BucketId, Step,
+    pipeline::{Window, Work},
+};
+use paraft_session::{Pull, Pulled};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// A value between ranks.
+const VALUE_BYTES: usize = 4;
+
+/// The next step's minibatch, of which some has been forward.
+struct Going {
+    step: Step,
+    forward: usize,
+}
+
+/// A rank.
+pub(crate) struct Rank {
+    world: Arc<World>,
+    cut: Arc<Cut>,
+    shared: Arc<Shared>,
+    at: usize,
+    speed: Arc<Speed>,
+    /// Of its stage, and their versions.
+    weights: Vec<f32>,
+    versions: Vec<u64>,
+    /// The versions that the minibatch under way is computed at, where newer weights have come.
+    stash: Option<Vec<u64>>,
+    going: Option<Going>,
+    /// Weights that come, and are not needed yet.
+    asked: Option<Pull>,
+    /// Seconds of a step's computation.
+    times: BTreeMap<Step, f64>,
+    /// So many messages of each kind so far.
+    said: u64,
+    sums: u64,
+    pulls: u64,
+}
+
+impl Rank {
+    pub fn new(
+        world: &Arc<World>,
+        cut: &Arc<Cut>,
+        shared: &Arc<Shared>,
+        at: usize,
+        speed: Arc<Speed>,
+    ) -> Self {
+        Self {
+            world: world.clone(),
+            cut: cut.clone(),
+            shared: shared.clone(),
+            at,
+            speed,
+            weights: vec![0.0; values(&world.layout, &cut.stages[at].buckets).len()],
+            versions: Vec::new(),
+            stash: None,
+            going: None,
+            asked: None,
+            times: BTreeMap::new(),
+            said: 0,
+            sums: 0,
+            pulls: 0,
+        }
+    }
+
+    /// Does what its leader says, until the job is done.
+    pub async fn follow(mut self, process: Arc<Process>) -> Result<(), SimError> {
+        let (mut client, _) = Client::join(&self.world, &process).await?;
+        loop {
+            match self.hear().await {
+                Message::Pull(pull) => {
+                    if pull.last {
+                        client.finish();
+                    }
+                    let pulled = self.pull_own(&mut client, pull).await?;
+                    self.level(pulled.done).await?;
+                    self.lend().await;
+                }
+                Message::Step(mut step) => loop {
+                    self.step(&mut client, step, None).await?;
+                    step = step.next();
+                    if !self.goes_on_with(step) {
+                        break;
+                    }
+                },
+                Message::Over => {
+                    client.leave();
+                    return Ok(());
+                }
+                Message::Values | Message::Range(..) | Message::GoesOn(_) => return Err(lost()),
+            }
+        }
+    }
+
+    // ---- all ranks together ----
+
+    /// The leader's word, which goes from rank to rank.
+    pub fn say(&mut self, message: Message) {
+        self.pass(message);
+        self.said += 1;
+    }
+
+    fn pass(&self, message: Message) {
+        if self.at + 1 < self.shared.lines.ranks() {
+            self.shared.lines.send((self.at, self.at + 1), Kind::Said, self.said, 0, message);
+        }
+    }
+
+    async fn hear(&mut self) -> Message {
+        let said = self.shared.lines.receive(self.at, (self.at - 1, Kind::Said, self.said)).await;
+        self.pass(said.clone());
+        self.said += 1;
+        said
+    }
+
+    /// The least and the most of what all ranks have: twice round the ring.
+    async fn range(&mut self, own: f64) -> Result<(f64, f64), SimError> {
+        let (lines, at, number) = (&self.shared.lines, self.at, self.sums);
+        let (last, next) = (lines.ranks() - 1, (at + 1) % lines.ranks());
+        let (mut least, mut most) = (own, own);
+        if at > 0 {
+            let Message::Range(l, m) = lines.receive(at, (at - 1, Kind::Sum, number)).await else {
+                return Err(lost());
+            };
+            (least, most) = (least.min(l), most.max(m));
+        }
+        let all = if at == last {
+            Message::Range(least, most)
+        } else {
+            lines.send((at, next), Kind::Sum, number, 0, Message::Range(least, most));
+            lines.receive(at, (if at == 0 { last } else { at - 1 }, Kind::All, number)).await
+        };
+        let before_last = (last + lines.ranks() - 1) % lines.ranks();
+        if at != before_last {
+            lines.send((at, next), Kind::All, number, 0, all.clone());
+        }
+        self.sums += 1;
+        match all {
+            Message::Range(least, most) => Ok((least, most)),
+            _ => Err(lost()),
+        }
+    }
+
+    /// All have pulled to the same step.
+    pub async fn level(&mut self, done: Step) -> Result<(), SimError> {
+        let (least, most) = self.range(done.0 as f64).await?;
+        if least == most { Ok(()) } else { Err(lost()) }
+    }
+
+    // ---- weights ----
+
+    /// Whether minibatches go in behind each other.
+    pub fn goes_on(&self) -> bool {
+        self.cut.schedule.goes_on()
+    }
+
+    /// Whether the next step is under way.
+    pub fn goes_on_with(&self, step: Step) -> bool {
+        self.going.as_ref().is_some_and(|g| g.step == step)
+    }
+
+    /// Its stage's weights.
+    pub async fn pull_own(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, SimError> {
+        let pulled = client.pull(pull, &mut self.weights).await?;
+        self.versions = client.versions();
+        if self.going.is_none() {
+            let range = self.own();
+            self.shared.whole.lock()[range].copy_from_slice(&self.weights);
+        }
+        self.shared.note(self.at, client);
+        if pulled.rejoined { Err(lost()) } else { Ok(pulled) }
+    }
+
+    fn part(&self) -> &Part {
+        &self.cut.stages[self.at]
+    }
+
+    /// Where its stage is in the flat vector.
+    fn own(&self) -> Range<usize> {
+        values(&self.world.layout, &self.part().buckets)
+    }
+
+    /// Weights that two stages have go from who pulls them to who uses them too.
+    pub async fn lend(&mut self) {
+        let (lines, at) = (&self.shared.lines, self.at);
+        for (range, user) in &self.part().lends {
+            let bytes = VALUE_BYTES * range.len();
+            lines.send((at, *user), Kind::Lent, self.pulls, bytes, Message::Values);
+        }
+        for (_, owner) in &self.part().borrows {
+            lines.receive(at, (*owner, Kind::Lent, self.pulls)).await;
+        }
+        self.pulls += 1;
+    }
+
+    /// Takes the weights that were asked for.
+    async fn arrive(&mut self, client: &mut Client) -> Result<(), SimError> {
+        let Some(pull) = self.asked.take() else { return Ok(()) };
+        let done = pull.done;
+        let pulled = self.pull_own(client, pull).await?;
+        if pulled.done != done {
+            return Err(lost());
+        }
+        self.lend().await;
+        Ok(())
+    }
+
+    // ---- a step ----
+
+    /// This rank's part of a step: micro-batches forward and back, and its buckets pushed. Gives the mean loss. `next`: as the leader knows,
+    /// whether the next minibatch goes in behind.
+    pub async fn step(
+        &mut self,
+        client: &mut Client,
+        step: Step,
+        next: Option<bool>,
+    ) -> Result<f32, SimError> {
+        let (at, lines, cut) = (self.at, self.shared.lines.clone(), self.cut.clone());
+        let of = cut.ranks();
+        let going = self.going.take().filter(|g| g.step == step);
+        if going.is_none() {
+            self.shared.begins(step, self.own(), &self.weights);
+            self.stash = None;
+        }
+        let (n, behind) = self.shared.lens(step);
+        client.weigh(n);
+        client.computed_at(self.stash.clone());
+        if let Some(goes_on) = next.filter(|_| cut.schedule.goes_on()) {
+            for place in 1..of {
+                lines.send((at, place), Kind::GoesOn, step.0, 0, Message::GoesOn(goes_on));
+            }
+        }
+        let mut next = if cut.schedule.goes_on() { next } else { Some(false) };
+        let window = Window {
+            kept: cut.schedule.kept(at, of, cut.micro_batches),
+            ahead: going.map_or(0, |g| g.forward),
+            micro_batches: cut.micro(n),
+            next: if next == Some(false) { 0 } else { cut.micro(behind) },
+        };
+        for work in window.works() {
+            match work {
+                Work::Forward(m) => self.forward(step, (n, m)).await,
+                Work::Ahead(m) => {
+                    if self.hears(&mut next, step).await? {
+                        self.arrive(client).await?;
+                        self.forward(step.next(), (behind, m)).await;
+                    }
+                }
+                Work::Backward(m) => self.backward(client, step, (n, m)).await?,
+            }
+        }
+        for (lent, owner) in &cut.stages[at].borrows {
+            let bytes = VALUE_BYTES * lent.len();
+            lines.send((at, *owner), Kind::LentGradient, step.0, bytes, Message::Values);
+        }
+        self.shared.note(at, client);
+        self.times.remove(&step);
+        let goes_on = self.hears(&mut next, step).await?;
+        // What was asked for comes before anything else does.
+        self.arrive(client).await?;
+        if goes_on {
+            self.go_on(client, step, window.goes_ahead());
+            // The others come to it later than the last stage.
+            match at + 1 == of {
+                true => (0..at).for_each(|to| lines.send((at, to), Kind::Loss, step.0, 0, Message::Values)),
+                false => _ = lines.receive(at, (of - 1, Kind::Loss, step.0)).await,
+            }
+        } else {
+            self.range(0.0).await?;
+            if at == 0 {
+                self.shared.flushed();
+            }
+        }
+        Ok(self.shared.done(step))
+    }
+
+    fn go_on(&mut self, client: &mut Client, step: Step, forward: usize) {
+        self.shared.begins(step.next(), self.own(), &self.weights);
+        self.stash = Some(self.versions.clone());
+        // Who leads pulls as its training loop says.
+        if self.at > 0 {
+            let pull = Pull::of(step);
+            client.ask(pull.clone());
+            self.asked = Some(pull);
+        }
+        self.going = Some(Going { step: step.next(), forward });
+    }
+
+    /// Whether the next minibatch goes in behind that of this step, as the leader says.
+    async fn hears(&self, next: &mut Option<bool>, step: Step) -> Result<bool, SimError> {
+        if let Some(next) = *next {
+            return Ok(next);
+        }
+        let Message::GoesOn(said) = self.shared.lines.receive(self.at, (0, Kind::GoesOn, step.0)).await
+        else {
+            return Err(lost());
+        };
+        *next = Some(said);
+        Ok(said)
+    }
+
+    async fn forward(&mut self, step: Step, (n, m): (usize, usize)) {
+        let (at, lines, cut) = (self.at, self.shared.lines.clone(), self.cut.clone());
+        let (number, samples) = (number(step, m), cut.samples(n, m));
+        if at > 0 {
+            lines.receive(at, (at - 1, Kind::Activation, number)).await;
+        }
+        self.work(step, FORWARD * samples as f64 / n as f64).await;
+        if at + 1 < cut.ranks() {
+            let bytes = VALUE_BYTES * samples * cut.stages[at].outputs;
+            lines.send((at, at + 1), Kind::Activation, number, bytes, Message::Values);
+        }
+    }
+
+    async fn backward(
+        &mut self,
+        client: &mut Client,
+        step: Step,
+        (n, m): (usize, usize),
+    ) -> Result<(), SimError> {
+        let (at, lines, cut) = (self.at, self.shared.lines.clone(), self.cut.clone());
+        let (number, samples) = (number(step, m), cut.samples(n, m));
+        if at + 1 < cut.ranks() {
+            lines.receive(at, (at + 1, Kind::Gradient, number)).await;
+        }
+        let time = (1.0 - FORWARD) * samples as f64 / n as f64;
+        match m + 1 == cut.micro(n) {
+            true => self.backward_and_push(client, step, time).await?,
+            false => self.work(step, time).await,
+        }
+        if at > 0 {
+            let bytes = VALUE_BYTES * samples * cut.stages[at - 1].outputs;
+            lines.send((at, at - 1), Kind::Gradient, number, bytes, Message::Values);
+        }
+        Ok(())
+    }
+
+    /// The last micro-batch: what is complete of the gradient leaves.
+    async fn backward_and_push(
+        &mut self,
+        client: &mut Client,
+        step: Step,
+        time: f64,
+    ) -> Result<(), SimError> {
+        let cut = self.cut.clone();
+        let part = &cut.stages[self.at];
+        let mut awaits = part.lends.clone();
+        let turns = TURNS.min(part.buckets.len()).max(1);
+        let mut next = part.buckets.end;
+        for turn in 1..=turns {
+            self.work(step, time / turns as f64).await;
+            let until = part.buckets.end - part.buckets.len() * turn / turns;
+            for b in (until..next).rev() {
+                let range = self.world.layout.buckets()[b].range();
+                while let Some(i) =
+                    awaits.iter().position(|(lent, _)| lent.start < range.end && range.start < lent.end)
+                {
+                    let (_, user) = awaits.swap_remove(i);
+                    self.shared.lines.receive(self.at, (user, Kind::LentGradient, step.0)).await;
+                }
+                let id = BucketId(b as u32);
+                let payload =
+                    self.shared.gradient(&self.world, &cut, step, |g| client.encode(id, step, &g[range]))?;
+                client.push(id, step, payload);
+            }
+            next = until;
+        }
+        Ok(())
+    }
+
+    /// A share of what the whole model takes for a minibatch.
+    async fn work(&mut self, step: Step, share: f64) {
+        let (speed, world) = (&self.speed, &self.world);
+        let time = *self.times.entry(step).or_insert_with(|| speed.step(world));
+        let began = world.clock.now();
+        world.cores.work(nanos(time * share * self.cut.stages[self.at].share)).await;
+        self.shared.worked(self.at, began..world.clock.now());
+    }
+}
+
+fn number(step: Step, m: usize) -> u64 {
+    step.0 << 20 | m as u64
+}
