@@ -2,10 +2,12 @@
 
 use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
 use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
+use crate::slice::{Among, Run, Slice, SliceRanks};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{Device, shape::Activation};
+use std::sync::Arc;
 
 /// How PyTorch names a stack's layers.
 #[derive(Clone, Copy, Debug)]
@@ -28,23 +30,27 @@ pub struct Classifier<D: Device> {
     takes: Takes,
     classes: usize,
     names: Names,
+    /// Of the input, of each layer, and of the output.
+    widths: Vec<usize>,
     /// Of each slot.
     loaded: Vec<(D::Values, D::Ids)>,
 }
 
 impl<D: Device> Classifier<D> {
     fn new(widths: &[usize], names: Names) -> Result<Self, ModelError> {
-        let (Some(&inputs), Some(&classes)) = (widths.first(), widths.last()) else {
-            return Err(ModelError::new("a classifier needs the width of its input and its classes"));
-        };
         if widths.len() < 2 || widths.contains(&0) {
             return Err(ModelError::new(format!(
                 "layer widths {widths:?}: two or more, none of them zero, expected"
             )));
         }
-        let stack = Stack::new(widths, Activation::None);
+        Self::among(widths, names, None)
+    }
+
+    fn among(widths: &[usize], names: Names, among: Option<Among>) -> Result<Self, ModelError> {
+        let (inputs, classes) = (widths[0], widths[widths.len() - 1]);
+        let stack = Stack::among(widths, Activation::None, among);
         let takes = Takes { len: stack.len(), sample: Sample::Values(inputs), classes: Some(classes) };
-        Ok(Self { stack, takes, classes, names, loaded: vec![Default::default()] })
+        Ok(Self { stack, takes, classes, names, widths: widths.to_vec(), loaded: vec![Default::default()] })
     }
 
     /// Logistic regression: one linear layer from the input to the classes.
@@ -60,8 +66,21 @@ impl<D: Device> Classifier<D> {
 
 impl<D: Device> Net<D> for Classifier<D>
 where
-    Self: Send,
+    Self: Send + 'static,
 {
+    fn slice(
+        &self,
+        slice: Slice,
+        ranks: Arc<dyn SliceRanks>,
+    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+        if let Some(width) = self.widths[1..].iter().find(|w| **w < slice.of) {
+            return Err(ModelError::new(format!("{} slices of a layer of width {width}", slice.of)));
+        }
+        let net = Self::among(&self.widths, self.names, Some(Among { slice, ranks }))?;
+        let runs = net.stack.runs(&self.widths, slice);
+        Ok((Box::new(net), runs))
+    }
+
     fn tensors(&self) -> Vec<TensorSpec> {
         self.stack.tensors(|i| match self.names {
             Names::Module => String::new(),

@@ -26,6 +26,7 @@ mod net;
 mod on_cuda;
 mod replay;
 pub mod selftest;
+mod slice;
 mod stack;
 mod stages;
 mod transformer;
@@ -40,6 +41,7 @@ pub use on_cuda::{OnCuda, Part, Resident};
 pub use paraft_compute::collective::RankSums;
 pub use paraft_compute::cuda::{CudaOptions, Nccl, PinnedBytes, Precision, UniqueId};
 pub use paraft_compute::{CpuDevice, DeviceError};
+pub use slice::{Run, Slice, SliceRanks, Sliced};
 pub use stages::{Loan, Stages};
 pub use transformer::{NormKind, Transformer, TransformerShape};
 
@@ -117,6 +119,14 @@ pub trait Model: Send {
         _gradient: Option<&[f32]>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
         Err(ModelError::new("this model isn't computed layer by layer: it has no Model::backward_pass"))
+    }
+
+    /// One slice of it, where several ranks compute each layer together: over flat vectors of its own. `ranks` are those with the others.
+    ///
+    /// # Errors
+    /// It can't be cut in slices, or not in so many.
+    fn slice(&self, _slice: Slice, _ranks: Arc<dyn SliceRanks>) -> Result<Sliced, ModelError> {
+        Err(ModelError::new("this model isn't cut in tensor slices: it has no Model::slice"))
     }
 
     /// From now on, in training, statistics of a batch (BatchNorm's) are those of the batches of all ranks of a group, if the model

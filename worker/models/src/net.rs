@@ -1,13 +1,13 @@
 //! What a built-in model is: arithmetic over a [`Device`], written once for all of them; and [`OnCpu`], which makes a
 //! [`Model`] of it.
 
-use crate::{Batch, Evaluation, Model, ModelError, batch::Takes};
-use paraft_common::layout::TensorSpec;
-use paraft_compute::{
-    CpuDevice, Device, DeviceError,
-    collective::RankSums,
-    device::{Buffers, Losses},
+use crate::{
+    Batch, Evaluation, Model, ModelError,
+    batch::Takes,
+    slice::{Run, Slice, SliceRanks, Sliced},
 };
+use paraft_common::layout::TensorSpec;
+use paraft_compute::{CpuDevice, Device, DeviceError, collective::RankSums, device::Buffers};
 use std::{ops::Range, sync::Arc};
 
 /// Of a net's work on its device.
@@ -134,10 +134,22 @@ pub trait Net<D: Device>: Send {
     /// See [`Model::step`], for the `n` samples that were loaded; the loss is read from the device. It begins the same work for
     /// every batch of a size: it is written down, and begun again without this being called.
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult;
+    /// The mean loss of the last step; waits for it.
+    fn loss(&mut self, device: &mut D) -> NetResult<f32> {
+        device.loss()
+    }
     /// See [`Model::evaluate`].
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation>;
     /// The sums of the evaluation of so many samples.
     fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation>;
+    /// One slice of it, over flat vectors of its own, and where their values are in this net's. Its [`Net::tensors`] are those of the whole.
+    fn slice(
+        &self,
+        _slice: Slice,
+        _ranks: Arc<dyn SliceRanks>,
+    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+        Err(not_in_slices())
+    }
     /// Some layers' forward pass: from what the layer before has given, or from what was loaded, to what the next one takes, or to the
     /// loss.
     fn forward_pass(
@@ -160,6 +172,10 @@ pub trait Net<D: Device>: Send {
     ) -> NetResult<Option<Vec<f32>>> {
         Err(whole_only())
     }
+}
+
+pub(crate) fn not_in_slices() -> ModelError {
+    ModelError::new("this model can't be cut in tensor slices; the transformer and the mlp can")
 }
 
 fn whole_only() -> DeviceError {
@@ -189,6 +205,18 @@ impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
 
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
         (**self).step(device, flat, n)
+    }
+
+    fn loss(&mut self, device: &mut D) -> NetResult<f32> {
+        (**self).loss(device)
+    }
+
+    fn slice(
+        &self,
+        slice: Slice,
+        ranks: Arc<dyn SliceRanks>,
+    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+        (**self).slice(slice, ranks)
     }
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
@@ -262,7 +290,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
         };
         self.net.load(&mut self.device, 0, batch)?;
         self.net.step(&mut self.device, &mut Whole { params, grads, ready: &mut ready }, batch.n)?;
-        Ok(self.device.loss()?)
+        Ok(self.net.loss(&mut self.device)?)
     }
 
     fn layers(&self) -> Vec<Layer> {
@@ -273,7 +301,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
         self.net.takes().check_step_batch(batch)?;
         self.net.load(&mut self.device, 0, batch)?;
         self.net.step(&mut self.device, flat, batch.n)?;
-        Ok(self.device.loss()?)
+        Ok(self.net.loss(&mut self.device)?)
     }
 
     fn forward_pass(
@@ -293,7 +321,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
         Ok(match self.net.forward_pass(&mut self.device, weights, pass, input)? {
             Some(edge) => Forward::Edge(edge),
             None if pass.evaluates => Forward::Evaluated(self.net.evaluated(&mut self.device, pass.n)?),
-            None => Forward::Loss(self.device.loss()?),
+            None => Forward::Loss(self.net.loss(&mut self.device)?),
         })
     }
 
@@ -305,6 +333,12 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
     ) -> Result<Option<Vec<f32>>, ModelError> {
         check_edge(gradient, &self.net.layers(), pass.layers.end, pass.n)?;
         Ok(self.net.backward_pass(&mut self.device, flat, pass, gradient)?)
+    }
+
+    fn slice(&self, slice: Slice, ranks: Arc<dyn SliceRanks>) -> Result<Sliced, ModelError> {
+        let (net, runs) = self.net.slice(slice, ranks)?;
+        let (len, device) = (net.takes().len, self.device.another());
+        Ok(Sliced { model: Box::new(OnCpu::on(net, device)), len, runs })
     }
 
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {

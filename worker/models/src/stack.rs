@@ -3,11 +3,24 @@
 
 use crate::init::Init;
 use crate::net::{Flat, Layer as Piece, NetResult, Pass, Weights};
+use crate::slice::{Among, Run, Runs, Slice};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
     shape::{Activation, LinearAt, LinearShape},
 };
+
+/// What a slice has of a layer. Columns and rows take turns: what a layer of columns gives stays cut, and the next one's rows take it so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Whole,
+    /// Some of its outputs.
+    Columns,
+    /// What some of its inputs add to each output.
+    Rows,
+    /// Some of its outputs, of which there are so many, and all slices get all.
+    Gathered(usize),
+}
 
 /// One layer's place in the flat vector.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +30,7 @@ struct Layer {
     /// Of the weight; the bias follows it.
     offset: usize,
     activation: Activation,
+    part: Part,
 }
 
 impl Layer {
@@ -53,22 +67,69 @@ pub(crate) struct Stack<D: Device> {
     outputs: Vec<Vec<D::Values>>,
     /// Gradients of a layer's output and of its input, in turn.
     deltas: [D::Values; 2],
+    /// The slice that it is, with the others.
+    among: Option<Among>,
+    /// Of a slice's part of what all get.
+    scratch: D::Values,
 }
 
 impl<D: Device> Stack<D> {
     /// `widths` are the values of the input, of each hidden layer and of the output: at least two numbers.
     pub fn new(widths: &[usize], last: Activation) -> Self {
+        Self::among(widths, last, None)
+    }
+
+    /// A slice of it, where that is given.
+    pub fn among(widths: &[usize], last: Activation, among: Option<Among>) -> Self {
         let mut offset = 0;
         let mut layers = Vec::with_capacity(widths.len());
         for (i, pair) in widths.windows(2).enumerate() {
-            let activation = if i + 2 == widths.len() { last } else { Activation::Relu };
-            let layer = Layer { inputs: pair[0], outputs: pair[1], offset, activation };
+            let is_last = i + 2 == widths.len();
+            let activation = if is_last { last } else { Activation::Relu };
+            let (mut inputs, mut outputs) = (pair[0], pair[1]);
+            let part = match &among {
+                None => Part::Whole,
+                Some(_) if i % 2 == 1 => Part::Rows,
+                Some(_) if is_last => Part::Gathered(outputs),
+                Some(_) => Part::Columns,
+            };
+            if let Some(among) = &among {
+                match part {
+                    Part::Rows => inputs = among.slice.part(inputs).len(),
+                    _ => outputs = among.slice.part(outputs).len(),
+                }
+            }
+            let layer = Layer { inputs, outputs, offset, activation, part };
             offset += layer.len();
             layers.push(layer);
         }
-        let mut stack = Self { layers, outputs: Vec::new(), deltas: Default::default() };
+        let deltas = Default::default();
+        let mut stack = Self { layers, outputs: Vec::new(), deltas, among, scratch: Default::default() };
         stack.has_slot(0);
         stack
+    }
+
+    /// Where the values of a slice of a stack with these widths are in the whole one's flat vector.
+    pub fn runs(&self, widths: &[usize], slice: Slice) -> Vec<Run> {
+        let (whole, mut runs) = (Self::new(widths, Activation::None), Runs::default());
+        for (from, to) in whole.layers.iter().zip(&self.layers) {
+            let (of, bias) = (from.offset + from.weight_len(), to.offset + to.weight_len());
+            match to.part {
+                Part::Rows => {
+                    let first = slice.part(from.inputs).start;
+                    runs.rows((from.offset + first, from.inputs), to.offset, to.outputs, to.inputs);
+                    if slice.is_first() {
+                        runs.part(of, bias, to.outputs);
+                    }
+                }
+                _ => {
+                    let first = slice.part(from.outputs).start;
+                    runs.part(from.offset + first * from.inputs, to.offset, to.weight_len());
+                    runs.part(of + first, bias, to.outputs);
+                }
+            }
+        }
+        runs.0
     }
 
     /// Values of the flat vector.
@@ -154,7 +215,31 @@ impl<D: Device> Stack<D> {
             let (done, rest) = self.outputs[pass.slot].split_at_mut(i);
             let x = done.last().unwrap_or(inputs);
             let params = weights.params(i)?;
-            device.linear(l.shape(pass.n), x, params, l.at(), l.activation, &mut rest[0], None)?;
+            match (&self.among, l.part) {
+                (Some(among), Part::Rows) => {
+                    device.linear(
+                        l.shape(pass.n),
+                        x,
+                        params,
+                        l.at(),
+                        Activation::None,
+                        &mut rest[0],
+                        None,
+                    )?;
+                    let mut sum = among.sum_of(&device.read(&rest[0])?)?;
+                    if l.activation == Activation::Relu {
+                        sum.iter_mut().for_each(|v| *v = v.max(0.0));
+                    }
+                    device.load_values(&sum, &mut rest[0])?;
+                }
+                (Some(among), Part::Gathered(cols)) => {
+                    let (shape, scratch) = (l.shape(pass.n), &mut self.scratch);
+                    device.linear(shape, x, params, l.at(), l.activation, scratch, None)?;
+                    let all = among.columns(&device.read(scratch)?, cols)?;
+                    device.load_values(&all, &mut rest[0])?;
+                }
+                _ => device.linear(l.shape(pass.n), x, params, l.at(), l.activation, &mut rest[0], None)?,
+            }
         }
         Ok(())
     }
@@ -195,11 +280,22 @@ impl<D: Device> Stack<D> {
                 device.activation_backward(l.activation, &rest[0], delta)?;
                 delta
             };
+            let delta = match (&self.among, l.part) {
+                (Some(among), Part::Gathered(cols)) => {
+                    let own = among.own_columns(&device.read(delta)?, cols);
+                    device.load_values(&own, &mut self.scratch)?;
+                    &mut self.scratch
+                }
+                _ => delta,
+            };
             device.linear_backward_weight(l.shape(pass.n), x, delta, l.at(), flat.layer(i)?.1)?;
             flat.ready(l.offset)?;
             // Nobody asks for the gradient of the data.
             if i > 0 {
                 device.linear_backward_input(l.shape(pass.n), delta, flat.params(i)?, l.at(), next)?;
+                if let Some(among) = self.among.as_ref().filter(|_| l.part != Part::Rows) {
+                    among.sum(device, next)?;
+                }
                 self.deltas.swap(0, 1);
             }
         }

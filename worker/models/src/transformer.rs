@@ -17,15 +17,18 @@ use crate::{
     batch::{Sample, Takes},
     init::Init,
     net::{Flat, Layer, Net, NetResult, Pass, There, Weights},
+    slice::{Among, CrossEntropy, Run, Runs, Slice, SliceRanks},
 };
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
+    device::Sums,
     shape::{
         Activation, AttentionShape, EmbeddingAt, EmbeddingShape, LinearAt, LinearShape, NormAt, NormShape,
     },
 };
 use serde::{Deserialize, Serialize};
+use std::{ops::Range, sync::Arc};
 
 /// Which norm the blocks have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +78,7 @@ struct Places {
     blocks: Vec<BlockAt>,
     norm: NormAt,
     len: usize,
+    sizes: Sizes,
 }
 
 /// Hands out the places of tensors, one after another.
@@ -104,32 +108,119 @@ impl Next {
     }
 }
 
+/// What a block computes of its inner layers: all of it, or a slice's part.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Rows of the tokens' table, and of logits.
+    vocab: usize,
+    /// A row for the tokens that other slices have.
+    others: usize,
+    heads: usize,
+    /// Values of all its heads.
+    inner: usize,
+    /// Between the two linear layers at a block's end.
+    hidden: usize,
+}
+
+impl Sizes {
+    fn of(s: TransformerShape, slice: Option<Slice>) -> Self {
+        let slice = slice.unwrap_or(Slice { at: 0, of: 1 });
+        let heads = slice.part(s.heads).len();
+        Self {
+            vocab: slice.part(s.vocab).len(),
+            others: usize::from(slice.of > 1),
+            heads,
+            inner: heads * (s.width / s.heads),
+            hidden: slice.part(4 * s.width).len(),
+        }
+    }
+}
+
 impl Places {
-    fn new(s: TransformerShape) -> Self {
+    fn new(s: TransformerShape, sizes: Sizes) -> Self {
         let w = s.width;
         let mut next = Next { at: 0, width: w, norm: s.norm };
-        let embedding = EmbeddingAt { tokens: next.tensor(s.vocab * w), positions: next.tensor(s.time * w) };
+        let tokens = next.tensor((sizes.vocab + sizes.others) * w);
+        let embedding = EmbeddingAt { tokens, positions: next.tensor(s.time * w) };
         let blocks = (0..s.layers)
             .map(|_| BlockAt {
                 norm1: next.norm(),
-                attention: next.linear(w, 3 * w),
-                attention_out: next.linear(w, w),
+                attention: next.linear(w, 3 * sizes.inner),
+                attention_out: next.linear(sizes.inner, w),
                 norm2: next.norm(),
-                up: next.linear(w, 4 * w),
-                down: next.linear(4 * w, w),
+                up: next.linear(w, sizes.hidden),
+                down: next.linear(sizes.hidden, w),
             })
             .collect();
         let norm = next.norm();
-        Self { embedding, blocks, norm, len: next.at }
+        Self { embedding, blocks, norm, len: next.at, sizes }
     }
 
     fn embedding_shape(&self, s: TransformerShape, n: usize) -> EmbeddingShape {
-        EmbeddingShape { batch: n, time: s.time, cols: s.width, vocab: s.vocab, context: s.time }
+        let vocab = self.sizes.vocab + self.sizes.others;
+        EmbeddingShape { batch: n, time: s.time, cols: s.width, vocab, context: s.time }
     }
 
     fn head(&self, s: TransformerShape, n: usize) -> (LinearShape, LinearAt) {
-        let shape = LinearShape { n: n * s.time, inputs: s.width, outputs: s.vocab };
+        let shape = LinearShape { n: n * s.time, inputs: s.width, outputs: self.sizes.vocab };
         (shape, LinearAt { weight: self.embedding.tokens, bias: None })
+    }
+
+    fn block<'a>(
+        &self,
+        shape: TransformerShape,
+        block: usize,
+        n: usize,
+        among: Option<&'a Among>,
+    ) -> Block<'a> {
+        Block { shape, sizes: self.sizes, at: self.blocks[block], n, among }
+    }
+
+    /// The tokens' table, as far as it is the model's.
+    fn table(&self, s: TransformerShape) -> Range<usize> {
+        self.embedding.tokens..self.embedding.tokens + self.sizes.vocab * s.width
+    }
+
+    /// Where the values of a slice with these places are in the model's flat vector.
+    fn runs(&self, s: TransformerShape, slice: Slice) -> Vec<Run> {
+        let (whole, mut runs, w) = (Self::new(s, Sizes::of(s, None)), Runs::default(), s.width);
+        let head = w / s.heads;
+        let (tokens, inner) = (slice.part(s.vocab), slice.part(s.heads).start * head);
+        let (hidden, sizes) = (slice.part(4 * w).start, self.sizes);
+        let norm = |runs: &mut Runs, from: NormAt, to: NormAt| {
+            runs.shared(from.gamma(), to.gamma(), w);
+            if let (Some(from), Some(to)) = (from.beta(), to.beta()) {
+                runs.shared(from, to, w);
+            }
+        };
+        // What is added to a sum of all slices is the first one's.
+        let once = |runs: &mut Runs, from: Option<usize>, to: Option<usize>, len: usize| {
+            if let (Some(from), Some(to), true) = (from, to, slice.is_first()) {
+                runs.part(from, to, len);
+            }
+        };
+        runs.part(whole.embedding.tokens + tokens.start * w, self.embedding.tokens, tokens.len() * w);
+        once(&mut runs, Some(whole.embedding.positions), Some(self.embedding.positions), s.time * w);
+        for (from, to) in whole.blocks.iter().zip(&self.blocks) {
+            norm(&mut runs, from.norm1, to.norm1);
+            let weight = (from.attention.weight + inner * w, w * w);
+            runs.rows(weight, to.attention.weight, 3, sizes.inner * w);
+            if let (Some(from), Some(to)) = (from.attention.bias, to.attention.bias) {
+                runs.rows((from + inner, w), to, 3, sizes.inner);
+            }
+            let out = (from.attention_out.weight + inner, w);
+            runs.rows(out, to.attention_out.weight, w, sizes.inner);
+            once(&mut runs, from.attention_out.bias, to.attention_out.bias, w);
+            norm(&mut runs, from.norm2, to.norm2);
+            runs.part(from.up.weight + hidden * w, to.up.weight, sizes.hidden * w);
+            if let (Some(from), Some(to)) = (from.up.bias, to.up.bias) {
+                runs.part(from + hidden, to, sizes.hidden);
+            }
+            runs.rows((from.down.weight + hidden, 4 * w), to.down.weight, w, sizes.hidden);
+            once(&mut runs, from.down.bias, to.down.bias, w);
+        }
+        norm(&mut runs, whole.norm, self.norm);
+        runs.0
     }
 }
 
@@ -182,6 +273,8 @@ struct Back<D: Device> {
 struct Slot<D: Device> {
     tokens: D::Ids,
     labels: D::Ids,
+    /// On the host, where classes are cut in slices.
+    host_labels: Vec<u32>,
     /// The inputs of the blocks, and of the last norm.
     inputs: Vec<D::Values>,
     /// One for each block, or one for all.
@@ -197,6 +290,7 @@ impl<D: Device> Slot<D> {
         Self {
             tokens: Default::default(),
             labels: Default::default(),
+            host_labels: Vec::new(),
             inputs: (0..=s.layers).map(|_| Default::default()).collect(),
             rooms: (0..rooms).map(|_| Room::default()).collect(),
             normed: Default::default(),
@@ -217,11 +311,38 @@ pub struct Transformer<D: Device> {
     /// From one.
     slots: Vec<Slot<D>>,
     back: Back<D>,
+    /// The slice that it is, with the others.
+    among: Option<Among>,
+    /// Of the classes of all slices.
+    losses: CrossEntropy,
+    /// Of how many rows, of a step.
+    rows: usize,
 }
 
 impl<D: Device> Transformer<D> {
     /// An error says which size does not do.
     pub fn new(shape: TransformerShape) -> Result<Self, ModelError> {
+        Self::among(shape, None)
+    }
+
+    /// One slice of it, and where its values are in the model's. An error says why it can't be cut so.
+    pub fn slice(
+        shape: TransformerShape,
+        slice: Slice,
+        ranks: Arc<dyn SliceRanks>,
+    ) -> Result<(Self, Vec<Run>), ModelError> {
+        if slice.of > shape.heads || slice.of > shape.vocab {
+            return Err(ModelError::new(format!(
+                "{} slices of a transformer with {} heads and {} tokens: each needs one at least",
+                slice.of, shape.heads, shape.vocab
+            )));
+        }
+        let net = Self::among(shape, Some(Among { slice, ranks }))?;
+        let runs = net.places.runs(shape, slice);
+        Ok((net, runs))
+    }
+
+    fn among(shape: TransformerShape, among: Option<Among>) -> Result<Self, ModelError> {
         let TransformerShape { time, vocab, layers, heads, width, .. } = shape;
         if [time, vocab, layers, heads, width].contains(&0) {
             return Err(ModelError::new(format!(
@@ -236,7 +357,10 @@ impl<D: Device> Transformer<D> {
         }
         Ok(Self {
             shape,
-            places: Places::new(shape),
+            places: Places::new(shape, Sizes::of(shape, among.as_ref().map(|a| a.slice))),
+            among,
+            losses: CrossEntropy::default(),
+            rows: 0,
             slots: vec![Slot::new(shape)],
             back: Back {
                 next: Default::default(),
@@ -254,21 +378,33 @@ impl<D: Device> Transformer<D> {
             self.slots.push(Slot::new(self.shape));
         }
         let slot = &mut self.slots[slot];
-        d.load_ids(&batch.tokens, &mut slot.tokens)?;
-        d.load_ids(&batch.labels, &mut slot.labels)
+        let Some(among) = &self.among else {
+            d.load_ids(&batch.tokens, &mut slot.tokens)?;
+            return d.load_ids(&batch.labels, &mut slot.labels);
+        };
+        let own = among.slice.part(self.shape.vocab);
+        let local = |token: &u32| match own.contains(&(*token as usize)) {
+            true => *token - own.start as u32,
+            false => own.len() as u32,
+        };
+        let tokens: Vec<u32> = batch.tokens.iter().map(local).collect();
+        slot.host_labels.clone_from(&batch.labels);
+        d.load_ids(&tokens, &mut slot.tokens)
     }
 
     /// Computes the logits of what was loaded, without what a backward pass needs: all blocks share what one of them has.
     fn infer(&mut self, d: &mut D, weights: &mut dyn Weights<D>, n: usize) -> NetResult {
         let (s, all) = (self.shape, self.shape.layers + 1);
-        let slot = &mut self.slots[0];
-        let shape = self.places.embedding_shape(s, n);
-        d.embedding(shape, &slot.tokens, weights.params(0)?, self.places.embedding, &mut slot.inputs[0])?;
+        let Self { places, slots, among, .. } = self;
+        let slot = &mut slots[0];
+        let shape = places.embedding_shape(s, n);
+        d.embedding(shape, &slot.tokens, weights.params(0)?, places.embedding, &mut slot.inputs[0])?;
         for block in 0..s.layers {
             let (x, next) = slot.inputs.split_at_mut(1);
             let (x, next) = if block % 2 == 0 { (&x[0], &mut next[0]) } else { (&next[0], &mut x[0]) };
             let room = &mut slot.rooms[0];
-            block_forward(d, s, n, weights.params(1 + block)?, self.places.blocks[block], x, room)?;
+            let of = places.block(s, block, n, among.as_ref());
+            block_forward(d, of, weights.params(1 + block)?, x, room)?;
             d.add(&room.mid, &room.out, next)?;
         }
         self.head(d, weights.params(all)?, 0, s.layers % 2, n)
@@ -287,13 +423,16 @@ impl<D: Device> Transformer<D> {
     /// From the layer behind `pass` to its first one: what [`Net::backward_pass`] does, with the gradient where it belongs.
     fn back(&mut self, d: &mut D, flat: &mut dyn Flat<D>, pass: &Pass) -> NetResult {
         let (s, n) = (self.shape, pass.n);
-        let Self { places, slots, back, .. } = self;
-        let slot = &mut slots[pass.slot];
+        let Self { places, slots, back, among, .. } = self;
+        let (slot, among) = (&mut slots[pass.slot], among.as_ref());
         if pass.layers.end == s.layers + 2 {
             let (shape, at) = places.head(s, n);
             let (params, grads) = flat.layer(1 + s.layers)?;
             d.linear_backward_weight(shape, &slot.normed, &slot.logits, at, grads)?;
             d.linear_backward_input(shape, &slot.logits, params, at, &mut back.normed)?;
+            if let Some(among) = among {
+                among.sum(d, &mut back.normed)?;
+            }
             let norm = NormShape { rows: n * s.time, cols: s.width };
             let (x, next) = (&slot.inputs[s.layers], &mut back.next);
             d.norm_backward(norm, &back.normed, x, &slot.stats, params, places.norm, None, next, grads)?;
@@ -303,13 +442,13 @@ impl<D: Device> Transformer<D> {
         let last = blocks.end;
         for layer in blocks.rev() {
             let block = layer - 1;
-            let (at, room) = (places.blocks[block], slot.room(block));
+            let (of, room) = (places.block(s, block, n, among), slot.room(block));
             let (x, room) = (&slot.inputs[block], &mut slot.rooms[room]);
             // What the last block has left in the common room is its own.
             if s.checkpoint_activations && layer + 1 < last {
-                block_forward(d, s, n, flat.params(layer)?, at, x, room)?;
+                block_forward(d, of, flat.params(layer)?, x, room)?;
             }
-            block_backward(d, s, n, (flat, layer), at, x, room, back)?;
+            block_backward(d, of, (flat, layer), x, room, back)?;
         }
         if pass.layers.start == 0 {
             let shape = places.embedding_shape(s, n);
@@ -323,18 +462,23 @@ impl<D: Device> Transformer<D> {
     /// What [`Net::forward_pass`] does, with the inputs where they belong; the loss is the step's.
     fn forth(&mut self, d: &mut D, weights: &mut dyn Weights<D>, pass: &Pass) -> NetResult {
         let (s, n) = (self.shape, pass.n);
-        let slot = &mut self.slots[pass.slot];
+        let Self { places, slots, among, .. } = self;
+        let (slot, among) = (&mut slots[pass.slot], among.as_ref());
         if pass.layers.start == 0 {
-            let shape = self.places.embedding_shape(s, n);
+            let shape = places.embedding_shape(s, n);
             let to = &mut slot.inputs[0];
-            d.embedding(shape, &slot.tokens, weights.params(0)?, self.places.embedding, to)?;
+            d.embedding(shape, &slot.tokens, weights.params(0)?, places.embedding, to)?;
+            if let Some(among) = among {
+                among.sum(d, to)?;
+            }
         }
         for layer in pass.layers.start.max(1)..pass.layers.end.min(s.layers + 1) {
             let block = layer - 1;
             let room = if pass.evaluates { 0 } else { slot.room(block) };
             let (x, next) = slot.inputs.split_at_mut(layer);
             let room = &mut slot.rooms[room];
-            block_forward(d, s, n, weights.params(layer)?, self.places.blocks[block], &x[block], room)?;
+            let of = places.block(s, block, n, among);
+            block_forward(d, of, weights.params(layer)?, &x[block], room)?;
             d.add(&room.mid, &room.out, &mut next[0])?;
         }
         if pass.layers.end < s.layers + 2 {
@@ -343,6 +487,17 @@ impl<D: Device> Transformer<D> {
         self.head(d, weights.params(s.layers + 1)?, pass.slot, s.layers, n)?;
         let slot = &mut self.slots[pass.slot];
         let rows = n * s.time;
+        if let Some(among) = &self.among {
+            let mut logits = d.read(&slot.logits)?;
+            let of = among.cross_entropy(&mut logits, among.slice.part(s.vocab), &slot.host_labels)?;
+            if !pass.evaluates {
+                (self.losses, self.rows) = (of, rows);
+                return d.load_values(&logits, &mut slot.logits);
+            }
+            self.losses.loss += of.loss;
+            self.losses.correct += of.correct;
+            return Ok(());
+        }
         match pass.evaluates {
             true => d.cross_entropy_sum(rows, s.vocab, &slot.logits, &slot.labels),
             false => d.softmax_cross_entropy(rows, s.vocab, &mut slot.logits, &slot.labels),
@@ -350,92 +505,122 @@ impl<D: Device> Transformer<D> {
     }
 }
 
-/// A linear layer's shape in a block.
-fn linear(s: TransformerShape, n: usize, inputs: usize, outputs: usize) -> LinearShape {
-    LinearShape { n: n * s.time, inputs: inputs * s.width, outputs: outputs * s.width }
+/// What a block is, for so many samples.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    shape: TransformerShape,
+    sizes: Sizes,
+    at: BlockAt,
+    n: usize,
+    among: Option<&'a Among>,
 }
 
-fn attention(s: TransformerShape, n: usize) -> AttentionShape {
-    AttentionShape { batch: n, time: s.time, heads: s.heads, head: s.width / s.heads }
+impl Block<'_> {
+    fn linear(&self, inputs: usize, outputs: usize) -> LinearShape {
+        LinearShape { n: self.n * self.shape.time, inputs, outputs }
+    }
+
+    fn qkv(&self) -> LinearShape {
+        self.linear(self.shape.width, 3 * self.sizes.inner)
+    }
+
+    fn out(&self) -> LinearShape {
+        self.linear(self.sizes.inner, self.shape.width)
+    }
+
+    fn up(&self) -> LinearShape {
+        self.linear(self.shape.width, self.sizes.hidden)
+    }
+
+    fn down(&self) -> LinearShape {
+        self.linear(self.sizes.hidden, self.shape.width)
+    }
+
+    fn attention(&self) -> AttentionShape {
+        let s = self.shape;
+        AttentionShape { batch: self.n, time: s.time, heads: self.sizes.heads, head: s.width / s.heads }
+    }
+
+    fn norm(&self) -> NormShape {
+        NormShape { rows: self.n * self.shape.time, cols: self.shape.width }
+    }
+
+    /// Of partial sums, which each slice has.
+    fn sum<D: Device>(&self, d: &mut D, values: &mut D::Values) -> NetResult {
+        self.among.map_or(Ok(()), |among| among.sum(d, values))
+    }
 }
 
 /// Fills `room`; the block's result is the sum of its `mid` and `out`.
 fn block_forward<D: Device>(
     d: &mut D,
-    s: TransformerShape,
-    n: usize,
+    b: Block,
     params: &D::Params,
-    at: BlockAt,
     x: &D::Values,
     room: &mut Room<D>,
 ) -> NetResult {
-    let norm = NormShape { rows: n * s.time, cols: s.width };
-    d.norm(norm, x, None, params, at.norm1, &mut room.normed1, &mut room.stats1)?;
-    let none = Activation::None;
-    d.linear(linear(s, n, 1, 3), &room.normed1, params, at.attention, none, &mut room.qkv, None)?;
-    d.attention(attention(s, n), &room.qkv, &mut room.attended, &mut room.attention)?;
-    d.linear(linear(s, n, 1, 1), &room.attended, params, at.attention_out, none, &mut room.projected, None)?;
+    let (at, none) = (b.at, Activation::None);
+    d.norm(b.norm(), x, None, params, at.norm1, &mut room.normed1, &mut room.stats1)?;
+    d.linear(b.qkv(), &room.normed1, params, at.attention, none, &mut room.qkv, None)?;
+    d.attention(b.attention(), &room.qkv, &mut room.attended, &mut room.attention)?;
+    d.linear(b.out(), &room.attended, params, at.attention_out, none, &mut room.projected, None)?;
+    b.sum(d, &mut room.projected)?;
     let add = Some((&room.projected, &mut room.mid));
-    d.norm(norm, x, add, params, at.norm2, &mut room.normed2, &mut room.stats2)?;
+    d.norm(b.norm(), x, add, params, at.norm2, &mut room.normed2, &mut room.stats2)?;
     let before = Some(&mut room.before);
-    d.linear(linear(s, n, 1, 4), &room.normed2, params, at.up, Activation::Gelu, &mut room.hidden, before)?;
-    d.linear(linear(s, n, 4, 1), &room.hidden, params, at.down, none, &mut room.out, None)
+    d.linear(b.up(), &room.normed2, params, at.up, Activation::Gelu, &mut room.hidden, before)?;
+    d.linear(b.down(), &room.hidden, params, at.down, none, &mut room.out, None)?;
+    b.sum(d, &mut room.out)
 }
 
 /// Turns `back.next`, the gradient of the block's result, into that of its input.
-#[expect(clippy::too_many_arguments, reason = "what a block has and what it changes")]
 fn block_backward<D: Device>(
     d: &mut D,
-    s: TransformerShape,
-    n: usize,
+    b: Block,
     (flat, layer): (&mut dyn Flat<D>, usize),
-    at: BlockAt,
     x: &D::Values,
     room: &Room<D>,
     back: &mut Back<D>,
 ) -> NetResult {
+    let (at, norm) = (b.at, b.norm());
     let (params, grads) = flat.layer(layer)?;
-    let norm = NormShape { rows: n * s.time, cols: s.width };
-    let down = linear(s, n, 4, 1);
-    d.linear_backward_weight(down, &room.hidden, &back.next, at.down, grads)?;
-    d.linear_backward_input(down, &back.next, params, at.down, &mut back.hidden)?;
+    d.linear_backward_weight(b.down(), &room.hidden, &back.next, at.down, grads)?;
+    d.linear_backward_input(b.down(), &back.next, params, at.down, &mut back.hidden)?;
     d.activation_backward(Activation::Gelu, &room.before, &mut back.hidden)?;
     flat.ready(at.down.weight)?;
     let (params, grads) = flat.layer(layer)?;
-    let up = linear(s, n, 1, 4);
-    d.linear_backward_weight(up, &room.normed2, &back.hidden, at.up, grads)?;
-    d.linear_backward_input(up, &back.hidden, params, at.up, &mut back.normed)?;
-    let next = Some(&back.next);
-    d.norm_backward(
-        norm,
-        &back.normed,
-        &room.mid,
-        &room.stats2,
-        params,
-        at.norm2,
-        next,
-        &mut back.mid,
-        grads,
-    )?;
+    d.linear_backward_weight(b.up(), &room.normed2, &back.hidden, at.up, grads)?;
+    d.linear_backward_input(b.up(), &back.hidden, params, at.up, &mut back.normed)?;
+    b.sum(d, &mut back.normed)?;
+    let (dy, add) = (&back.normed, Some(&back.next));
+    d.norm_backward(norm, dy, &room.mid, &room.stats2, params, at.norm2, add, &mut back.mid, grads)?;
     flat.ready(at.norm2.gamma())?;
     let (params, grads) = flat.layer(layer)?;
-    let out = linear(s, n, 1, 1);
-    d.linear_backward_weight(out, &room.attended, &back.mid, at.attention_out, grads)?;
-    d.linear_backward_input(out, &back.mid, params, at.attention_out, &mut back.attended)?;
+    d.linear_backward_weight(b.out(), &room.attended, &back.mid, at.attention_out, grads)?;
+    d.linear_backward_input(b.out(), &back.mid, params, at.attention_out, &mut back.attended)?;
     let (qkv, attended) = (&room.qkv, &room.attended);
-    d.attention_backward(attention(s, n), qkv, attended, &room.attention, &back.attended, &mut back.qkv)?;
-    let into = linear(s, n, 1, 3);
-    d.linear_backward_weight(into, &room.normed1, &back.qkv, at.attention, grads)?;
-    d.linear_backward_input(into, &back.qkv, params, at.attention, &mut back.normed)?;
-    let mid = Some(&back.mid);
-    d.norm_backward(norm, &back.normed, x, &room.stats1, params, at.norm1, mid, &mut back.next, grads)?;
+    d.attention_backward(b.attention(), qkv, attended, &room.attention, &back.attended, &mut back.qkv)?;
+    d.linear_backward_weight(b.qkv(), &room.normed1, &back.qkv, at.attention, grads)?;
+    d.linear_backward_input(b.qkv(), &back.qkv, params, at.attention, &mut back.normed)?;
+    b.sum(d, &mut back.normed)?;
+    let (dy, add) = (&back.normed, Some(&back.mid));
+    d.norm_backward(norm, dy, x, &room.stats1, params, at.norm1, add, &mut back.next, grads)?;
     flat.ready(at.norm1.gamma())
 }
 
 impl<D: Device> Net<D> for Transformer<D>
 where
-    Self: Send,
+    Self: Send + 'static,
 {
+    fn slice(
+        &self,
+        slice: Slice,
+        ranks: Arc<dyn SliceRanks>,
+    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+        let (net, runs) = Self::slice(self.shape, slice, ranks)?;
+        Ok((Box::new(net), runs))
+    }
+
     fn tensors(&self) -> Vec<TensorSpec> {
         let s = self.shape;
         let mut all = vec![
@@ -494,7 +679,7 @@ where
 
     /// The embeddings, each block, and the last norm with the head, whose weight is the tokens' embedding.
     fn layers(&self) -> Vec<Layer> {
-        let (Places { embedding, blocks, norm, len }, s) = (&self.places, self.shape);
+        let (Places { blocks, norm, len, .. }, s) = (&self.places, self.shape);
         let begins = blocks.iter().map(|b| b.norm1.gamma()).chain([norm.gamma()]);
         let ends = begins.clone().skip(1);
         let first = blocks.first().map_or(0, |b| b.norm1.gamma());
@@ -507,7 +692,7 @@ where
         let (room, back) = (17 * edge + s.time * (s.heads + 4), 11 * edge);
         let (keeps, works) = if s.checkpoint_activations { (edge, room + back) } else { (edge + room, back) };
         let head = Layer {
-            params: vec![embedding.tokens..embedding.positions, norm.gamma()..*len],
+            params: vec![self.places.table(s), norm.gamma()..*len],
             cost: logits,
             outputs: 0,
             keeps: edge + s.time * s.vocab,
@@ -580,8 +765,21 @@ where
         self.evaluated(d, batch.n)
     }
 
+    fn loss(&mut self, d: &mut D) -> NetResult<f32> {
+        match self.among {
+            Some(_) => Ok((self.losses.loss / self.rows.max(1) as f64) as f32),
+            None => d.loss(),
+        }
+    }
+
     fn evaluated(&mut self, d: &mut D, n: usize) -> NetResult<Evaluation> {
-        let sums = d.sums()?;
+        let sums = match self.among {
+            Some(_) => {
+                let CrossEntropy { loss, correct } = std::mem::take(&mut self.losses);
+                Sums { loss, correct }
+            }
+            None => d.sums()?,
+        };
         Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: (n * self.shape.time) as u64 })
     }
 }

@@ -60,6 +60,11 @@ impl CpuDevice {
         }
     }
 
+    /// Another one, on the same threads.
+    pub fn another(&self) -> Self {
+        Self::with(self.threads.clone())
+    }
+
     /// From now on a batch's statistics, in training, are those of the batches of all ranks of a group.
     pub fn join(&mut self, ranks: Option<Arc<dyn RankSums>>) {
         self.ranks = ranks;

@@ -1,0 +1,433 @@
+//! Tensor slices (Shoeybi et al., 2019, "Megatron-LM"): some ranks compute each layer together, each with a part of its parameters.
+//!
+//! ```text
+//!  x ──▶ columns 0 ─▶ act ─▶ rows 0 ──▶ partial 0 ─┐
+//!  x ──▶ columns 1 ─▶ act ─▶ rows 1 ──▶ partial 1 ─┴─▶ sum = y, on both        (and back: the gradient of x is such a sum)
+//! ```
+//!
+//! A slice has a flat vector of its own: its parts of the tensors that are cut, and what it needs whole of the others. [`Run`]s say where its
+//! values are in the model's. What is of no run is zero and stays so: a bias that another slice adds, a row for the tokens of others.
+//!
+//! All that goes between slices is [`SliceRanks::gather`]: each adds up what it got in the order of the slices, so all have the same bits.
+
+use crate::{Model, net::NetResult};
+use paraft_compute::{Device, DeviceError};
+use std::{fmt::Debug, ops::Range, sync::Arc};
+
+/// Which part of a model, of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// From 0.
+    pub at: usize,
+    /// One or more.
+    pub of: usize,
+}
+
+impl Slice {
+    /// Its part of so many things in a row.
+    pub fn part(&self, n: usize) -> Range<usize> {
+        n * self.at / self.of..n * (self.at + 1) / self.of
+    }
+
+    /// Whether it has what only one of them has.
+    pub fn is_first(&self) -> bool {
+        self.at == 0
+    }
+}
+
+/// The ranks that have the slices of one model. Each calls it at the same place of the same program.
+pub trait SliceRanks: Send + Sync + Debug {
+    /// What each slice has, in their order; all of one length.
+    ///
+    /// # Errors
+    /// A rank is gone, or has sent something else.
+    fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError>;
+}
+
+/// Values of a slice that are in the model's flat vector: rows of one length, next to each other in the slice's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first, in the model's.
+    pub whole: usize,
+    /// The first, in the slice's.
+    pub local: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Values of a row.
+    pub len: usize,
+    /// From one row to the next, in the model's.
+    pub stride: usize,
+    /// All slices have it, and the gradient of it: that of the first one counts.
+    pub shared: bool,
+}
+
+impl Run {
+    /// Each row: where it is in the model's vector, and in the slice's.
+    pub fn each(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
+        let Self { whole, local, len, stride, .. } = *self;
+        (0..self.rows).map(move |row| {
+            let (whole, local) = (whole + row * stride, local + row * len);
+            (whole..whole + len, local..local + len)
+        })
+    }
+}
+
+/// One slice of a model.
+pub struct Sliced {
+    /// Computes it: [`Model::forward_pass`] and [`Model::backward_pass`], over the slice's flat vectors.
+    pub model: Box<dyn Model>,
+    /// Values of the slice's flat vector.
+    pub len: usize,
+    /// What of it is in the model's.
+    pub runs: Vec<Run>,
+}
+
+impl Sliced {
+    /// The slice's part of the model's values.
+    pub fn cut(&self, whole: &[f32], local: &mut [f32]) {
+        for (from, to) in self.runs.iter().flat_map(Run::each) {
+            local[to].copy_from_slice(&whole[from]);
+        }
+    }
+
+    /// Puts the slice's part of a gradient where it belongs in the model's.
+    pub fn join(&self, slice: Slice, local: &[f32], whole: &mut [f32]) {
+        let own = self.runs.iter().filter(|r| slice.is_first() || !r.shared);
+        for (to, from) in own.flat_map(Run::each) {
+            whole[to].copy_from_slice(&local[from]);
+        }
+    }
+}
+
+/// The runs of a slice, as its tensors are found.
+#[derive(Debug, Default)]
+pub(crate) struct Runs(pub Vec<Run>);
+
+impl Runs {
+    /// Values that follow each other in both.
+    pub fn part(&mut self, whole: usize, local: usize, len: usize) {
+        self.rows((whole, len), local, 1, len);
+    }
+
+    /// Likewise, of which all slices have the whole.
+    pub fn shared(&mut self, whole: usize, local: usize, len: usize) {
+        self.part(whole, local, len);
+        self.0.iter_mut().rev().take(1).for_each(|run| run.shared = true);
+    }
+
+    /// A part of each row of a matrix.
+    pub fn rows(&mut self, (whole, stride): (usize, usize), local: usize, rows: usize, len: usize) {
+        if len > 0 && rows > 0 {
+            self.0.push(Run { whole, local, rows, len, stride, shared: false });
+        }
+    }
+}
+
+/// A slice with those who have the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Among {
+    pub slice: Slice,
+    pub ranks: Arc<dyn SliceRanks>,
+}
+
+impl Among {
+    /// Each value becomes the sum over the slices.
+    pub fn sum<D: Device>(&self, d: &mut D, values: &mut D::Values) -> NetResult {
+        let sum = self.sum_of(&d.read(values)?)?;
+        d.load_values(&sum, values)
+    }
+
+    /// The same of values on the host.
+    pub fn sum_of(&self, own: &[f32]) -> NetResult<Vec<f32>> {
+        let mut all = self.gather(own)?.into_iter();
+        let mut sum = all.next().unwrap_or_default();
+        for part in all {
+            sum.iter_mut().zip(&part).for_each(|(s, v)| *s += v);
+        }
+        Ok(sum)
+    }
+
+    /// Rows of which each slice has a part, whole on all.
+    pub fn columns(&self, own: &[f32], cols: usize) -> NetResult<Vec<f32>> {
+        let part = self.slice.part(cols);
+        let rows = own.len() / part.len().max(1);
+        let mut all = vec![0.0; rows * cols];
+        for (row, own) in all.chunks_exact_mut(cols.max(1)).zip(own.chunks_exact(part.len().max(1))) {
+            row[part.clone()].copy_from_slice(own);
+        }
+        self.sum_of(&all)
+    }
+
+    /// The part of this slice of such rows.
+    pub fn own_columns(&self, all: &[f32], cols: usize) -> Vec<f32> {
+        let part = self.slice.part(cols);
+        all.chunks_exact(cols.max(1)).flat_map(|row| &row[part.clone()]).copied().collect()
+    }
+
+    fn gather(&self, own: &[f32]) -> NetResult<Vec<Vec<f32>>> {
+        let all = self.ranks.gather(own)?;
+        if all.len() != self.slice.of || all.iter().any(|part| part.len() != own.len()) {
+            let lens: Vec<usize> = all.iter().map(Vec::len).collect();
+            return Err(DeviceError::Group(format!(
+                "slices with {lens:?} values, where each has {}",
+                own.len()
+            )));
+        }
+        Ok(all)
+    }
+}
+
+/// What a vocabulary-parallel cross-entropy comes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct CrossEntropy {
+    /// Sum over the rows.
+    pub loss: f64,
+    /// Rows whose largest value is at the label.
+    pub correct: u64,
+}
+
+impl Among {
+    /// Softmax and cross-entropy over the classes of all slices, of which this one has `classes`: `logits` is `[rows, classes]`, and becomes the
+    /// gradient of the mean loss.
+    pub fn cross_entropy(
+        &self,
+        logits: &mut [f32],
+        classes: Range<usize>,
+        labels: &[u32],
+    ) -> NetResult<CrossEntropy> {
+        let cols = classes.len();
+        let of = |label: u32| (label as usize).checked_sub(classes.start).filter(|at| *at < cols);
+        let rows = || logits.chunks_exact(cols.max(1));
+        // Of each row the largest value and where it is (exact: there are fewer than 2^24 classes), and that of the label.
+        let mut own = Vec::with_capacity(3 * labels.len());
+        for (row, &label) in rows().zip(labels) {
+            let mut best = 0;
+            for (i, v) in row.iter().enumerate() {
+                if *v > row[best] {
+                    best = i;
+                }
+            }
+            let of_label = of(label).map_or(0.0, |at| row[at]);
+            own.extend([row[best], (classes.start + best) as f32, of_label]);
+        }
+        let mut most = vec![(f32::NEG_INFINITY, f32::NAN, 0.0f32); labels.len()];
+        for part in self.gather(&own)? {
+            for (most, of_slice) in most.iter_mut().zip(part.chunks_exact(3)) {
+                if of_slice[0] > most.0 {
+                    (most.0, most.1) = (of_slice[0], of_slice[1]);
+                }
+                most.2 += of_slice[2];
+            }
+        }
+        let mut sums = Vec::with_capacity(labels.len());
+        for (row, (largest, ..)) in logits.chunks_exact_mut(cols.max(1)).zip(&most) {
+            row.iter_mut().for_each(|v| *v = (*v - largest).exp());
+            sums.push(row.iter().map(|v| f64::from(*v)).sum::<f64>() as f32);
+        }
+        let (sums, mean) = (self.sum_of(&sums)?, 1.0 / labels.len().max(1) as f32);
+        let mut result = CrossEntropy::default();
+        for (i, row) in logits.chunks_exact_mut(cols.max(1)).enumerate() {
+            let (largest, best, of_label) = most[i];
+            result.loss += f64::from(sums[i]).ln() - f64::from(of_label - largest);
+            result.correct += u64::from(best == labels[i] as f32);
+            let scale = mean / sums[i];
+            row.iter_mut().for_each(|v| *v *= scale);
+            if let Some(at) = of(labels[i]) {
+                row[at] -= mean;
+            }
+        }
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Batch, DataShape, Evaluation, Forward, ModelConfig, Pass, Sample,
+        net::{There, Whole},
+    };
+    use std::{
+        sync::{Barrier, Mutex},
+        thread,
+    };
+
+    /// Ranks that are threads.
+    #[derive(Debug)]
+    struct Table {
+        parts: Mutex<Vec<Vec<f32>>>,
+        meets: Barrier,
+    }
+
+    #[derive(Debug)]
+    struct Seat(Arc<Table>, usize);
+
+    impl SliceRanks for Seat {
+        fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
+            let Self(table, at) = self;
+            table.parts.lock().expect("no panic")[*at] = own.to_vec();
+            table.meets.wait();
+            let all = table.parts.lock().expect("no panic").clone();
+            table.meets.wait();
+            Ok(all)
+        }
+    }
+
+    fn seats(of: usize) -> Vec<Arc<dyn SliceRanks>> {
+        let table = Arc::new(Table { parts: Mutex::new(vec![Vec::new(); of]), meets: Barrier::new(of) });
+        (0..of).map(|at| Arc::new(Seat(table.clone(), at)) as Arc<dyn SliceRanks>).collect()
+    }
+
+    fn tokens(n: usize, time: usize, vocab: usize) -> Batch {
+        let number = |i: usize| ((i * 7919 + i * i * 31) % vocab) as u32;
+        let all: Vec<u32> = (0..n * time + 1).map(number).collect();
+        Batch { tokens: all[..n * time].to_vec(), labels: all[1..].to_vec(), n, ..Batch::default() }
+    }
+
+    fn values(n: usize, inputs: usize, classes: usize) -> Batch {
+        let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0;
+        let labels = (0..n).map(|i| ((i * 5 + 2) % classes) as u32).collect();
+        Batch { inputs: (0..n * inputs).map(value).collect(), labels, n, ..Batch::default() }
+    }
+
+    fn model(text: &str, data: DataShape) -> Box<dyn Model> {
+        toml::from_str::<ModelConfig>(text).expect("a model").build(data).expect("fits")
+    }
+
+    /// What a slice comes to: loss, gradient in the model's vector, evaluation. Its layers are passes of their own where `cut`.
+    fn of_slice(
+        whole: &dyn Model,
+        params: &[f32],
+        batch: &Batch,
+        (slice, ranks): (Slice, Arc<dyn SliceRanks>),
+        cut: bool,
+    ) -> (f32, Vec<f32>, Evaluation) {
+        let mut sliced = whole.slice(slice, ranks).expect("slices");
+        let (mut local, mut grads) = (vec![0.0; sliced.len], vec![0.0; sliced.len]);
+        sliced.cut(params, &mut local);
+        let layers = sliced.model.layers();
+        let cuts: Vec<Range<usize>> = match cut {
+            true => (0..layers.len()).map(|l| l..l + 1).collect(),
+            false => std::iter::once(0..layers.len()).collect(),
+        };
+        let forward = |model: &mut dyn Model, evaluates: bool| {
+            let mut edge = None;
+            for layers in &cuts {
+                let pass = Pass { layers: layers.clone(), slot: 0, n: batch.n, evaluates };
+                match model
+                    .forward_pass(&mut There(&local[..]), &pass, batch, edge.as_deref())
+                    .expect("forward")
+                {
+                    Forward::Edge(values) => edge = Some(values),
+                    end => return end,
+                }
+            }
+            panic!("no end")
+        };
+        let Forward::Evaluated(evaluation) = forward(&mut *sliced.model, true) else { panic!("it trains") };
+        let Forward::Loss(loss) = forward(&mut *sliced.model, false) else { panic!("it evaluates") };
+        let mut edge = None;
+        for layers in cuts.iter().rev() {
+            let pass = Pass { layers: layers.clone(), slot: 0, n: batch.n, evaluates: false };
+            let mut ready = |_: usize, _: &[f32]| Ok(());
+            let mut flat = Whole { params: &local[..], grads: &mut grads[..], ready: &mut ready };
+            edge = sliced.model.backward_pass(&mut flat, &pass, edge.as_deref()).expect("back");
+        }
+        let mut joined = vec![f32::NAN; params.len()];
+        sliced.join(slice, &grads, &mut joined);
+        (loss, joined, evaluation)
+    }
+
+    fn check(text: &str, data: DataShape, batch: &Batch, of: usize, cut: bool) {
+        let mut whole = model(text, data);
+        let len = whole.tensors().iter().map(|t| t.len()).sum();
+        let mut params = vec![0.0; len];
+        whole.init(3, &mut params);
+        // Biases that count.
+        params.iter_mut().enumerate().for_each(|(i, p)| *p += ((i % 13) as f32 - 6.0) * 2e-3);
+        let mut want = vec![0.0; len];
+        let loss = whole.step(&params, &mut want, batch, &mut |_, _| {}).expect("a step");
+        let evaluated = whole.evaluate(&params, batch).expect("an evaluation");
+        let parts: Vec<_> = thread::scope(|s| {
+            let (whole, params) = (text, &params);
+            let all: Vec<_> = (seats(of).into_iter().enumerate())
+                .map(|(at, ranks)| {
+                    s.spawn(move || {
+                        let slice = Slice { at, of };
+                        of_slice(&*model(whole, data), params, batch, (slice, ranks), cut)
+                    })
+                })
+                .collect();
+            all.into_iter().map(|t| t.join().expect("no panic")).collect()
+        });
+        let mut times = vec![0; len];
+        let largest = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        for (at, (of_slice, grads, e)) in parts.iter().enumerate() {
+            assert!(
+                (of_slice - loss).abs() < 1e-4 * loss,
+                "{text}, {at} of {of}: loss {of_slice} for {loss}"
+            );
+            assert_eq!((e.correct, e.count), (evaluated.correct, evaluated.count), "{text}, {at} of {of}");
+            assert!((e.loss_sum - evaluated.loss_sum).abs() < 1e-4 * evaluated.loss_sum);
+            for (i, (g, w)) in grads.iter().zip(&want).enumerate().filter(|(_, (g, _))| !g.is_nan()) {
+                times[i] += 1;
+                assert!(
+                    (g - w).abs() < 2e-5 * largest.max(1e-3) + 1e-4 * w.abs(),
+                    "{text}, {at} of {of}: value {i} {g} for {w}"
+                );
+            }
+        }
+        assert!(times.iter().all(|t| *t == 1), "{text}, {of} slices: values that none or several have");
+    }
+
+    #[test]
+    fn slices_of_a_transformer_come_to_the_gradient_of_the_whole() {
+        let (time, vocab) = (9, 37);
+        let data = DataShape { sample: Sample::Tokens { time, vocab }, classes: Some(vocab) };
+        let batch = tokens(3, time, vocab);
+        for (text, slices) in [
+            ("kind = \"transformer\"\nlayers = 2\nheads = 4\nwidth = 64", &[1, 2, 4][..]),
+            ("kind = \"transformer\"\nlayers = 3\nheads = 3\nwidth = 48\nnorm = \"rms\"", &[2, 3]),
+            (
+                "kind = \"transformer\"\nlayers = 2\nheads = 2\nwidth = 32\ncheckpoint_activations = true",
+                &[2],
+            ),
+        ] {
+            for of in slices {
+                check(text, data, &batch, *of, false);
+                // A rank recomputes the blocks of one pass, not of several.
+                if !text.contains("checkpoint") {
+                    check(text, data, &batch, *of, true);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn slices_of_an_mlp_come_to_the_gradient_of_the_whole() {
+        let data = DataShape { sample: Sample::Values(11), classes: Some(7) };
+        let batch = values(10, 11, 7);
+        for hidden in ["[]", "[9]", "[12, 10]", "[12, 9, 8]", "[5, 6, 7, 8]"] {
+            for of in 1..=4 {
+                check(&format!("kind = \"mlp\"\nhidden = {hidden}"), data, &batch, of, false);
+                check(&format!("kind = \"mlp\"\nhidden = {hidden}"), data, &batch, of, true);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_cut_so_is_refused_by_name() {
+        let text = DataShape { sample: Sample::Tokens { time: 4, vocab: 9 }, classes: Some(9) };
+        let images = DataShape { sample: Sample::Values(784), classes: Some(10) };
+        for (model_text, data, of, said) in [
+            ("kind = \"transformer\"\nheads = 2\nwidth = 32", text, 3, "2 heads"),
+            ("kind = \"mlp\"\nhidden = [3]", images, 4, "width 3"),
+            ("kind = \"convnet\"", images, 2, "tensor slices"),
+        ] {
+            let ranks = seats(1).remove(0);
+            let refused =
+                model(model_text, data).slice(Slice { at: 0, of }, ranks).err().map(|e| e.to_string());
+            assert!(refused.as_ref().is_some_and(|why| why.contains(said)), "{refused:?}");
+        }
+    }
+}
