@@ -339,9 +339,9 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
     let began = Instant::now();
     let (parameters, budget, done) = if !job.cluster.own_program() {
         let (model, data) = cli::built_in(job)?;
-        let stages = match job.parallel.pipeline {
-            1 => Vec::new(),
-            _ => {
+        let stages = match job.parallel.is_cut() {
+            false => Vec::new(),
+            true => {
                 let stages = job.stages(&model.layers()).map_err(|e| Failure::new(exit::CONFIG, e))?;
                 say_cut(job, &stages, Plan::new(job, &data.train)?.between_ends(job));
                 stages.values()

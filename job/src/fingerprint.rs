@@ -36,7 +36,7 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
     ];
     // Where it is cut the servers know.
     let p = &job.parallel;
-    let pipeline = (p.pipeline > 1).then(|| {
+    let pipeline = p.is_cut().then(|| {
         format!("pipeline {} with {} micro-batches, {}", p.pipeline, job.micro_batches(), p.schedule.name())
     });
     facts.into_iter().chain(pipeline).chain(listed(tensors)).collect::<Vec<_>>().join(", ")

@@ -134,7 +134,7 @@ impl Job {
     /// On what its workers compute: `train.device`, where `auto` is the CPU if what else the job wants is only there.
     pub fn device(&self) -> DeviceConfig {
         match self.train.device {
-            DeviceConfig::Auto if self.parallel.pipeline > 1 || self.memory.resident.is_some() => {
+            DeviceConfig::Auto if self.parallel.is_cut() || self.memory.resident.is_some() => {
                 DeviceConfig::Cpu
             }
             device => device,

@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 pub struct ParallelConfig {
     /// Stages of the model, on a rank each; from 1 to 64.
     pub pipeline: u32,
+    /// Slices of each stage's layers, on a rank each, which compute every layer together; from 1 to 64.
+    #[serde(skip_serializing_if = "is_one")]
+    pub tensor: u32,
     /// Micro-batches of a minibatch; default: four for each stage, or as many as there are samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<usize>,
@@ -33,6 +36,7 @@ impl Default for ParallelConfig {
     fn default() -> Self {
         Self {
             pipeline: 1,
+            tensor: 1,
             micro_batches: None,
             schedule: PipelineSchedule::default(),
             cut: Vec::new(),
@@ -43,6 +47,10 @@ impl Default for ParallelConfig {
 
 const MAX_STAGES: u32 = 64;
 
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
 impl Job {
     /// Ranks of a worker: those that share its samples, times those that share its model, or wait to.
     pub fn ranks_of_worker(&self) -> u32 {
@@ -51,7 +59,7 @@ impl Job {
 
     /// Those that have the same samples.
     fn ranks_of_share(&self) -> u32 {
-        self.parallel.pipeline.saturating_add(self.parallel.spares).max(1)
+        self.parallel.mesh().saturating_add(self.parallel.spares).max(1)
     }
 
     /// In how many parts a step's samples are divided.
@@ -76,9 +84,9 @@ impl Job {
     /// It has too few, or others than `parallel.cut` says; for people.
     pub fn stages(&self, layers: &[Layer]) -> Result<Stages, String> {
         let p = &self.parallel;
-        if layers.is_empty() && p.pipeline > 1 {
+        if layers.is_empty() && p.mesh() > 1 {
             return Err(
-                "parallel.pipeline: this model isn't divided in layers (Model::layers); take [parallel] out"
+                "parallel: this model isn't divided in layers (Model::layers); take [parallel] out"
                     .into(),
             );
         }
@@ -92,11 +100,25 @@ impl Job {
 }
 
 impl ParallelConfig {
+    /// Ranks that hold the model together: stages times slices.
+    pub fn mesh(&self) -> u32 {
+        self.pipeline.saturating_mul(self.tensor)
+    }
+
+    /// Whether each of several ranks holds a part of it.
+    pub fn is_cut(&self) -> bool {
+        self.mesh() > 1
+    }
+
     pub(crate) fn check(&self, job: &Job) -> Check {
         let train = &job.train;
         if self.pipeline == 0 || self.pipeline > MAX_STAGES {
             let why = format!("{} stages", self.pipeline);
             return bad("parallel.pipeline", why, "use 1 to 64");
+        }
+        if self.tensor == 0 || self.tensor > MAX_STAGES {
+            let why = format!("{} slices", self.tensor);
+            return bad("parallel.tensor", why, "use 1 to 64");
         }
         if !self.cut.is_empty() && self.cut.len() != self.pipeline as usize {
             let why = format!("{} stages in it, and parallel.pipeline is {}", self.cut.len(), self.pipeline);
@@ -106,15 +128,17 @@ impl ParallelConfig {
             let why = format!("{} micro-batches of {} samples", self.micro_batches.unwrap_or(0), train.batch);
             return bad("parallel.micro_batches", why, "use 1 to train.batch");
         }
-        if self.spares > MAX_STAGES || self.spares > 0 && self.pipeline == 1 {
-            let why = format!("{} spare ranks of {} stages", self.spares, self.pipeline);
-            return bad("parallel.spares", why, "use 0 to 64, with parallel.pipeline of 2 or more");
+        if self.spares > MAX_STAGES || self.spares > 0 && !self.is_cut() {
+            let why = format!("{} spare ranks of {} that hold the model", self.spares, self.mesh());
+            return bad("parallel.spares", why, "use 0 to 64, with parallel.pipeline or parallel.tensor of 2 or more");
         }
-        if self.pipeline == 1 {
+        if !self.is_cut() {
             return Ok(());
         }
-        let no = |key: &'static str, what: &str, remedy: &str| bad(key, format!("a pipeline {what}"), remedy);
-        if self.schedule.goes_on() {
+        let no = |key: &'static str, what: &str, remedy: &str| {
+            bad(key, format!("a model that is cut ([parallel]) {what}"), remedy)
+        };
+        if self.schedule.goes_on() && self.pipeline > 1 {
             if job.micro_batches() < self.pipeline as usize {
                 let why = format!(
                     "{} of a minibatch for {} stages, and schedule \"2bw\" wants at least one for each",
@@ -205,7 +229,7 @@ impl ParallelConfig {
                 "take [parallel] out",
             );
         }
-        if job.cluster.shards.is_some_and(|shards| shards < self.pipeline) {
+        if self.pipeline > 1 && job.cluster.shards.is_some_and(|shards| shards < self.pipeline) {
             let why = format!("each of {} stages has shards of its own", self.pipeline);
             return bad("cluster.shards", why, "set cluster.shards to parallel.pipeline or more");
         }

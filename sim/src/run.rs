@@ -99,6 +99,9 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
     if job.train.exchange == Exchange::AllReduce || job.train.group_size > 1 {
         return no("groups of ranks", "set train.group_size = 1 and train.exchange = \"servers\"");
     }
+    if job.parallel.tensor > 1 {
+        return no("tensor slices", "take parallel.tensor out");
+    }
     if job.parallel.pipeline > 1 {
         if setup.mttf_s.is_some() {
             return no(

@@ -66,7 +66,7 @@ pub fn run_worker(job: &Job, rank: u32, with: impl FnOnce(&mut WorkerOptions)) -
     let data = data(job)?;
     let mut model = model(job, &data)?;
     // A worker that has not all of the model gives no weights.
-    let in_parts = job.memory.resident.is_some() || job.parallel.pipeline > 1;
+    let in_parts = job.memory.resident.is_some() || job.parallel.is_cut();
     let folder = in_parts.then(tempfile::tempdir).transpose()?;
     let weights = folder.as_ref().map(|f| f.path().join("weights"));
     let mut options = WorkerOptions { weights, ..WorkerOptions::new(rank, job.cluster.addresses.clone()) };

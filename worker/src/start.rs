@@ -52,7 +52,7 @@ pub fn begin(
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
     let Some(init) = init else { return Ok(Beginning { initial: Initial::default(), start: None }) };
-    if job.memory.resident.is_some() || job.parallel.pipeline > 1 {
+    if job.memory.resident.is_some() || job.parallel.is_cut() {
         let mut weights = streamed::scratch(scratch, layout.len())?;
         init(job.seed, &mut weights);
         return Ok(Beginning { initial: Initial::fresh(Values::Scratch(Arc::new(weights))), start: None });

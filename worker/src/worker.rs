@@ -138,13 +138,13 @@ pub fn run(
     }
     let layers = model.layers();
     let mut settings = job.server_job_on(&model.tensors(), &data.digest).fingerprint;
-    let longest = match job.parallel.pipeline {
-        1 => None,
-        _ => {
+    let longest = match job.parallel.is_cut() {
+        false => None,
+        true => {
             let stages = job.stages(&layers).map_err(WorkerError::Job)?;
             // No shard sees more than one rank of a worker: that they are cut alike they tell each other.
-            settings = format!("{settings}, layers {:?}", stages.layers());
-            Some(stage::longest(&stages, layers.iter().map(|l| l.outputs), job.train.batch))
+            settings = format!("{settings}, layers {:?} in {} slices", stages.layers(), job.parallel.tensor);
+            Some(stage::longest(&stages, layers.iter().map(|l| l.outputs.max(l.keeps)), job.train.batch))
         }
     };
     let member = MemberOptions {
@@ -208,7 +208,7 @@ fn staged<'a>(
     let buckets = layout.buckets().iter().map(|b| b.range()).collect();
     let micro = job.micro_batches();
     let schedule = (job.parallel.schedule, micro, job.train.batch.div_ceil(micro));
-    Stage::new(stages, schedule, buckets, join, &scratch_folder(options))
+    Stage::new((stages, job.parallel.tensor as usize), schedule, buckets, join, &scratch_folder(options))
 }
 
 /// Where files lie that end with the process.
@@ -254,7 +254,7 @@ fn lead(
         return Err(WorkerError::Job("memory.resident: layers are streamed on the CPU, and this model is on a device; start the worker with \
                                      --device cpu".into()));
     }
-    let mut stage = (job.parallel.pipeline > 1).then(|| staged(job, options, model, None)).transpose()?;
+    let mut stage = job.parallel.is_cut().then(|| staged(job, options, model, None)).transpose()?;
     let setup = Setup {
         tensors: model.tensors(),
         samples: train.len(),

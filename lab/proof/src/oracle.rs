@@ -69,8 +69,8 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let (per_epoch, total) = (plan.per_epoch, plan.total);
     let mut shares = Vec::new();
     let mut under = None;
-    let parts = if job.parallel.pipeline > 1 { job.micro_batches() } else { 1 };
-    let goes_on = job.parallel.pipeline > 1 && job.parallel.schedule.goes_on();
+    let parts = if job.parallel.is_cut() { job.micro_batches() } else { 1 };
+    let goes_on = job.parallel.is_cut() && job.parallel.schedule.goes_on();
     // Those that the last update was applied to.
     let mut before = Vec::new();
     let mut encoders: Vec<Vec<Encoder>> =

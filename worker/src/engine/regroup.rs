@@ -62,6 +62,6 @@ impl Engine<'_> {
                 return Err(ranks.break_up("a rank's session was lost, and it is further on").into());
             }
         }
-        stage.lend(ranks.lines()?)
+        stage.landed(ranks.lines()?)
     }
 }

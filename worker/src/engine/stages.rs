@@ -35,7 +35,7 @@ impl Engine<'_> {
         }
         let pulled = client.pull_by(pull.clone(), stage.landing())?;
         stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
-        stage.lend(ranks.lines()?)?;
+        stage.landed(ranks.lines()?)?;
         Ok(Some(pulled))
     }
 
@@ -56,7 +56,7 @@ impl Engine<'_> {
         }
         stage.agree(ranks, pull, &mut pulled)?;
         stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
-        stage.lend(ranks.lines()?)?;
+        stage.landed(ranks.lines()?)?;
         Ok(pulled)
     }
 

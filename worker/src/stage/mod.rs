@@ -13,6 +13,7 @@
 //! wait.
 
 mod place;
+mod slices;
 mod step;
 mod sums;
 mod whole;
@@ -26,6 +27,7 @@ use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Stages};
 use place::Place;
+use slices::{Slices, Whole, pages};
 use std::{
     ops::{Deref, DerefMut, Range},
     path::{Path, PathBuf},
@@ -44,6 +46,10 @@ const TAKEN: u32 = 6;
 /// Of a step that others are still in.
 const LOSS: u32 = 7;
 const GOES_ON: u32 = 8;
+/// Between the slices of a stage: weights, gradients, and what they compute with each other.
+const DEAL: u32 = 9;
+const JOIN: u32 = 10;
+const SLICES: u32 = 11;
 
 /// Messages that nobody has taken, in an evaluation and of final weights.
 const AHEAD: usize = 8;
@@ -59,13 +65,17 @@ pub(crate) type Join<'a> =
 /// See the module.
 pub(crate) struct Stage<'a> {
     stages: Stages,
+    /// In how many slices each stage is cut, where there are as many ranks.
+    tensor: usize,
+    slices: Option<Slices>,
+    of_slices: Option<Whole>,
     schedule: PipelineSchedule,
     micro_batches: usize,
     /// Samples of the largest one.
     part: usize,
     /// The values of each bucket.
     buckets: Vec<Range<usize>>,
-    /// As long as the model; memory is where this rank's stages are, and what it borrows.
+    /// As long as the model, or a slice of it; memory is where this rank's stages are, and what it borrows.
     weights: Versioned,
     /// Those before, while a minibatch is under way that began at them.
     stash: Versioned,
@@ -104,26 +114,26 @@ pub(crate) struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// For a model that is cut so, whose flat vector is in these buckets. A rank that doesn't lead speaks with the servers by `join`.
     pub fn new(
-        stages: Stages,
+        (stages, tensor): (Stages, usize),
         (schedule, micro_batches, part): (PipelineSchedule, usize, usize),
         buckets: Vec<Range<usize>>,
         join: Option<Box<Join<'a>>>,
         folder: &Path,
     ) -> Result<Self, WorkerError> {
         let len = buckets.last().map_or(0, |b| b.end);
-        let pages = || {
-            Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
-        };
         Ok(Self {
             stages,
+            tensor,
+            slices: None,
+            of_slices: None,
             schedule,
             micro_batches,
             part,
             buckets,
-            weights: Versioned { values: pages()?, versions: Vec::new() },
-            stash: Versioned { values: pages()?, versions: Vec::new() },
-            sum: pages()?,
-            gradient: pages()?,
+            weights: Versioned { values: pages(len)?, versions: Vec::new() },
+            stash: Versioned { values: pages(len)?, versions: Vec::new() },
+            sum: pages(len)?,
+            gradient: pages(len)?,
             here: Place::default(),
             rounds: 0,
             pulls: 0,
@@ -144,7 +154,18 @@ impl<'a> Stage<'a> {
 
     /// The weights that this rank holds, in the whole flat vector, for a pull to write.
     pub fn landing(&mut self) -> &mut [f32] {
-        &mut self.weights
+        match &mut self.of_slices {
+            Some(whole) => &mut whole.weights,
+            None => &mut self.weights,
+        }
+    }
+
+    /// What landed there goes to who needs it: to the other slices, and to ranks with other stages.
+    pub fn landed(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+        if let Some(slices) = &mut self.slices {
+            slices.deal(lines, &self.here, self.of_slices.as_ref(), &mut self.weights.values)?;
+        }
+        self.lend(lines)
     }
 
     /// All weights, behind [`Self::gather`].
@@ -154,24 +175,30 @@ impl<'a> Stage<'a> {
 
     /// The stages of a rank of a group.
     pub fn stages_at(&self, place: (usize, usize)) -> Range<usize> {
-        Place::new(place, self.stages.len()).stages
+        self.place(place).stages
+    }
+
+    fn place(&self, place: (usize, usize)) -> Place {
+        Place::new(place, (self.stages.len(), self.tensor))
     }
 
     /// A group was formed. The leader says at which step it is; gives the least that anybody is at. Whoever has other stages than before
     /// speaks with other shards from now on.
-    pub fn meet(&mut self, ranks: &Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
+    pub fn meet(&mut self, ranks: &mut Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
         self.formed(ranks);
         (self.rounds, self.pulls) = (0, 0);
+        self.cut(model, ranks.lines()?)?;
         // What was asked for comes before anything else does.
-        if let (Some(pull), Some(client)) = (self.asked.take(), &mut self.client) {
-            let pulled = client.pull_by(pull, &mut self.weights)?;
-            self.done = pulled.done;
-            self.has_moved(&pulled);
+        if let Some(pull) = self.asked.take() {
+            if let Some(pulled) = self.pull_own(pull)? {
+                self.done = pulled.done;
+                self.has_moved(&pulled);
+            }
         }
         let mut at = step;
         if ranks.leads() {
             self.done = step;
-        } else if !self.here.stages.is_empty() {
+        } else if self.here.speaks() {
             if self.client.is_none()
                 && let Some(join) = &mut self.join
             {
@@ -192,16 +219,42 @@ impl<'a> Stage<'a> {
     /// A group was formed. Where this rank has other stages in it, or was in none meanwhile, its session is another's by now, and nobody
     /// waits for it to end.
     pub fn formed(&mut self, ranks: &Ranks) {
-        let (here, generation) = (Place::new(ranks.place(), self.stages.len()), ranks.generation());
+        let (here, generation) = (self.place(ranks.place()), ranks.generation());
         // Who leads has its session with the training loop, which notices if another has been this worker.
         let next = ranks.leads() || self.generation == generation || self.generation + 1 == generation;
-        if here.stages != self.here.stages || !next {
-            self.weights.values.release(0..self.buckets.last().map_or(0, |b| b.end));
+        // The lines that slices had between them are others too.
+        self.slices = None;
+        if here.stages != self.here.stages || here.slice != self.here.slice || !next {
+            self.weights.values.release(0..self.weights.values.len());
+            self.of_slices = None;
             (self.client, self.pushed, self.asked) = (None, None, None);
         }
         self.going = None;
-        self.stash.values.release(0..self.buckets.last().map_or(0, |b| b.end));
+        self.stash.values.release(0..self.stash.values.len());
         (self.here, self.generation) = (here, generation);
+    }
+
+    /// Where stages are cut in slices this rank has one from now on.
+    fn cut(&mut self, model: &dyn Model, lines: &Lines) -> Result<(), WorkerError> {
+        if self.here.slice.of > 1 && !self.here.stages.is_empty() {
+            self.slices = Some(Slices::new(model, &self.stages, &self.here, lines)?);
+        }
+        let whole = self.buckets.last().map_or(0, |b| b.end);
+        if self.slices.is_some() && self.here.speaks() && self.of_slices.is_none() {
+            self.of_slices = Some(Whole::new(whole)?);
+        }
+        let len = self.slices.as_ref().map_or(whole, |slices| slices.len);
+        if len != self.weights.values.len() {
+            self.weights = Versioned { values: pages(len)?, versions: Vec::new() };
+            self.stash = Versioned { values: pages(len)?, versions: Vec::new() };
+            (self.sum, self.gradient) = (pages(len)?, pages(len)?);
+        }
+        Ok(())
+    }
+
+    /// The stages, in the flat vector that this rank computes with.
+    fn computed(&self) -> &Stages {
+        self.slices.as_ref().map_or(&self.stages, |slices| &slices.stages)
     }
 
     /// The least and the most step that anybody with a stage is at.
@@ -210,8 +263,9 @@ impl<'a> Stage<'a> {
         let mut clocks = vec![0.0; size];
         clocks[place] = at.0 as f64;
         ranks.sum(&mut clocks)?;
-        let of = &clocks[..self.here.of.min(size)];
-        let (least, most) = of.iter().fold((f64::INFINITY, 0.0f64), |(l, m), c| (l.min(*c), m.max(*c)));
+        // Of those who speak with servers.
+        let of = clocks.iter().take(self.here.ranks()).step_by(self.here.slice.of);
+        let (least, most) = of.fold((f64::INFINITY, 0.0f64), |(l, m), c| (l.min(*c), m.max(*c)));
         Ok((Step(least.min(most) as u64), Step(most as u64)))
     }
 
@@ -231,7 +285,8 @@ impl<'a> Stage<'a> {
 
     /// Whether a rank of this group has the stages that it had.
     pub fn stays(&self, ranks: &Ranks) -> bool {
-        self.stages_at(ranks.place()) == self.here.stages
+        let there = self.place(ranks.place());
+        (there.stages, there.slice) == (self.here.stages.clone(), self.here.slice)
     }
 
     /// The leader has pulled this.
@@ -255,9 +310,18 @@ impl<'a> Stage<'a> {
         of.first().map_or(0, |l| l.start)..of.last().map_or(0, |l| l.end)
     }
 
-    /// The parameters that it holds for the worker, in the flat vector; none where it waits.
+    /// The parameters that it holds for the worker, in the flat vector that it computes with; none where it waits.
     fn own(&self) -> Option<Range<usize>> {
-        let own = &self.stages.own()[self.here.stages.clone()];
+        self.own_of(self.computed())
+    }
+
+    /// The same in that of the model.
+    fn own_of_model(&self) -> Option<Range<usize>> {
+        self.own_of(&self.stages)
+    }
+
+    fn own_of(&self, stages: &Stages) -> Option<Range<usize>> {
+        let own = &stages.own()[self.here.stages.clone()];
         Some(own.first()?.start..own.last()?.end)
     }
 
@@ -276,10 +340,10 @@ impl<'a> Stage<'a> {
         is: impl Fn(&Loan, &Range<usize>) -> bool,
         other: impl Fn(&Loan) -> usize,
     ) -> Vec<(usize, Loan, usize)> {
-        let place = |loan: &Loan| self.here.of_stage(other(loan), self.stages.len());
+        let place = |loan: &Loan| self.here.beside(self.here.of_stage(other(loan), self.stages.len()));
         let here = &self.here.stages;
         let mut all: Vec<(usize, Loan, usize)> = Vec::new();
-        for (i, loan) in self.stages.loans().iter().enumerate().filter(|(_, loan)| is(loan, here)) {
+        for (i, loan) in self.computed().loans().iter().enumerate().filter(|(_, loan)| is(loan, here)) {
             let to = place(loan);
             // What several stages of a rank use it gets once.
             if !all.iter().any(|(_, known, at)| known.range == loan.range && *at == to) {
@@ -300,20 +364,30 @@ impl<'a> Stage<'a> {
             if pull.last {
                 client.finish();
             }
-            pulled = client.pull_by(pull.clone(), &mut self.weights)?;
+        }
+        if let Some(of_own) = self.pull_own(pull.clone())? {
+            pulled = of_own;
         }
         while let Some(done) = self.level(ranks, pulled.done, pull)? {
             if let Some(client) = self.client.as_mut().filter(|_| pulled.done < done) {
                 client.advance_to(done);
                 let rejoined = pulled.rejoined;
-                pulled = client.pull_by(further(pull, done), &mut self.weights)?;
+                pulled = self.pull_own(further(pull, done))?.unwrap_or_default();
                 pulled.rejoined |= rejoined;
             }
         }
         self.done = pulled.done;
         self.has_moved(&pulled);
         self.agree(ranks, pull, &mut pulled)?;
-        self.lend(ranks.lines()?)
+        self.landed(ranks.lines()?)
+    }
+
+    /// Of its stages, where it speaks with their shards.
+    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, Broke> {
+        let mut client = self.client.take();
+        let pulled = client.as_mut().map(|client| client.pull_by(pull, self.landing())).transpose();
+        self.client = client;
+        Ok(pulled?)
     }
 
     /// Whether the session was opened anew by a pull. What was pushed in the one before is not known to be in.
@@ -338,7 +412,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Weights that two stages have go from who pulls them to who uses them too.
-    pub fn lend(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+    fn lend(&mut self, lines: &mut Lines) -> Result<(), Broke> {
         let number = |i: usize, pulls: u64| pulls << 10 | i as u64;
         for (i, loan, to) in self.lends() {
             let tag = Tag { kind: LENT, number: number(i, self.pulls) };
@@ -386,6 +460,7 @@ impl DerefMut for Versioned {
 /// The longest message between the ranks of a model that is cut so.
 pub(crate) fn longest(stages: &Stages, outputs: impl Iterator<Item = usize>, batch: usize) -> usize {
     let edges = outputs.max().unwrap_or_default().saturating_mul(batch);
+    let own = stages.own().iter().map(|own| own.len()).max().unwrap_or_default();
     let loans = stages.loans().iter().map(|l| l.range.len()).max().unwrap_or_default();
-    edges.max(loans).max(PIECE)
+    edges.max(loans).max(own).max(PIECE)
 }

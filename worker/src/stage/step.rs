@@ -123,12 +123,24 @@ impl Stage<'_> {
         model: &mut dyn Model,
         lines: &mut Lines,
         step: Step,
+        batches: Batches<'_>,
+        push: Option<&mut PushParts<'_>>,
+    ) -> Result<f64, Broke> {
+        self.computing(model, |this, model| this.window_of(model, lines, step, batches, push))
+    }
+
+    fn window_of(
+        &mut self,
+        model: &mut dyn Model,
+        lines: &mut Lines,
+        step: Step,
         (batch, next): Batches<'_>,
         mut push: Option<&mut PushParts<'_>>,
     ) -> Result<f64, Broke> {
         let round = self.next_round();
         let Some(own) = self.own() else { return Ok(0.0) };
-        let (at, of) = (self.here.at, self.here.of);
+        let (at, of, here) = (self.here.at, self.here.of, self.here.clone());
+        let beside = |at: usize| here.beside(at);
         let going = self.going.take().filter(|g| g.step == step);
         let stashed = going.is_some();
         if !stashed {
@@ -148,7 +160,7 @@ impl Stage<'_> {
         let (lends, borrows, layers) = (self.lends(), self.borrows(), self.layers());
         let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
         // Who comes behind the leader is told late enough not to wait for it.
-        let mut next = match at {
+        let mut next = match here.beside(at) {
             0 => Next::Known(self.say(lines, round, next)?),
             _ => Next::Maybe(next),
         };
@@ -171,10 +183,10 @@ impl Stage<'_> {
                         self.arrive(push.as_mut().map(|p| p.client()), lines)?;
                     }
                     let weights = if stashed && !newest { &self.stash } else { &self.weights };
-                    let version = self.version(&own, weights);
+                    let version = self.version(weights);
                     let input = match at {
                         0 => None,
-                        _ => Some(lines.receive(at - 1, tag(ACTIVATION, round, m))?),
+                        _ => Some(lines.receive(beside(at - 1), tag(ACTIVATION, round, m))?),
                     };
                     let pass = pass(self.slots.forward);
                     self.slots.forward += 1;
@@ -190,7 +202,9 @@ impl Stage<'_> {
                         self.note(push.client(), Trace::Forward, begin, (step, m, version));
                     }
                     match made {
-                        Forward::Edge(values) => lines.send(at + 1, tag(ACTIVATION, round, m), values)?,
+                        Forward::Edge(values) => {
+                            lines.send(beside(at + 1), tag(ACTIVATION, round, m), values)?;
+                        }
                         Forward::Loss(of_part) => loss += f64::from(of_part) * n as f64 / batch.n as f64,
                         Forward::Evaluated(_) => return Err(ModelError::new("it evaluates in a step").into()),
                     }
@@ -198,17 +212,17 @@ impl Stage<'_> {
                 Work::Backward(_) => {
                     let given = match self.here.is_last() {
                         true => None,
-                        false => Some(lines.receive(at + 1, tag(GRADIENT, round, m))?),
+                        false => Some(lines.receive(beside(at + 1), tag(GRADIENT, round, m))?),
                     };
                     let pass = pass(self.slots.back);
                     self.slots.back += 1;
                     for (_, loan, _) in &lends {
                         self.gradient[loan.range.clone()].fill(0.0);
                     }
-                    let last = m + 1 == micro_batches;
+                    let (last, sliced) = (m + 1 == micro_batches, self.slices.is_some());
                     let share = n as f32 / batch.n as f32;
                     let weights = if stashed { &self.stash } else { &self.weights };
-                    let (version, begin) = (self.version(&own, weights), Moment::now());
+                    let (version, begin) = (self.version(weights), Moment::now());
                     let mut flat = Adding {
                         weights,
                         gradient: &mut self.gradient,
@@ -219,7 +233,7 @@ impl Stage<'_> {
                         from: own.end,
                         buckets: &self.buckets,
                         next: self.buckets.len(),
-                        push: push.as_deref_mut().filter(|_| last),
+                        push: push.as_deref_mut().filter(|_| last && !sliced),
                         awaits: if last { lends.clone() } else { Vec::new() },
                         lines: &mut *lines,
                         tag: tag(LENT_GRADIENT, round, 0),
@@ -242,7 +256,7 @@ impl Stage<'_> {
                         self.gradient.release(loan.range.clone());
                     }
                     match back {
-                        Some(values) if at > 0 => lines.send(at - 1, tag(GRADIENT, round, m), values)?,
+                        Some(values) if at > 0 => lines.send(beside(at - 1), tag(GRADIENT, round, m), values)?,
                         None if at == 0 => {}
                         _ => {
                             let why = "its way back doesn't end where its layers do";
@@ -252,6 +266,7 @@ impl Stage<'_> {
                 }
             }
         }
+        self.join(lines, round, push.as_deref_mut())?;
         for (i, loan, to) in &borrows {
             let tag = tag(LENT_GRADIENT, round, *i);
             lines.send(*to, tag, self.sum[loan.range.clone()].to_vec())?;
@@ -260,27 +275,29 @@ impl Stage<'_> {
         if next.hear(self, lines, round)?.is_none() {
             // What was asked for comes before anything else is.
             self.arrive(push.map(|p| p.client()), lines)?;
-            return Ok(loss);
+            // All ranks' losses are added up.
+            return Ok(if here.slice.is_first() { loss } else { 0.0 });
         }
         let client = push.map(|p| p.client());
         self.go_on(client, lines, step, window.goes_ahead(), (&own, &borrows))?;
         // The others come to it later than the last stage: nobody waits.
         let tag = tag(LOSS, round, 0);
         match self.here.is_last() {
-            true => (0..at).try_for_each(|place| lines.send(place, tag, vec![loss as f32]))?,
-            false => loss = lines.receive(of - 1, tag)?.first().copied().map_or(f64::NAN, f64::from),
+            true => (0..at).try_for_each(|at| lines.send(beside(at), tag, vec![loss as f32]))?,
+            false => loss = lines.receive(beside(of - 1), tag)?.first().copied().map_or(f64::NAN, f64::from),
         }
         Ok(loss)
     }
 
     /// So many updates are in all of this rank's own weights.
-    fn version(&self, own: &Range<usize>, weights: &Versioned) -> Version {
+    fn version(&self, weights: &Versioned) -> Version {
+        let own = self.own_of_model().unwrap_or_default();
         let of = self.buckets.iter().zip(&weights.versions).filter(|(bucket, _)| own.contains(&bucket.start));
         Version(of.map(|(_, version)| *version).min().unwrap_or(0))
     }
 
     fn note(&self, client: &Client, stage: Trace, begin: Moment, (step, m, version): (Step, usize, Version)) {
-        let first = self.own().and_then(|own| self.buckets.iter().position(|b| own.contains(&b.start)));
+        let first = self.own_of_model().and_then(|own| self.buckets.iter().position(|b| own.contains(&b.start)));
         client.stages().note(Span {
             stage,
             begin,
@@ -302,7 +319,7 @@ impl Stage<'_> {
         next: Option<&'b Batch>,
     ) -> Result<Option<&'b Batch>, Broke> {
         if self.schedule.goes_on() {
-            for place in 1..self.here.of {
+            for place in 1..self.here.ranks() {
                 let goes_on = f32::from(u8::from(next.is_some()));
                 lines.send(place, Tag { kind: GOES_ON, number: round }, vec![goes_on])?;
             }
@@ -324,13 +341,13 @@ impl Stage<'_> {
             self.stash[range.clone()].copy_from_slice(&self.weights[range.clone()]);
         }
         self.stash.versions.clone_from(&self.weights.versions);
-        if let Some(client) = client {
-            // Who leads pulls as its training loop says.
-            if self.here.at > 0 {
-                let pull = Pull::of(step);
+        // Who leads pulls as its training loop says.
+        if self.here.beside(self.here.at) > 0 {
+            let pull = Pull::of(step);
+            if let Some(client) = client {
                 client.ask(pull.clone());
-                self.asked = Some(pull);
             }
+            self.asked = Some(pull);
         }
         self.going = Some(Going { step: step.next(), forward });
         Ok(())
@@ -338,14 +355,55 @@ impl Stage<'_> {
 
     /// Takes the weights that were asked for.
     fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), Broke> {
-        let (Some(pull), Some(client)) = (self.asked.take(), client) else { return Ok(()) };
-        let pulled = client.pull_by(pull.clone(), &mut self.weights)?;
-        if self.has_moved(&pulled) || pulled.done != pull.done {
-            self.done = pulled.done;
-            let why = "a rank's session was lost";
-            return Err(lines.break_up(why).into());
+        let Some(pull) = self.asked.take() else { return Ok(()) };
+        if let Some(client) = client {
+            let pulled = client.pull_by(pull.clone(), self.landing())?;
+            if self.has_moved(&pulled) || pulled.done != pull.done {
+                self.done = pulled.done;
+                let why = "a rank's session was lost";
+                return Err(lines.break_up(why).into());
+            }
+            self.weights.versions = client.versions();
         }
-        self.weights.versions = client.versions();
-        self.lend(lines)
+        self.landed(lines)
+    }
+
+    /// Computes with its slice of the model, where it has one.
+    pub(super) fn computing<T>(
+        &mut self,
+        model: &mut dyn Model,
+        compute: impl FnOnce(&mut Self, &mut dyn Model) -> T,
+    ) -> T {
+        let mut own = self.slices.as_mut().and_then(|slices| slices.model.take());
+        let computed = match &mut own {
+            Some(own) => compute(self, &mut **own),
+            None => compute(self, model),
+        };
+        if let Some(slices) = &mut self.slices {
+            slices.model = own;
+        }
+        computed
+    }
+
+    /// The gradient of a slice goes to the first one, which pushes it with its own.
+    fn join(
+        &mut self,
+        lines: &Lines,
+        round: u64,
+        push: Option<&mut PushParts<'_>>,
+    ) -> Result<(), Broke> {
+        let (Some(slices), Some(own), Some(of_model)) = (&self.slices, self.own(), self.own_of_model()) else {
+            return Ok(());
+        };
+        slices.join(lines, &self.here, (&self.sum, round), self.of_slices.as_mut())?;
+        self.sum.release(own);
+        let (Some(push), Some(whole)) = (push, &mut self.of_slices) else { return Ok(()) };
+        for (i, bucket) in self.buckets.iter().enumerate().rev() {
+            if of_model.contains(&bucket.start) {
+                push.values(i, &whole.gradient[bucket.clone()]);
+            }
+        }
+        whole.gradient.release(of_model);
+        Ok(())
     }
 }

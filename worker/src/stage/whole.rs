@@ -1,7 +1,7 @@
 //! What needs the whole model: an evaluation by all ranks, and the final weights.
 
 use super::{
-    ACTIVATION, AHEAD, FINAL, PIECE, Place, Stage, TAKEN,
+    ACTIVATION, AHEAD, FINAL, PIECE, Stage, TAKEN,
     sums::{Here, put},
 };
 use crate::{engine::Broke, streamed::scratch};
@@ -21,24 +21,35 @@ impl Stage<'_> {
         if self.here.stages.is_empty() {
             return Ok(Evaluation::default());
         }
+        self.computing(model, |this, model| this.evaluate_own(model, lines, (batch, round)))
+    }
+
+    fn evaluate_own(
+        &mut self,
+        model: &mut dyn Model,
+        lines: &mut Lines,
+        (batch, round): (&Batch, u64),
+    ) -> Result<Evaluation, Broke> {
+        let (here, last) = (self.here.clone(), self.here.is_last());
+        let beside = |at: usize| here.beside(at);
         // No more activations than in a step.
         let micro = batch.n.div_ceil(self.part).max(1);
         let (at, mut sum) = (self.here.at, Evaluation::default());
         for m in 0..micro {
             let part = batch.part(batch.n * m / micro..batch.n * (m + 1) / micro);
             let tag = |kind: u32, m: usize| Tag { kind, number: round << 20 | m as u64 };
-            let input = if at == 0 { None } else { Some(lines.receive(at - 1, tag(ACTIVATION, m))?) };
+            let input = if at == 0 { None } else { Some(lines.receive(beside(at - 1), tag(ACTIVATION, m))?) };
             if at > 0 {
-                lines.send(at - 1, tag(TAKEN, m), Vec::new())?;
+                lines.send(beside(at - 1), tag(TAKEN, m), Vec::new())?;
             }
             let pass = Pass { layers: self.layers(), slot: 0, n: part.n, evaluates: true };
             match model.forward_pass(&mut Here(&self.weights), &pass, &part, input.as_deref())? {
                 Forward::Edge(values) => {
                     // Nothing else keeps a stage from being far ahead of the next one here.
                     if let Some(before) = m.checked_sub(AHEAD) {
-                        lines.receive(at + 1, tag(TAKEN, before))?;
+                        lines.receive(beside(at + 1), tag(TAKEN, before))?;
                     }
-                    lines.send(at + 1, tag(ACTIVATION, m), values)?;
+                    lines.send(beside(at + 1), tag(ACTIVATION, m), values)?;
                 }
                 Forward::Evaluated(e) => {
                     sum.loss_sum += e.loss_sum;
@@ -48,12 +59,13 @@ impl Stage<'_> {
                 Forward::Loss(_) => return Err(ModelError::new("it trains in an evaluation").into()),
             }
         }
-        if !self.here.is_last() {
+        if !last {
             for m in micro.saturating_sub(AHEAD)..micro {
-                lines.receive(at + 1, Tag { kind: TAKEN, number: round << 20 | m as u64 })?;
+                lines.receive(beside(at + 1), Tag { kind: TAKEN, number: round << 20 | m as u64 })?;
             }
         }
-        Ok(sum)
+        // All ranks' are added up.
+        Ok(if here.slice.is_first() { sum } else { Evaluation::default() })
     }
 
     /// The final weights of all stages come to the leader, into a file.
@@ -63,7 +75,12 @@ impl Stage<'_> {
             range.clone().step_by(PIECE).map(move |at| at..(at + PIECE).min(end))
         };
         let tag = |kind: u32, at: usize| Tag { kind, number: at as u64 };
-        let own = self.own();
+        // Other slices' weights are in the first one's.
+        if !self.here.slice.is_first() {
+            return Ok(());
+        }
+        let own = self.own_of_model();
+        let weights = self.of_slices.as_ref().map_or(&*self.weights, |whole| &whole.weights);
         if self.here.at > 0 {
             // The leader takes one rank's after the other: what it hasn't taken is in its memory.
             let mut sent = Vec::new();
@@ -72,17 +89,17 @@ impl Stage<'_> {
                     lines.receive(0, tag(TAKEN, sent[before]))?;
                 }
                 sent.push(piece.start);
-                lines.send(0, tag(FINAL, piece.start), self.weights[piece].to_vec())?;
+                lines.send(0, tag(FINAL, piece.start), weights[piece].to_vec())?;
             }
             return Ok(());
         }
-        let mut whole = scratch(&self.folder, self.weights.len())?;
+        let mut whole = scratch(&self.folder, weights.len())?;
         for piece in own.iter().flat_map(pieces) {
-            whole[piece.clone()].copy_from_slice(&self.weights[piece]);
+            whole[piece.clone()].copy_from_slice(&weights[piece]);
         }
-        for place in 1..self.here.of {
-            let stages = Place::new((place, self.here.of), self.stages.len()).stages;
-            let theirs = &self.stages.own()[stages];
+        for at in 1..self.here.of {
+            let (place, ranks) = (self.here.beside(at), self.here.ranks());
+            let theirs = &self.stages.own()[self.stages_at((place, ranks))];
             let all = theirs.first().map_or(0, |r| r.start)..theirs.last().map_or(0, |r| r.end);
             for piece in pieces(&all) {
                 let values = lines.receive(place, tag(FINAL, piece.start))?;

@@ -122,9 +122,9 @@ pub(super) fn follow(
     let part = |b: &paraft_common::BucketSpec| Part { range: b.range(), encoding: job.train.encoding };
     let parts = layout.buckets().iter().map(part).collect();
     let mut flush: Option<Flush> = None;
-    let mut engine = match job.parallel.pipeline {
-        1 => Engine::new(model, parts, Some(ranks)),
-        _ => {
+    let mut engine = match job.parallel.is_cut() {
+        false => Engine::new(model, parts, Some(ranks)),
+        true => {
             let flush = &mut flush;
             let join = move |model: &dyn Model, here, brings| {
                 let (client, start) = join_stages(job, options, data, model, here, brings)?;

@@ -93,8 +93,8 @@ impl Setup<'_> {
             let why = "train.group_size and train.exchange = \"all-reduce\" are for Paraft's own training loop; take them out";
             return Err(WorkerError::Job(why.into()));
         }
-        if job.parallel.pipeline > 1 {
-            let why = "parallel.pipeline is for models of Paraft's own training loop; take it out";
+        if job.parallel.is_cut() {
+            let why = "[parallel] is for models of Paraft's own training loop; take it out";
             return Err(WorkerError::Job(why.into()));
         }
         if options.rank >= job.train.workers {

@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     io::{self, Read, Write},
     net::Shutdown,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
 };
 
@@ -26,10 +26,10 @@ pub struct Tag {
 /// Bytes of a message before its values.
 const HEAD: usize = 24;
 
-/// This rank's connections to the others.
-#[derive(Debug)]
+/// This rank's connections to the others. Cheap to clone; they end with the last one.
+#[derive(Clone, Debug)]
 pub struct Lines {
-    lines: BTreeMap<usize, Line>,
+    lines: Arc<BTreeMap<usize, Line>>,
     watch: Arc<Watch>,
 }
 
@@ -37,12 +37,17 @@ pub struct Lines {
 struct Line {
     /// Dropped first: ends the thread that writes, once all is written.
     out: Option<mpsc::Sender<(Tag, Vec<f32>)>>,
-    come: mpsc::Receiver<io::Result<(Tag, Vec<f32>)>>,
-    /// That came before it was waited for.
-    early: HashMap<Tag, Vec<f32>>,
+    come: Mutex<Come>,
     writer: Option<thread::JoinHandle<()>>,
     reader: Option<thread::JoinHandle<()>>,
     socket: std::net::TcpStream,
+}
+
+#[derive(Debug)]
+struct Come {
+    next: mpsc::Receiver<io::Result<(Tag, Vec<f32>)>>,
+    /// That came before it was waited for.
+    early: HashMap<Tag, Vec<f32>>,
 }
 
 impl Lines {
@@ -60,15 +65,16 @@ impl Lines {
             watch.when_broken(move || drop(ends.shutdown(Shutdown::Both)));
             let (read, write) = wire.into_split();
             let (out, orders) = mpsc::channel();
-            let (say, come) = mpsc::channel();
+            let (say, next) = mpsc::channel();
             let named = |what: &str| thread::Builder::new().name(format!("paraft-line-{what}"));
             let writer = named("out").spawn(move || write_all(&write, &orders))?;
             let reader = named("in").spawn(move || read_all(read, longest, &say))?;
             let (writer, reader) = (Some(writer), Some(reader));
-            Ok((place, Line { out: Some(out), come, early: HashMap::new(), writer, reader, socket }))
+            let come = Mutex::new(Come { next, early: HashMap::new() });
+            Ok((place, Line { out: Some(out), come, writer, reader, socket }))
         };
         let lines = wires.into_iter().map(line).collect::<io::Result<_>>().map_err(cannot)?;
-        Ok(Self { lines, watch })
+        Ok(Self { lines: Arc::new(lines), watch })
     }
 
     /// Sends values to the rank at a place; it goes on while others compute.
@@ -92,15 +98,16 @@ impl Lines {
     ///
     /// # Errors
     /// The group is broken.
-    pub fn receive(&mut self, place: usize, tag: Tag) -> Result<Vec<f32>, GroupError> {
-        let line = self.lines.get_mut(&place).ok_or_else(|| none(place))?;
-        if let Some(values) = line.early.remove(&tag) {
+    pub fn receive(&self, place: usize, tag: Tag) -> Result<Vec<f32>, GroupError> {
+        let line = self.lines.get(&place).ok_or_else(|| none(place))?;
+        let mut come = line.come.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(values) = come.early.remove(&tag) {
             return Ok(values);
         }
         loop {
-            match line.come.recv() {
-                Ok(Ok((come, values))) if come == tag => return Ok(values),
-                Ok(Ok((come, values))) => drop(line.early.insert(come, values)),
+            match come.next.recv() {
+                Ok(Ok((of, values))) if of == tag => return Ok(values),
+                Ok(Ok((of, values))) => drop(come.early.insert(of, values)),
                 Ok(Err(e)) => {
                     let seen =
                         GroupError::Broken(format!("the line to its rank at place {place} has ended: {e}"));
