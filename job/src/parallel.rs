@@ -86,8 +86,7 @@ impl Job {
         let p = &self.parallel;
         if layers.is_empty() && p.mesh() > 1 {
             return Err(
-                "parallel: this model isn't divided in layers (Model::layers); take [parallel] out"
-                    .into(),
+                "parallel: this model isn't divided in layers (Model::layers); take [parallel] out".into()
             );
         }
         let stages = match p.cut.is_empty() {
@@ -130,7 +129,11 @@ impl ParallelConfig {
         }
         if self.spares > MAX_STAGES || self.spares > 0 && !self.is_cut() {
             let why = format!("{} spare ranks of {} that hold the model", self.spares, self.mesh());
-            return bad("parallel.spares", why, "use 0 to 64, with parallel.pipeline or parallel.tensor of 2 or more");
+            return bad(
+                "parallel.spares",
+                why,
+                "use 0 to 64, with parallel.pipeline or parallel.tensor of 2 or more",
+            );
         }
         if !self.is_cut() {
             return Ok(());

@@ -28,5 +28,6 @@ mod pipeline;
 mod reads;
 mod replicas;
 mod skips;
+mod slices;
 mod streamed;
 mod switches;

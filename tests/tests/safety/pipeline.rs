@@ -20,23 +20,23 @@ use std::{
     thread,
 };
 
-fn fleet(shards: u32) -> Result<Fleet> {
+pub(crate) fn fleet(shards: u32) -> Result<Fleet> {
     Fleet::start(FleetOptions { servers: 3, shards, replicas: 3, ..FleetOptions::default() })
 }
 
-const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [40, 31, 37, 20, 24]";
+pub(crate) const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [40, 31, 37, 20, 24]";
 const AUTOENCODER: &str = "[model]\nkind = \"autoencoder\"\nhidden = [40, 9, 40]";
 const TRANSFORMER: &str = "[model]\nkind = \"transformer\"\nlayers = 3\nheads = 2\nwidth = 32";
 
 const SET: [&str; 3] = ["train.device=cpu", "optimizer.kind=adam", "optimizer.lr=0.001"];
 
-fn on_digits(at: &At, model: &str, more: &[&str]) -> Result<Job> {
+pub(crate) fn on_digits(at: &At, model: &str, more: &[&str]) -> Result<Job> {
     let set = ["train.batch=30", "train.max_steps=40", "cluster.bucket_bytes=1024"];
     job(at, model, &[&SET[..], &set, more].concat())
 }
 
 /// A transformer on a text.
-fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
+pub(crate) fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
     let path = folder.join("sums.txt");
     let sum = |i: u32| format!("{} and {} are {}; ", i % 7, i % 11, i % 7 + i % 11);
     fs::write(&path, (0..1500).map(sum).collect::<String>())?;
@@ -48,11 +48,11 @@ fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
 }
 
 /// All ranks of the job; the final weights, which the leader of each worker has.
-fn learn(job: &Job) -> Result<Vec<f32>> {
+pub(crate) fn learn(job: &Job) -> Result<Vec<f32>> {
     learn_from(job, None)
 }
 
-fn learn_from(job: &Job, checkpoint: Option<&Path>) -> Result<Vec<f32>> {
+pub(crate) fn learn_from(job: &Job, checkpoint: Option<&Path>) -> Result<Vec<f32>> {
     let start = |rank| checkpoint.map_or_else(|| worker(job, rank), |from| worker_from(job, rank, from));
     let reports = thread::scope(|s| {
         let all: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || start(rank))).collect();
@@ -255,13 +255,14 @@ fn a_checkpoint_is_of_the_whole_model_whatever_has_written_it() -> Result<()> {
 #[test]
 fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
     for schedule in ["1f1b", "2bw"] {
-        leave_one_by_one(&format!("parallel.schedule={schedule}"))?;
+        leave_one_by_one(&["parallel.pipeline=3", &format!("parallel.schedule={schedule}")])?;
     }
     Ok(())
 }
 
-fn leave_one_by_one(schedule: &str) -> Result<()> {
-    let set = ["train.workers=1", "parallel.pipeline=3", "train.max_steps=400", "train.epochs=99", schedule];
+/// Each rank of one worker, at three moments of a run.
+pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
+    let set = [&["train.workers=1", "train.max_steps=400", "train.epochs=99"][..], mesh].concat();
     // How much the first stage's shard has to apply.
     let all = {
         let fleet = fleet(4)?;
@@ -269,7 +270,9 @@ fn leave_one_by_one(schedule: &str) -> Result<()> {
         fleet.leader(ShardId(0)).1.pushes
     };
     // In the middle, and where the others evaluate and end.
-    for (leaves, when) in (0..3u32).flat_map(|rank| [(rank, all / 3), (rank, all - all / 100), (rank, all)]) {
+    let ranks = on_digits(&fleet(4)?.at, MLP, &set)?.ranks();
+    for (leaves, when) in (0..ranks).flat_map(|rank| [(rank, all / 3), (rank, all - all / 100), (rank, all)])
+    {
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, MLP, &set)?;
         let stops: Vec<Arc<AtomicBool>> = (0..job.ranks()).map(|_| Arc::default()).collect();
@@ -289,14 +292,14 @@ fn leave_one_by_one(schedule: &str) -> Result<()> {
             // At the end one may be done before it hears that it is to leave.
             ensure!(
                 report.is_ok() || rank == leaves,
-                "{schedule}: rank {leaves} left, and rank {rank}: {:?}",
+                "{mesh:?}: rank {leaves} left, and rank {rank}: {:?}",
                 report.err()
             );
             learned.extend(report.ok().map(|r| r.weights).filter(|w| !w.is_empty()));
         }
         ensure!(
             !learned.is_empty(),
-            "{schedule}: rank {leaves} left at {when} of {all}, and nobody has the weights"
+            "{mesh:?}: rank {leaves} left at {when} of {all}, and nobody has the weights"
         );
         ensure!(learned.iter().flatten().all(|w| w.is_finite()) && learned.iter().all(|w| w.len() > 4000));
         fleet.replicas_agree()?;

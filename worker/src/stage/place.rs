@@ -28,12 +28,7 @@ impl Place {
         let of = (size / slices).clamp(1, stages);
         let at = place / slices;
         let first = |at: usize| stages * at.min(of) / of;
-        Self {
-            at,
-            of,
-            stages: first(at)..first(at + 1),
-            slice: Slice { at: place % slices, of: slices },
-        }
+        Self { at, of, stages: first(at)..first(at + 1), slice: Slice { at: place % slices, of: slices } }
     }
 
     pub fn is_last(&self) -> bool {

@@ -256,7 +256,9 @@ impl Stage<'_> {
                         self.gradient.release(loan.range.clone());
                     }
                     match back {
-                        Some(values) if at > 0 => lines.send(beside(at - 1), tag(GRADIENT, round, m), values)?,
+                        Some(values) if at > 0 => {
+                            lines.send(beside(at - 1), tag(GRADIENT, round, m), values)?
+                        }
                         None if at == 0 => {}
                         _ => {
                             let why = "its way back doesn't end where its layers do";
@@ -297,7 +299,8 @@ impl Stage<'_> {
     }
 
     fn note(&self, client: &Client, stage: Trace, begin: Moment, (step, m, version): (Step, usize, Version)) {
-        let first = self.own_of_model().and_then(|own| self.buckets.iter().position(|b| own.contains(&b.start)));
+        let first =
+            self.own_of_model().and_then(|own| self.buckets.iter().position(|b| own.contains(&b.start)));
         client.stages().note(Span {
             stage,
             begin,
@@ -386,13 +389,9 @@ impl Stage<'_> {
     }
 
     /// The gradient of a slice goes to the first one, which pushes it with its own.
-    fn join(
-        &mut self,
-        lines: &Lines,
-        round: u64,
-        push: Option<&mut PushParts<'_>>,
-    ) -> Result<(), Broke> {
-        let (Some(slices), Some(own), Some(of_model)) = (&self.slices, self.own(), self.own_of_model()) else {
+    fn join(&mut self, lines: &Lines, round: u64, push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
+        let (Some(slices), Some(own), Some(of_model)) = (&self.slices, self.own(), self.own_of_model())
+        else {
             return Ok(());
         };
         slices.join(lines, &self.here, (&self.sum, round), self.of_slices.as_mut())?;

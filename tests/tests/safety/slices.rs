@@ -1,0 +1,81 @@
+//! Workers whose ranks hold a slice of the model each, or of a stage of it: what they learn is nearly what a worker with the whole model learns,
+//! whoever dies.
+
+use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, on_text};
+use anyhow::{Result, ensure};
+use paraft_checkpoint::Folder;
+use paraft_tests::{
+    fleet::At,
+    train::{distance, replay, train},
+};
+use std::fs;
+
+/// What slices add up comes in another order.
+const NEAR: f64 = 2e-3;
+
+#[test]
+fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
+    let whole = train(&on_digits(&fleet(4)?.at, MLP, &["train.workers=2"])?)?;
+    for mesh in [
+        &["parallel.tensor=2"][..],
+        &["parallel.tensor=4", "parallel.micro_batches=1"],
+        &["parallel.tensor=2", "parallel.pipeline=2"],
+        &["parallel.tensor=3", "parallel.pipeline=2", "parallel.cut=[3, 3]", "parallel.schedule=gpipe"],
+    ] {
+        let learned = learn(&on_digits(&fleet(4)?.at, MLP, &[&["train.workers=2"][..], mesh].concat())?)?;
+        let far = f64::from(distance(&learned, &whole));
+        assert!(far < NEAR, "{mesh:?}: {far} away");
+    }
+    Ok(())
+}
+
+#[test]
+fn slices_of_a_transformer_learn_the_same() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let whole = train(&on_text(&fleet(4)?.at, folder.path(), &["train.workers=1"])?)?;
+    for mesh in [
+        &["parallel.tensor=2"][..],
+        &["parallel.tensor=2", "parallel.pipeline=2"],
+        &["parallel.tensor=2", "parallel.pipeline=3", "model.checkpoint_activations=true"],
+    ] {
+        let fleet = fleet(4)?;
+        let job = on_text(&fleet.at, folder.path(), &[&["train.workers=1"][..], mesh].concat())?;
+        let far = f64::from(distance(&learn(&job)?, &whole));
+        assert!(far < NEAR, "{mesh:?}: {far} away");
+    }
+    Ok(())
+}
+
+#[test]
+fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one_process() -> Result<()> {
+    for more in [&["train.workers=1"][..], &["train.workers=2", "eval.every_epoch=true", "train.batch=120"]] {
+        let set = ["parallel.schedule=2bw", "train.epochs=5", "parallel.pipeline=2", "parallel.tensor=2"];
+        let fleet = fleet(4)?;
+        let job = on_digits(&fleet.at, MLP, &[&set[..], more].concat())?;
+        let far = f64::from(distance(&learn(&job)?, &replay(&job)?));
+        assert!(far < NEAR, "{more:?}: {far} away");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_of_slices_is_of_the_whole_model() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let place = format!("checkpoint.dir={:?}", folder.path());
+    let set = ["train.workers=1", "train.epochs=9", "checkpoint.every_steps=20", &place];
+    let job = |at: &At, mesh: &[&str]| on_digits(at, MLP, &[&set[..], mesh].concat());
+    let learned = learn(&job(&fleet(4)?.at, &["parallel.tensor=2", "parallel.pipeline=2"])?)?;
+    let half = folder.path().join(Folder::name(20));
+    ensure!(half.exists(), "it is written");
+    let rest = super::pipeline::learn_from(&job(&fleet(4)?.at, &[])?, Some(&half))?;
+    let far = f64::from(distance(&rest, &learned));
+    ensure!(far < NEAR, "{far} away");
+    fs::remove_dir_all(&half)?;
+    Ok(())
+}
+
+#[test]
+fn whichever_slice_leaves_the_others_go_on_with_its_part() -> Result<()> {
+    leave_one_by_one(&["parallel.tensor=2"])?;
+    leave_one_by_one(&["parallel.tensor=2", "parallel.pipeline=2", "parallel.schedule=2bw"])
+}
