@@ -6,7 +6,7 @@ use crate::{
     is_default,
 };
 use paraft_common::{ModeChoice, pipeline::PipelineSchedule, round::RoundConfig};
-use paraft_models::{Layer, Stages};
+use paraft_models::{Layer, Model, Stages};
 use serde::{Deserialize, Serialize};
 
 /// `[parallel]`
@@ -76,6 +76,15 @@ impl Job {
     pub fn micro_batches(&self) -> usize {
         let most = self.train.batch.max(1);
         self.parallel.micro_batches.unwrap_or(4 * self.parallel.pipeline as usize).min(most)
+    }
+
+    /// Whether the slices that it asks for can be cut of a model.
+    ///
+    /// # Errors
+    /// They can't; for people.
+    pub fn check_slices(&self, model: &dyn Model) -> Result<(), String> {
+        let of = self.parallel.tensor as usize;
+        paraft_models::check_slices(model, of).map_err(|e| format!("parallel.tensor: {e}"))
     }
 
     /// How a model of these layers is cut.

@@ -141,6 +141,7 @@ pub fn run(
     let longest = match job.parallel.is_cut() {
         false => None,
         true => {
+            job.check_slices(model).map_err(WorkerError::Job)?;
             let stages = job.stages(&layers).map_err(WorkerError::Job)?;
             // No shard sees more than one rank of a worker: that they are cut alike they tell each other.
             settings = format!("{settings}, layers {:?} in {} slices", stages.layers(), job.parallel.tensor);

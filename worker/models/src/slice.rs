@@ -10,7 +10,7 @@
 //!
 //! All that goes between slices is [`SliceRanks::gather`]: each adds up what it got in the order of the slices, so all have the same bits.
 
-use crate::{Model, net::NetResult};
+use crate::{Model, ModelError, net::NetResult};
 use paraft_compute::{Device, DeviceError};
 use std::{fmt::Debug, ops::Range, sync::Arc};
 
@@ -69,6 +69,27 @@ impl Run {
             let (whole, local) = (whole + row * stride, local + row * len);
             (whole..whole + len, local..local + len)
         })
+    }
+}
+
+/// Whether a model can be cut in so many slices.
+///
+/// # Errors
+/// It can't; for people.
+pub fn check_slices(model: &dyn Model, of: usize) -> Result<(), ModelError> {
+    match of {
+        1 => Ok(()),
+        _ => model.slice(Slice { at: 0, of }, Arc::new(Nobody)).map(drop),
+    }
+}
+
+/// Of a slice that computes nothing.
+#[derive(Debug)]
+struct Nobody;
+
+impl SliceRanks for Nobody {
+    fn gather(&self, _: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
+        Err(DeviceError::Group("a slice without the others".into()))
     }
 }
 
