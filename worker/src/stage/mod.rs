@@ -25,7 +25,7 @@ use paraft_client::{Client, Pull, Pulled};
 use paraft_common::{Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
-use paraft_models::{Loan, Model, Stages};
+use paraft_models::{Loan, Model, Slice, Stages};
 use place::Place;
 use slices::{Slices, Whole, pages};
 use std::{
@@ -209,7 +209,8 @@ impl<'a> Stage<'a> {
             at = self.done;
         }
         let (least, most) = self.clocks(ranks, at)?;
-        tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), "this rank's part of the model");
+        let Slice { at: slice, of: slices } = self.here.slice;
+        tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), slice, slices, "this rank's part of the model");
         // A step that some have pushed is made again by all; where steps go on into each other it may be two. More is what a session had to
         // skip that was opened anew.
         let apart = if self.schedule.goes_on() { 2 } else { 1 };
