@@ -2,7 +2,7 @@
 
 use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
 use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
-use crate::slice::{Among, Run, Slice, SliceRanks};
+use crate::slice::{Among, NetSlice, Slice, SliceRanks};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -68,11 +68,7 @@ impl<D: Device> Net<D> for Classifier<D>
 where
     Self: Send + 'static,
 {
-    fn slice(
-        &self,
-        slice: Slice,
-        ranks: Arc<dyn SliceRanks>,
-    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+    fn slice(&self, slice: Slice, ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
         if let Some(width) = self.widths[1..].iter().find(|w| **w < slice.of) {
             return Err(ModelError::new(format!("{} slices of a layer of width {width}", slice.of)));
         }

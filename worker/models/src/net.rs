@@ -4,7 +4,7 @@
 use crate::{
     Batch, Evaluation, Model, ModelError,
     batch::Takes,
-    slice::{Run, Slice, SliceRanks, Sliced},
+    slice::{NetSlice, Slice, SliceRanks, Sliced},
 };
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{CpuDevice, Device, DeviceError, collective::RankSums, device::Buffers};
@@ -143,11 +143,7 @@ pub trait Net<D: Device>: Send {
     /// The sums of the evaluation of so many samples.
     fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation>;
     /// One slice of it, over flat vectors of its own, and where their values are in this net's. Its [`Net::tensors`] are those of the whole.
-    fn slice(
-        &self,
-        _slice: Slice,
-        _ranks: Arc<dyn SliceRanks>,
-    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+    fn slice(&self, _slice: Slice, _ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
         Err(not_in_slices())
     }
     /// Some layers' forward pass: from what the layer before has given, or from what was loaded, to what the next one takes, or to the
@@ -211,11 +207,7 @@ impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
         (**self).loss(device)
     }
 
-    fn slice(
-        &self,
-        slice: Slice,
-        ranks: Arc<dyn SliceRanks>,
-    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+    fn slice(&self, slice: Slice, ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
         (**self).slice(slice, ranks)
     }
 

@@ -10,7 +10,10 @@
 //!
 //! All that goes between slices is [`SliceRanks::gather`]: each adds up what it got in the order of the slices, so all have the same bits.
 
-use crate::{Model, ModelError, net::NetResult};
+use crate::{
+    Model, ModelError,
+    net::{Net, NetResult},
+};
 use paraft_compute::{Device, DeviceError};
 use std::{fmt::Debug, ops::Range, sync::Arc};
 
@@ -71,6 +74,9 @@ impl Run {
         })
     }
 }
+
+/// A slice of a net, and where its values are in the net's.
+pub type NetSlice<D> = (Box<dyn Net<D>>, Vec<Run>);
 
 /// Whether a model can be cut in so many slices.
 ///

@@ -17,7 +17,7 @@ use crate::{
     batch::{Sample, Takes},
     init::Init,
     net::{Flat, Layer, Net, NetResult, Pass, There, Weights},
-    slice::{Among, CrossEntropy, Run, Runs, Slice, SliceRanks},
+    slice::{Among, CrossEntropy, NetSlice, Run, Runs, Slice, SliceRanks},
 };
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
@@ -612,11 +612,7 @@ impl<D: Device> Net<D> for Transformer<D>
 where
     Self: Send + 'static,
 {
-    fn slice(
-        &self,
-        slice: Slice,
-        ranks: Arc<dyn SliceRanks>,
-    ) -> Result<(Box<dyn Net<D>>, Vec<Run>), ModelError> {
+    fn slice(&self, slice: Slice, ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
         let (net, runs) = Self::slice(self.shape, slice, ranks)?;
         Ok((Box::new(net), runs))
     }

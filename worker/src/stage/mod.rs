@@ -189,11 +189,11 @@ impl<'a> Stage<'a> {
         (self.rounds, self.pulls) = (0, 0);
         self.cut(model, ranks.lines()?)?;
         // What was asked for comes before anything else does.
-        if let Some(pull) = self.asked.take() {
-            if let Some(pulled) = self.pull_own(pull)? {
-                self.done = pulled.done;
-                self.has_moved(&pulled);
-            }
+        if let Some(pull) = self.asked.take()
+            && let Some(pulled) = self.pull_own(pull)?
+        {
+            self.done = pulled.done;
+            self.has_moved(&pulled);
         }
         let mut at = step;
         if ranks.leads() {
