@@ -258,7 +258,7 @@ fn a_line_carries_what_is_sent_whichever_is_waited_for_first_and_ends_with_its_r
         thread::spawn(move || {
             let place = rendezvous.place;
             let met = Group::form_with(rendezvous, &mut l, WITHIN, Some(1 << 20)).expect("all are there");
-            let (group, _ring, mut lines) = met;
+            let (group, _ring, lines) = met;
             // More than sockets hold, to both, before anybody receives.
             for to in (0..3).filter(|to| *to != place) {
                 lines.send(to, tag(1, 7), values(place, 700_001)).expect("sent");
