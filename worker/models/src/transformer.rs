@@ -680,18 +680,20 @@ where
         let ends = begins.clone().skip(1);
         let first = blocks.first().map_or(0, |b| b.norm1.gamma());
         // Multiplications and additions of products of matrices; what is beside them is little.
+        let Sizes { vocab, heads, inner, hidden, .. } = self.places.sizes;
         let (time, width) = (s.time as f64, s.width as f64);
-        let edge = s.time * s.width;
-        let block = time * (24.0 * width * width + 4.0 * time * width);
-        let logits = 2.0 * time * width * s.vocab as f64;
+        let (edge, attended, hidden) = (s.time * s.width, s.time * inner, s.time * hidden);
+        let block = 4.0 * width * (2.0 * attended as f64 + hidden as f64) + 4.0 * time * attended as f64;
+        let logits = 2.0 * time * width * vocab as f64;
         // Beside its result, a block keeps what [`Room`] has: norms, attention, the two inner linear layers; on its way back it uses [`Back`].
-        let (room, back) = (17 * edge + s.time * (s.heads + 4), 11 * edge);
+        let room = 5 * edge + 4 * attended + 2 * hidden + s.time * (heads + 4);
+        let back = 3 * edge + 4 * attended + hidden;
         let (keeps, works) = if s.checkpoint_activations { (edge, room + back) } else { (edge + room, back) };
         let head = Layer {
             params: vec![self.places.table(s), norm.gamma()..*len],
             cost: logits,
             outputs: 0,
-            keeps: edge + s.time * s.vocab,
+            keeps: edge + s.time * vocab,
             works: back,
         };
         std::iter::once(Layer::of(0..first, time * width, edge))
