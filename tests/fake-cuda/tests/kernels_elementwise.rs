@@ -246,18 +246,28 @@ fn xent<T: Type>() {
             let grid = if few { 1 } else { grid };
             let out = in_every_schedule("xent", |s| {
                 let mut d = poisoned::<T>(rows * cols);
+                // The same with a gap behind each row, which is left alone.
+                let (pitch, gap) = (cols + 3, T::narrow(77.0));
+                let mut apart: Vec<T> =
+                    logits.chunks(cols).flat_map(|r| r.iter().copied().chain([gap; 3])).collect();
+                let (mut losses4, mut losses5) = (poisoned::<f32>(rows), poisoned::<f32>(rows));
                 let mut in_place = logits.clone();
                 let (mut losses, mut correct) = (poisoned::<f32>(rows), poisoned::<u32>(rows));
                 let (mut losses2, mut losses3) = (poisoned::<f32>(rows), poisoned::<f32>(rows));
                 let (r, c) = (rows as i32, cols as i32);
                 let name = T::kernel("softmax_xent");
-                let args = args![&logits, &labels, &mut d, &mut losses, &mut correct, r, c, scale];
+                let args = args![&logits, &labels, &mut d, &mut losses, &mut correct, r, c, c, scale];
                 launch(s, &name, (grid, 1, 1), block, 0, args);
-                let args = args![&in_place, &labels, &mut in_place, &mut losses2, Null, r, c, scale];
+                let args = args![&in_place, &labels, &mut in_place, &mut losses2, Null, r, c, c, scale];
                 launch(s, &name, (grid, 1, 1), block, 0, args);
-                let args = args![&logits, &labels, &mut losses3, Null, r, c];
+                let args = args![&logits, &labels, &mut losses3, Null, r, c, c];
                 launch(s, &T::kernel("xent"), (grid, 1, 1), block, 0, args);
-                outputs![d, losses, correct, in_place, losses2, losses3]
+                let p = pitch as i32;
+                let args = args![&apart, &labels, &mut losses5, Null, r, c, p];
+                launch(s, &T::kernel("xent"), (grid, 1, 1), block, 0, args);
+                let args = args![&apart, &labels, &mut apart, &mut losses4, Null, r, c, p, scale];
+                launch(s, &name, (grid, 1, 1), block, 0, args);
+                outputs![d, losses, correct, in_place, losses2, losses3, apart, losses4, losses5]
             });
             let (mut d, mut losses, mut correct) = (vec![], vec![], vec![]);
             for (row, label) in logits.chunks(cols).zip(&labels) {
@@ -287,6 +297,12 @@ fn xent<T: Type>() {
             close("dlogits in place", &out[3], &out[0], 0.0, 0.0);
             close("losses again", &out[4], &out[1], 0.0, 0.0);
             close("losses without gradient", &out[5], &out[1], 0.0, 0.0);
+            let apart: Vec<f64> =
+                out[0].chunks(cols).flat_map(|r| r.iter().copied().chain([77.0; 3])).collect();
+            // Vectors begin elsewhere in a row, and so does the sum.
+            close("dlogits apart", &out[6], &apart, T::EPSILON + 1e-5, 1e-7);
+            close("losses apart", &out[7], &out[1], 2e-6, 2e-6);
+            close("losses apart without gradient", &out[8], &out[7], 0.0, 0.0);
         }
     }
 }
@@ -311,7 +327,7 @@ fn cross_entropy_of_large_and_infinite_logits() {
     let labels = [0u32, 1, 0, 1];
     let out = in_every_schedule("xent", |s| {
         let (mut d, mut losses) = (poisoned::<f32>(12), poisoned::<f32>(4));
-        let args = args![&logits[..], &labels[..], &mut d, &mut losses, Null, 4, 3, 1.0f32];
+        let args = args![&logits[..], &labels[..], &mut d, &mut losses, Null, 4, 3, 3, 1.0f32];
         launch(s, "softmax_xent_f32", (1, 1, 1), 256, 0, args);
         outputs![d, losses]
     });

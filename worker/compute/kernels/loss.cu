@@ -126,15 +126,16 @@ INLINE void xent_row(const T* row, unsigned label, T* drow, float* loss, unsigne
     });
 }
 
-// logits and dlogits are [rows, cols] (dlogits null: no gradient), labels, losses and correct [rows].
+// logits and dlogits are [rows, cols], a row `pitch` values behind the one before (dlogits null: no gradient), labels, losses and
+// correct [rows].
 template <class T>
 INLINE void xent(const T* logits, const unsigned* labels, T* dlogits, float* losses, unsigned* correct,
-                 int rows, int cols, float scale) {
+                 int rows, int cols, int pitch, float scale) {
     const bool block = cols > WARP_COLUMNS;
     const int together = block ? 1 : (int)(blockDim.x >> 5);
     const int start = (int)blockIdx.x * together + (block ? 0 : warp_of());
     for (int r = start; r < rows; r += (int)gridDim.x * together) {
-        const long long at = (long long)r * cols;
+        const long long at = (long long)r * pitch;
         T* drow = dlogits ? dlogits + at : nullptr;
         unsigned* right = correct ? correct + r : nullptr;
         if (block) {
@@ -184,12 +185,12 @@ KERNEL(sum_u32)(const unsigned* x, unsigned long long* out, long long n, int acc
 
 #define INSTANTIATE(S, T)                                                                                    \
     KERNEL(softmax_xent_##S)(const T* logits, const unsigned* labels, T* dlogits, float* losses,             \
-                             unsigned* correct, int rows, int cols, float scale) {                           \
-        xent(logits, labels, dlogits, losses, correct, rows, cols, scale);                                   \
+                             unsigned* correct, int rows, int cols, int pitch, float scale) {                \
+        xent(logits, labels, dlogits, losses, correct, rows, cols, pitch, scale);                            \
     }                                                                                                        \
     KERNEL(xent_##S)(const T* logits, const unsigned* labels, float* losses, unsigned* correct, int rows,    \
-                     int cols) {                                                                             \
-        xent(logits, labels, (T*)nullptr, losses, correct, rows, cols, 0.0f);                                \
+                     int cols, int pitch) {                                                                  \
+        xent(logits, labels, (T*)nullptr, losses, correct, rows, cols, pitch, 0.0f);                         \
     }                                                                                                        \
     KERNEL(mse_##S)(const T* y, const float* target, T* dy, double* partial, long long n, float scale) {     \
         mse(y, target, dy, partial, n, scale);                                                               \

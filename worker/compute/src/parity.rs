@@ -273,6 +273,44 @@ impl<D: Bench> Suite<'_, D> {
         Ok(())
     }
 
+    /// A layer without bias and the cross-entropy over it, as a language model ends: its logits may lie as the device likes.
+    fn logits(&mut self, n: usize, inputs: usize, classes: usize) -> Result {
+        let name = format!("logits [{n}, {inputs}] to {classes}");
+        let (shape, at) = (LinearShape { n, inputs, outputs: classes }, LinearAt { weight: 8, bias: None });
+        let p: Vec<f32> = self.noise(8 + shape.weight_len());
+        let held = self.d.hold(&p)?;
+        let (x, labels) = (self.noise(n * inputs), self.ids(n, classes));
+        let (xv, mut ids, mut v) = (self.values(&x)?, D::Ids::default(), D::Values::default());
+        self.d.load_ids(&labels, &mut ids)?;
+        let w = wide(&p[8..]);
+        let mut forward = |s: &mut Self, v: &mut D::Values| {
+            s.d.linear(shape, &xv, D::params(&held), at, Activation::None, v, None)
+        };
+        forward(self, &mut v)?;
+        let want = plain::linear_forward(n, &wide(&x), &w, &vec![0.0; classes]);
+        self.check_values(name.clone(), &v, &want)?;
+        let given = wide(&self.d.read(&v)?);
+        self.d.cross_entropy_sum(n, classes, &v, &ids)?;
+        let sums = self.d.sums()?;
+        let (loss, correct) = plain::cross_entropy_sum(&given, &labels);
+        self.check(format!("{name}, sum"), &[sums.loss as f32], &[loss]);
+        self.check(format!("{name}, hits"), &[sums.correct as f32], &[correct as f64]);
+        let (loss, d) = plain::softmax_cross_entropy(&given, &labels);
+        self.d.softmax_cross_entropy(n, classes, &mut v, &ids)?;
+        let got = self.d.loss()?;
+        self.check(format!("{name}, loss"), &[got], &[loss]);
+        self.check_values(format!("{name}, gradient"), &v, &d)?;
+        let d = wide(&self.d.read(&v)?);
+        let (dx, dw, _) = plain::linear_backward(n, &wide(&x), &w, &d);
+        let mut gradient = self.d.poisoned(p.len())?;
+        self.d.linear_backward_weight(shape, &xv, &v, at, D::grads(&mut gradient))?;
+        let got = self.d.read_grads(&gradient)?;
+        self.check(format!("{name}, gradient of the weight"), &got[8..], &dw);
+        let mut dxv = D::Values::default();
+        self.d.linear_backward_input(shape, &v, D::params(&held), at, &mut dxv)?;
+        self.check_values(format!("{name}, gradient of the input"), &dxv, &dx)
+    }
+
     fn norms(&mut self, rows: usize, cols: usize) -> Result {
         let shape = NormShape { rows, cols };
         let p: Vec<f32> = self.noise(2 * cols + 1).iter().map(|v| v + 0.5).collect();
@@ -541,6 +579,9 @@ pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u
     }
     for (rows, classes) in [(1, 2), (6, 5), (33, 10), (3, 1025), (2, 9001)] {
         s.losses(rows, classes)?;
+    }
+    for (n, inputs, classes) in [(5, 16, 1024), (3, 24, 1025), (130, 16, 1031)] {
+        s.logits(n, inputs, classes)?;
     }
     for (rows, cols) in [(1, 2), (3, 5), (70, 64), (9, 1025)] {
         s.norms(rows, cols)?;

@@ -15,7 +15,7 @@ use std::ptr;
 /// Bytes that cuBLAS may use for itself; what NVIDIA recommends for its newest devices.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// A matrix: where it is, whether its transpose is meant, and its columns as it lies.
+/// A matrix: where it is, whether its transpose is meant, and how many values as it lies are from one row to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
     pub at: u64,
@@ -92,7 +92,7 @@ impl Blas {
         element: Element,
         a: Operand,
         b: Operand,
-        (c, result): (u64, Element),
+        (c, result): (Operand, Element),
         keep: f32,
     ) -> Result {
         if m == 0 || n == 0 {
@@ -125,9 +125,9 @@ impl Blas {
                 element.data(),
                 a.cols as i32,
                 ptr::from_ref(&keep).cast(),
-                c as *mut _,
+                c.at as *mut _,
                 result.data(),
-                n as i32,
+                c.cols as i32,
                 self.compute,
                 sys::cublasGemmAlgo_t::CUBLAS_GEMM_DFALT,
             )

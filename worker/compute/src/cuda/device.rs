@@ -101,6 +101,16 @@ pub struct CudaOptions {
 pub struct Values {
     buffer: Option<Buffer<u8>>,
     len: usize,
+    /// Where its rows do not follow each other without a gap.
+    rows: Option<Rows>,
+}
+
+/// Rows of which each begins at 16 bytes, though a row's values don't end there: tensor cores take no others in whole vectors.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    cols: usize,
+    /// Values from one row to the next.
+    pitch: usize,
 }
 
 impl Values {
@@ -108,8 +118,19 @@ impl Values {
         Arg::At(self.address())
     }
 
+    /// Of values that follow each other.
     fn address(&self) -> u64 {
+        assert!(self.rows.is_none(), "logits are for losses and products");
+        self.begin()
+    }
+
+    fn begin(&self) -> u64 {
         self.buffer.as_ref().map_or(0, |b| b.at(0))
+    }
+
+    /// From one row of so many columns to the next.
+    fn pitch(&self, cols: usize) -> usize {
+        self.rows.map_or(cols, |rows| rows.pitch)
     }
 }
 
@@ -484,8 +505,17 @@ impl CudaDevice {
 
     fn sized<'a>(&self, values: &'a mut Values, len: usize, what: &str) -> Result<&'a Values> {
         room(&self.context, &mut values.buffer, len * self.precision.bytes(), what)?;
-        values.len = len;
+        (values.len, values.rows) = (len, None);
         Ok(values)
+    }
+
+    /// Rows that begin at 16 bytes.
+    fn sized_apart(&self, values: &mut Values, n: usize, cols: usize, what: &str) -> Result {
+        let pitch = cols.next_multiple_of(16 / self.precision.bytes());
+        self.sized(values, n * pitch, what)?;
+        values.len = n * cols;
+        values.rows = (pitch > cols).then_some(Rows { cols, pitch });
+        Ok(())
     }
 
     fn floats<'a>(&self, floats: &'a mut Floats, len: usize, what: &str) -> Result<&'a Floats> {
@@ -540,7 +570,7 @@ impl Buffers for CudaDevice {
     }
 
     fn read(&mut self, values: &Values) -> Result<Vec<f32>> {
-        let n = values.len;
+        let n = values.rows.map_or(values.len, |r| values.len / r.cols * r.pitch);
         let mut to = Pinned::new(&self.context, n)?;
         match (self.precision.cast(), &values.buffer) {
             (_, None) => {}
@@ -549,7 +579,7 @@ impl Buffers for CudaDevice {
             (Some(_), Some(_)) => {
                 let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
                 let name = format!("cast_{}_to_f32", self.precision.suffix());
-                let args = [("x", values.at()), ("y", Arg::At(wide.at(0))), ("n", long(n))];
+                let args = [("x", Arg::At(values.begin())), ("y", Arg::At(wide.at(0))), ("n", long(n))];
                 // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
                 unsafe { self.launch(Unit::Elementwise, &name, Geometry::flat(n), &args) }?;
                 let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
@@ -557,6 +587,12 @@ impl Buffers for CudaDevice {
             }
         }
         self.stream.synchronize()?;
-        Ok(to.as_slice()?.to_vec())
+        let all = to.as_slice()?;
+        Ok(match values.rows {
+            None => all.to_vec(),
+            Some(Rows { cols, pitch }) => {
+                all.chunks_exact(pitch).flat_map(|row| &row[..cols]).copied().collect()
+            }
+        })
     }
 }

@@ -327,11 +327,44 @@ impl<T: Plain> Staging<T> {
             *piece = Some(Pinned::new(context, from.len().next_power_of_two())?);
         }
         let Some(pinned) = piece else { return Ok(()) };
-        pinned.as_mut_slice()?[..from.len()].copy_from_slice(from);
+        copy(from, &mut pinned.as_mut_slice()?[..from.len()]);
         let begin = || {
             // SAFETY: the piece holds so many bytes, and waits for the copy before it is written again; `to` was just checked.
             unsafe { to.write(stream, pinned.at.as_ptr().cast(), bytes, 0) }
         };
         pinned.copying(Copies::Out, stream, begin)
+    }
+}
+
+/// Bytes from which on a copy takes longer than to begin a thread.
+const COPIED_TOGETHER: usize = 2 << 20;
+
+/// One core of a host copies a large batch more slowly than the device computes it.
+fn copy<T: Plain>(from: &[T], to: &mut [T]) {
+    let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(4);
+    let threads = (size_of_val(from) / COPIED_TOGETHER).clamp(1, most);
+    if threads == 1 {
+        return to.copy_from_slice(from);
+    }
+    let each = from.len().div_ceil(threads);
+    std::thread::scope(|s| {
+        for (from, to) in from.chunks(each).zip(to.chunks_mut(each)) {
+            s.spawn(move || to.copy_from_slice(from));
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_by_several_threads_is_a_copy() {
+        for len in [0, 1, 1000, COPIED_TOGETHER, 3 * COPIED_TOGETHER + 7] {
+            let from: Vec<u32> = (0..len as u32).collect();
+            let mut to = vec![0; len];
+            copy(&from, &mut to);
+            assert!(from == to, "{len} values");
+        }
     }
 }

@@ -132,13 +132,14 @@ impl Losses for CudaDevice {
                 "softmax_xent",
                 by_rows(rows, classes, 1024),
                 &[
-                    ("logits", logits.at()),
+                    ("logits", Arg::At(logits.begin())),
                     ("labels", labels.at()),
-                    ("dlogits", logits.at()),
+                    ("dlogits", Arg::At(logits.begin())),
                     ("losses", losses),
                     ("correct", Arg::At(0)),
                     ("rows", int(rows)),
                     ("cols", int(classes)),
+                    ("pitch", int(logits.pitch(classes))),
                     ("scale", Arg::Float(self.loss_scale / rows as f32)),
                 ],
             )
@@ -164,12 +165,13 @@ impl Losses for CudaDevice {
                 "xent",
                 by_rows(rows, classes, 1024),
                 &[
-                    ("logits", logits.at()),
+                    ("logits", Arg::At(logits.begin())),
                     ("labels", labels.at()),
                     ("losses", losses),
                     ("correct", hits),
                     ("rows", int(rows)),
                     ("cols", int(classes)),
+                    ("pitch", int(logits.pitch(classes))),
                 ],
             )
         }?;
