@@ -23,7 +23,7 @@ fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
         &["parallel.tensor=3", "parallel.pipeline=2", "parallel.cut=[3, 3]", "parallel.schedule=gpipe"],
     ] {
         let learned = learn(&on_digits(&fleet(4)?.at, MLP, &[&["train.workers=2"][..], mesh].concat())?)?;
-        let far = f64::from(distance(&learned, &whole));
+        let far = distance(&learned, &whole);
         assert!(far < NEAR, "{mesh:?}: {far} away");
     }
     Ok(())
@@ -40,7 +40,7 @@ fn slices_of_a_transformer_learn_the_same() -> Result<()> {
     ] {
         let fleet = fleet(4)?;
         let job = on_text(&fleet.at, folder.path(), &[&["train.workers=1"][..], mesh].concat())?;
-        let far = f64::from(distance(&learn(&job)?, &whole));
+        let far = distance(&learn(&job)?, &whole);
         assert!(far < NEAR, "{mesh:?}: {far} away");
     }
     Ok(())
@@ -52,7 +52,7 @@ fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one
         let set = ["parallel.schedule=2bw", "train.epochs=5", "parallel.pipeline=2", "parallel.tensor=2"];
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, MLP, &[&set[..], more].concat())?;
-        let far = f64::from(distance(&learn(&job)?, &replay(&job)?));
+        let far = distance(&learn(&job)?, &replay(&job)?);
         assert!(far < NEAR, "{more:?}: {far} away");
     }
     Ok(())
@@ -68,7 +68,7 @@ fn a_checkpoint_of_slices_is_of_the_whole_model() -> Result<()> {
     let half = folder.path().join(Folder::name(20));
     ensure!(half.exists(), "it is written");
     let rest = super::pipeline::learn_from(&job(&fleet(4)?.at, &[])?, Some(&half))?;
-    let far = f64::from(distance(&rest, &learned));
+    let far = distance(&rest, &learned);
     ensure!(far < NEAR, "{far} away");
     fs::remove_dir_all(&half)?;
     Ok(())

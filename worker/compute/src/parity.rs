@@ -283,10 +283,7 @@ impl<D: Bench> Suite<'_, D> {
         let (xv, mut ids, mut v) = (self.values(&x)?, D::Ids::default(), D::Values::default());
         self.d.load_ids(&labels, &mut ids)?;
         let w = wide(&p[8..]);
-        let mut forward = |s: &mut Self, v: &mut D::Values| {
-            s.d.linear(shape, &xv, D::params(&held), at, Activation::None, v, None)
-        };
-        forward(self, &mut v)?;
+        self.d.linear(shape, &xv, D::params(&held), at, Activation::None, &mut v, None)?;
         let want = plain::linear_forward(n, &wide(&x), &w, &vec![0.0; classes]);
         self.check_values(name.clone(), &v, &want)?;
         let given = wide(&self.d.read(&v)?);
