@@ -13,7 +13,7 @@ use paraft_common::{
     round::RoundConfig,
 };
 use paraft_data::DataConfig;
-use paraft_models::ModelConfig;
+use paraft_models::{ModelConfig, Precision};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -134,10 +134,28 @@ impl Job {
     /// On what its workers compute: `train.device`, where `auto` is the CPU if what else the job wants is only there.
     pub fn device(&self) -> DeviceConfig {
         match self.train.device {
-            DeviceConfig::Auto if self.parallel.is_cut() || self.memory.resident.is_some() => {
+            DeviceConfig::Auto if self.by_layers() && self.train.precision == Precision::F16 => {
                 DeviceConfig::Cpu
             }
             device => device,
+        }
+    }
+
+    /// Whether a worker's process has some layers of the model at a time.
+    pub fn by_layers(&self) -> bool {
+        self.parallel.is_cut() || self.memory.resident.is_some()
+    }
+
+    /// On a GPU a gradient that leaves layer by layer can't be scaled and tried again.
+    pub(crate) fn check_by_layers(&self, key: &'static str) -> Check {
+        match self.device() {
+            DeviceConfig::Cpu => Ok(()),
+            _ if self.train.precision != Precision::F16 => Ok(()),
+            _ => bad(
+                key,
+                "train.precision = \"f16\" scales the whole gradient, and here it leaves layer by layer",
+                "set train.precision = \"bf16\", or train.device = \"cpu\"",
+            ),
         }
     }
 

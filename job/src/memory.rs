@@ -1,7 +1,7 @@
 //! `[memory]`: how much of a model a worker holds at a time.
 
 use crate::{
-    DeviceConfig, Exchange, Job, SamplerKind,
+    Exchange, Job, SamplerKind,
     check::{Check, bad},
 };
 use paraft_common::need::Bytes;
@@ -50,6 +50,16 @@ impl TryFrom<Written> for Resident {
     }
 }
 
+impl Resident {
+    /// The values of it, where the largest layer has so many.
+    pub fn values(self, largest: usize) -> usize {
+        match self {
+            Self::Layers(n) => largest.saturating_mul(usize::try_from(n).unwrap_or(usize::MAX)),
+            Self::Bytes(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<f32>(),
+        }
+    }
+}
+
 impl From<Resident> for Written {
     fn from(resident: Resident) -> Self {
         match resident {
@@ -69,9 +79,7 @@ impl MemoryConfig {
         let no = |what: &str, remedy: &'static str| {
             bad("memory.resident", format!("layers are streamed {what}"), remedy)
         };
-        if job.device() != DeviceConfig::Cpu {
-            return no("on the CPU, not yet on a GPU", "set train.device = \"cpu\", or leave it out");
-        }
+        job.check_by_layers("memory.resident")?;
         if train.exchange == Exchange::AllReduce {
             return no(
                 "from servers, and with train.exchange = \"all-reduce\" they have no weights",

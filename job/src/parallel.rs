@@ -1,7 +1,7 @@
 //! `[parallel]`: how the ranks of a worker share its model.
 
 use crate::{
-    DeviceConfig, Exchange, Job, SamplerKind,
+    Exchange, Job, SamplerKind,
     check::{Check, bad},
     is_default,
 };
@@ -175,13 +175,7 @@ impl ParallelConfig {
                 );
             }
         }
-        if job.device() != DeviceConfig::Cpu {
-            return no(
-                "train.device",
-                "is for ranks on the CPU, not yet on GPUs",
-                "set train.device = \"cpu\", or leave it out",
-            );
-        }
+        job.check_by_layers("parallel.pipeline")?;
         if train.mode == ModeChoice::Auto {
             return no(
                 "train.mode",

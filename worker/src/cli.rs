@@ -12,7 +12,7 @@ use crate::{
 use clap::{Args, Parser, builder::FalseyValueParser};
 use paraft_common::group::MAX_RANKS;
 use paraft_data::Split;
-use paraft_models::Model;
+use paraft_models::{Keep, Layer, Model};
 use paraft_tls::{
     Access,
     access::{self, As},
@@ -281,10 +281,23 @@ pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     let shape = shape_of(&data.train);
     let model = match gpu {
         None => config.build_with(job.train.threads, shape),
+        Some(options) if job.by_layers() => config.build_layered(options, |layers| keep(job, layers), shape),
         Some(options) => config.build_on(options, shape),
     };
     let model = model.map_err(|e| WorkerError::Job(format!("[model] {}: {e}", config.name())))?;
     Ok((model, data))
+}
+
+/// How much of a job's weights a GPU has where a process has some layers at a time.
+fn keep(job: &Job, layers: &[Layer]) -> Keep {
+    match job.memory.resident {
+        Some(resident) => {
+            let values = |l: &Layer| l.params.iter().map(ExactSizeIterator::len).sum();
+            Keep::Values(resident.values(layers.iter().map(values).max().unwrap_or_default()))
+        }
+        // Those that a minibatch under way began at, too.
+        None => Keep::Editions(if job.parallel.schedule.goes_on() { 2 } else { 1 }),
+    }
 }
 
 /// A signalled worker has so long for its step and for telling the shards that it leaves. Launchers wait longer.

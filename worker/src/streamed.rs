@@ -36,6 +36,9 @@ pub(crate) struct Streamed {
     gradient: Pages,
     /// Buckets whose weights are here.
     here: Vec<bool>,
+    /// The pull that brought each the last time, and how many there were.
+    brought: Vec<u64>,
+    pulls: u64,
     /// Values of those.
     held: usize,
     /// The most values that may be.
@@ -159,10 +162,7 @@ impl Streamed {
         let values = |layer: &Vec<usize>| layer.iter().map(|b| buckets[*b].len()).sum::<usize>();
         let sizes: Vec<usize> = layers.iter().map(values).collect();
         let largest = sizes.iter().copied().max().unwrap_or_default();
-        let most = match resident {
-            Resident::Layers(n) => largest.saturating_mul(usize::try_from(n).unwrap_or(usize::MAX)),
-            Resident::Bytes(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX) / F32,
-        };
+        let most = resident.values(largest);
         if most < largest {
             let layer = sizes.iter().position(|s| *s == largest).unwrap_or_default();
             let bytes = |values: usize| Bytes((values * F32) as u64);
@@ -180,6 +180,8 @@ impl Streamed {
         };
         Ok(Self {
             here: vec![false; buckets.len()],
+            brought: vec![0; buckets.len()],
+            pulls: 0,
             layers,
             weights: pages()?,
             gradient: pages()?,
@@ -249,8 +251,9 @@ impl Streamed {
     fn pull(&mut self, client: &mut Client, pull: Pull, wanted: &[usize]) -> Result<Pulled, ClientError> {
         let pulled =
             client.pull_to(pull, &mut Into { weights: &mut self.weights, buckets: &self.buckets, wanted })?;
+        self.pulls += 1;
         for b in wanted {
-            self.here[*b] = true;
+            (self.here[*b], self.brought[*b]) = (true, self.pulls);
             self.held += self.buckets[*b].len();
         }
         Ok(pulled)
@@ -435,6 +438,12 @@ impl Weights<CpuDevice> for Going<'_, '_, '_> {
     fn params(&mut self, layer: usize) -> NetResult<&[f32]> {
         self.bring(layer)?;
         Ok(&self.streamed.weights)
+    }
+
+    fn edition(&mut self, layer: usize) -> NetResult<u64> {
+        self.bring(layer)?;
+        let brought = self.streamed.layers[layer].iter().map(|b| self.streamed.brought[*b]);
+        Ok(brought.max().unwrap_or_default())
     }
 }
 

@@ -85,6 +85,44 @@ fn a_fleet_on_gpus_learns_what_one_on_cpus_does() {
     assert_eq!(used, [true, true]);
 }
 
+/// With layers that come and go the weights are those of the whole model, bit for bit; what is cut learns the same up to rounding.
+#[test]
+fn a_model_that_is_not_all_there_learns_the_same_on_gpus() {
+    let name = "a_model_that_is_not_all_there_learns_the_same_on_gpus";
+    let Some(gpus) = Gpus::begin(name) else { return };
+    let gpus = gpus.with("DEVICES", "2");
+    let body = digits("bsp", 3, 3);
+    let learn = |name: &str, device: &str, sets: &[&str]| {
+        let sets = sets.iter().flat_map(|s| ["--set", s]);
+        let more: Vec<&str> = ["--device", device].into_iter().chain(sets).collect();
+        summary(&gpus.train(&body, name, &more))
+    };
+    let loss = |s: &Value| s["final_loss"].as_f64().expect("a loss");
+    let cpu = learn("cpu", "cpu", &["train.precision=f32"]);
+    let whole = learn("whole", "cuda", &["train.precision=bf16"]);
+    let streamed = learn("streamed", "cuda", &["train.precision=bf16", "memory.resident=2"]);
+    assert_eq!(loss(&streamed), loss(&whole), "{streamed} and {whole}");
+    for (name, sets) in [
+        ("stages", &["parallel.pipeline=2", "parallel.micro_batches=2"][..]),
+        ("slices", &["parallel.tensor=2", "parallel.pipeline=1"]),
+    ] {
+        let cut = learn(name, "cuda", &[&["train.precision=f32"], sets].concat());
+        assert!((loss(&cut) - loss(&cpu)).abs() < 1e-3, "{name}: {cut} and {cpu}");
+        let log = gpus.dir(name).join("worker-0-rank-1.log");
+        assert!(fs::read_to_string(log).expect("log").contains("cuda:"), "{name}");
+    }
+    // An update late.
+    let late = learn("2bw", "cuda", &["parallel.pipeline=2", "parallel.schedule=\"2bw\""]);
+    assert!(late["final_accuracy"].as_f64().expect("accuracy") > 0.5, "{late}");
+    let out = gpus.train(
+        &body,
+        "f16",
+        &["--device", "cuda", "--set", "train.precision=f16", "--set", "memory.resident=2"],
+    );
+    let said = text(&out.stderr);
+    assert!(!out.status.success() && said.contains("bf16"), "{said}");
+}
+
 #[test]
 fn gradients_leave_the_gpu_encoded_in_every_mode() {
     let Some(gpus) = Gpus::begin("gradients_leave_the_gpu_encoded_in_every_mode") else { return };

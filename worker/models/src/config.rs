@@ -1,11 +1,14 @@
 //! The model part of a job file.
 
 use crate::{
-    Autoencoder, Classifier, ConvNet, Model, ModelError, Net, NormKind, OnCpu, OnCuda, Sample, Transformer,
-    TransformerShape,
+    Autoencoder, Classifier, ConvNet, Layer, Layered, Model, ModelError, Net, NormKind, OnCpu, OnCuda,
+    Sample, Transformer, TransformerShape,
 };
 use paraft_common::kind::NoOptions;
-use paraft_compute::{Cpu, CpuDevice, Device, Threads, cuda::CudaOptions};
+use paraft_compute::{
+    Cpu, CpuDevice, Device, Threads,
+    cuda::{CudaOptions, Keep},
+};
 use serde::{Deserialize, Serialize};
 
 /// Which model, and what of its shape the data does not decide.
@@ -126,6 +129,16 @@ impl ModelConfig {
     /// The same on a GPU. An error may also say what of that is missing.
     pub fn build_on(&self, gpu: CudaOptions, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
         Ok(Box::new(OnCuda::new(gpu, |device| self.net(device, data))?))
+    }
+
+    /// The same where a process has some layers at a time: as many of their parameters as `keep` says are on the GPU.
+    pub fn build_layered(
+        &self,
+        gpu: CudaOptions,
+        keep: impl FnOnce(&[Layer]) -> Keep,
+        data: DataShape,
+    ) -> Result<Box<dyn Model>, ModelError> {
+        Ok(Box::new(Layered::new(gpu, keep, |device| self.net(device, data))?))
     }
 
     /// The model as a net for a device.

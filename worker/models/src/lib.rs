@@ -13,7 +13,7 @@
 //! | [`Transformer`] | `transformer.rs` | `transformer.wte.weight`, ..., `transformer.ln_f.bias` (nanoGPT's) |
 //!
 //! [`ModelConfig`] is what a job file says; it builds the model for the data at hand. The built-in models are [`Net`]s:
-//! written once over the operators of [`paraft_compute::Device`], for all devices; [`OnCpu`] and [`OnCuda`] make a [`Model`] of one. They
+//! written once over the operators of [`paraft_compute::Device`], for all devices; [`OnCpu`], [`OnCuda`] and [`Layered`] make a [`Model`] of one. They
 //! keep their workspaces: after the first step of a batch size nothing is allocated.
 
 mod autoencoder;
@@ -22,6 +22,7 @@ mod classifier;
 mod config;
 mod convnet;
 mod init;
+mod layered;
 mod net;
 mod on_cuda;
 mod replay;
@@ -36,10 +37,11 @@ pub use batch::{Batch, Evaluation, ModelError, Sample, Takes};
 pub use classifier::Classifier;
 pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
+pub use layered::Layered;
 pub use net::{Flat, Forward, Layer, Net, NetResult, OnCpu, Pass, Ready, Weights};
 pub use on_cuda::{OnCuda, Part, Resident};
 pub use paraft_compute::collective::RankSums;
-pub use paraft_compute::cuda::{CudaOptions, Nccl, PinnedBytes, Precision, UniqueId};
+pub use paraft_compute::cuda::{CudaOptions, Keep, Nccl, PinnedBytes, Precision, UniqueId};
 pub use paraft_compute::{CpuDevice, DeviceError};
 pub use slice::{NetSlice, Run, Slice, SliceRanks, Sliced, check_slices};
 pub use stages::{Loan, Stages};

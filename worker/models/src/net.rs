@@ -70,6 +70,14 @@ pub trait Weights<D: Buffers> {
     /// # Errors
     /// They can't be brought.
     fn params(&mut self, layer: usize) -> NetResult<&D::Params>;
+
+    /// Has them there, and says which they are: with the same number, which rises, the same. 0: they may be others each time.
+    ///
+    /// # Errors
+    /// They can't be brought.
+    fn edition(&mut self, _layer: usize) -> NetResult<u64> {
+        Ok(0)
+    }
 }
 
 /// What a step reads and writes.
@@ -344,7 +352,12 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
 }
 
 /// Whether there are as many values as pass between the layers before and from `layer` on, which may come from another process.
-fn check_edge(values: Option<&[f32]>, layers: &[Layer], layer: usize, n: usize) -> Result<(), ModelError> {
+pub(crate) fn check_edge(
+    values: Option<&[f32]>,
+    layers: &[Layer],
+    layer: usize,
+    n: usize,
+) -> Result<(), ModelError> {
     let inner = layer > 0 && layer < layers.len();
     let want = inner.then(|| layers[layer - 1].outputs * n);
     match values.map(<[f32]>::len) == want {

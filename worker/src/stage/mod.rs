@@ -88,6 +88,8 @@ pub(crate) struct Stage<'a> {
     rounds: u64,
     /// Pulls of this group.
     pulls: u64,
+    /// Times that weights have landed.
+    editions: u64,
     /// Of a rank that does not lead.
     join: Option<Box<Join<'a>>>,
     client: Option<Client>,
@@ -130,13 +132,14 @@ impl<'a> Stage<'a> {
             micro_batches,
             part,
             buckets,
-            weights: Versioned { values: pages(len)?, versions: Vec::new() },
-            stash: Versioned { values: pages(len)?, versions: Vec::new() },
+            weights: Versioned::new(len)?,
+            stash: Versioned::new(len)?,
             sum: pages(len)?,
             gradient: pages(len)?,
             here: Place::default(),
             rounds: 0,
             pulls: 0,
+            editions: 0,
             join,
             client: None,
             pushed: None,
@@ -162,6 +165,8 @@ impl<'a> Stage<'a> {
 
     /// What landed there goes to who needs it: to the other slices, and to ranks with other stages.
     pub fn landed(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+        self.editions += 1;
+        self.weights.edition = self.editions;
         if let Some(slices) = &mut self.slices {
             slices.deal(lines, &self.here, self.of_slices.as_ref(), &mut self.weights.values)?;
         }
@@ -246,8 +251,8 @@ impl<'a> Stage<'a> {
         }
         let len = self.slices.as_ref().map_or(whole, |slices| slices.len);
         if len != self.weights.values.len() {
-            self.weights = Versioned { values: pages(len)?, versions: Vec::new() };
-            self.stash = Versioned { values: pages(len)?, versions: Vec::new() };
+            self.weights = Versioned::new(len)?;
+            self.stash = Versioned::new(len)?;
             (self.sum, self.gradient) = (pages(len)?, pages(len)?);
         }
         Ok(())
@@ -442,6 +447,14 @@ pub(crate) fn further(pull: &Pull, done: Step) -> Pull {
 struct Versioned {
     values: Pages,
     versions: Vec<u64>,
+    /// As many times new ones have landed in this process; 0: none.
+    edition: u64,
+}
+
+impl Versioned {
+    fn new(len: usize) -> Result<Self, WorkerError> {
+        Ok(Self { values: pages(len)?, versions: Vec::new(), edition: 0 })
+    }
 }
 
 impl Deref for Versioned {

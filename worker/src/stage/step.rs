@@ -192,7 +192,7 @@ impl Stage<'_> {
                     self.slots.forward += 1;
                     let begin = Moment::now();
                     let made = model.forward_pass(
-                        &mut Here(weights),
+                        &mut Here(weights, weights.edition),
                         &pass,
                         &batch.part(range(m)),
                         input.as_deref(),
@@ -225,6 +225,7 @@ impl Stage<'_> {
                     let (version, begin) = (self.version(weights), Moment::now());
                     let mut flat = Adding {
                         weights,
+                        edition: weights.edition,
                         gradient: &mut self.gradient,
                         sum: &mut self.sum,
                         share,
@@ -344,6 +345,7 @@ impl Stage<'_> {
             self.stash[range.clone()].copy_from_slice(&self.weights[range.clone()]);
         }
         self.stash.versions.clone_from(&self.weights.versions);
+        self.stash.edition = self.weights.edition;
         // Who leads pulls as its training loop says.
         if self.here.beside(self.here.at) > 0 {
             let pull = Pull::of(step);

@@ -26,18 +26,23 @@ pub(super) fn add(sum: &mut [f32], gradient: &[f32], range: Range<usize>, share:
     }
 }
 
-/// Weights that are there.
-pub(super) struct Here<'a>(pub &'a [f32]);
+/// Weights that are there, and which they are.
+pub(super) struct Here<'a>(pub &'a [f32], pub u64);
 
 impl Weights<CpuDevice> for Here<'_> {
     fn params(&mut self, _: usize) -> NetResult<&[f32]> {
         Ok(self.0)
+    }
+
+    fn edition(&mut self, _: usize) -> NetResult<u64> {
+        Ok(self.1)
     }
 }
 
 /// A micro-batch's way back: what is ready of its gradient is added up, and what is complete of the sum leaves.
 pub(super) struct Adding<'s, 'p, 'c> {
     pub weights: &'s [f32],
+    pub edition: u64,
     pub gradient: &'s mut Pages,
     pub sum: &'s mut Pages,
     /// Of this micro-batch in the minibatch's mean.
@@ -62,6 +67,10 @@ pub(super) struct Adding<'s, 'p, 'c> {
 impl Weights<CpuDevice> for Adding<'_, '_, '_> {
     fn params(&mut self, _: usize) -> NetResult<&[f32]> {
         Ok(self.weights)
+    }
+
+    fn edition(&mut self, _: usize) -> NetResult<u64> {
+        Ok(self.edition)
     }
 }
 

@@ -43,7 +43,12 @@ impl Stage<'_> {
                 lines.send(beside(at - 1), tag(TAKEN, m), Vec::new())?;
             }
             let pass = Pass { layers: self.layers(), slot: 0, n: part.n, evaluates: true };
-            match model.forward_pass(&mut Here(&self.weights), &pass, &part, input.as_deref())? {
+            match model.forward_pass(
+                &mut Here(&self.weights, self.weights.edition),
+                &pass,
+                &part,
+                input.as_deref(),
+            )? {
                 Forward::Edge(values) => {
                     // Nothing else keeps a stage from being far ahead of the next one here.
                     if let Some(before) = m.checked_sub(AHEAD) {

@@ -3,6 +3,7 @@
 mod flat;
 mod graphs;
 mod group;
+mod layers;
 mod local;
 mod models;
 mod operators;

@@ -8,7 +8,7 @@ use paraft_models::{
     Batch, CudaOptions, DataShape, Model, ModelConfig, NormKind, Part, Precision, Resident, Sample, selftest,
 };
 
-struct Noise(u64);
+pub(crate) struct Noise(pub u64);
 
 impl Noise {
     fn values(&mut self, len: usize) -> Vec<f32> {
@@ -24,22 +24,23 @@ impl Noise {
     }
 }
 
-const VALUES: DataShape = DataShape { sample: Sample::Values(64), classes: Some(10) };
-const TEXT: DataShape = DataShape { sample: Sample::Tokens { time: 19, vocab: 37 }, classes: Some(37) };
+pub(crate) const VALUES: DataShape = DataShape { sample: Sample::Values(64), classes: Some(10) };
+pub(crate) const TEXT: DataShape =
+    DataShape { sample: Sample::Tokens { time: 19, vocab: 37 }, classes: Some(37) };
 
-fn transformer(checkpoint_activations: bool) -> ModelConfig {
+pub(crate) fn transformer(checkpoint_activations: bool) -> ModelConfig {
     ModelConfig::Transformer { layers: 2, heads: 2, width: 32, norm: NormKind::Layer, checkpoint_activations }
 }
 
-fn images(noise: &mut Noise, n: usize) -> Batch {
+pub(crate) fn images(noise: &mut Noise, n: usize) -> Batch {
     Batch { inputs: noise.values(n * 64), labels: noise.ids(n, 10), n, ..Batch::default() }
 }
 
-fn text(noise: &mut Noise, n: usize) -> Batch {
+pub(crate) fn text(noise: &mut Noise, n: usize) -> Batch {
     Batch { tokens: noise.ids(n * 19, 37), labels: noise.ids(n * 19, 37), n, ..Batch::default() }
 }
 
-fn on_gpu(config: &ModelConfig, data: DataShape, precision: Precision) -> Result<Box<dyn Model>> {
+pub(crate) fn on_gpu(config: &ModelConfig, data: DataShape, precision: Precision) -> Result<Box<dyn Model>> {
     Ok(config.build_on(CudaOptions { ordinal: 0, precision, ..CudaOptions::default() }, data)?)
 }
 

@@ -383,7 +383,7 @@ impl CudaDevice {
         let (squares, total) = (Arg::At(doubles.at(0)), Arg::At(doubles.at(blocks)));
         let bad = room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
         let (partial, count) = (Arg::At(bad.at(0)), Arg::At(bad.at(blocks)));
-        let (g, n) = (("g", Arg::At(gradient.values.at(part.start))), ("n", long(part.len())));
+        let (g, n) = (("g", Arg::At(gradient.at(part.start))), ("n", long(part.len())));
         let partials = [("partial_squares", squares), ("partial_bad", partial)];
         let geometry = Geometry::line(used, 256);
         match factor {
@@ -449,7 +449,7 @@ impl CudaDevice {
                 Unit::Elementwise,
                 "fill_f32",
                 Geometry::flat(n),
-                &[("x", Arg::At(gradient.values.at(0))), ("value", Arg::Float(value)), ("n", long(n))],
+                &[("x", Arg::At(gradient.at(0))), ("value", Arg::Float(value)), ("n", long(n))],
             )
         }
     }
@@ -466,7 +466,7 @@ impl CudaDevice {
             "encode_int8" => Geometry::line(n.div_ceil(1024).min(1 << 20), 256),
             _ => Geometry::flat(n),
         };
-        let args = [("g", Arg::At(from.values.at(0))), ("residual", Arg::At(0)), ("out", to), ("n", long(n))];
+        let args = [("g", Arg::At(from.at(0))), ("residual", Arg::At(0)), ("out", to), ("n", long(n))];
         // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
         unsafe { self.launch(Unit::Encode, kernel, geometry, &args) }
     }

@@ -16,7 +16,7 @@ use crate::{
         driver::{Context, Event, Stream},
         kernels::Unit,
         launch::{Arg, Geometry, Launcher, long},
-        memory::{Buffer, Pinned},
+        memory::{Buffer, Pinned, clear_at},
         nccl::Nccl,
     },
     error::{DeviceError, Result},
@@ -27,18 +27,46 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The flat parameters: in f32, and where the device computes in 16 bits, in those too.
+/// The flat parameters: in f32, and where the device computes in 16 bits, in those too. All of them lie one behind the other; or, of a
+/// model of which the device has some layers ([`Shelf`](super::shelf::Shelf)), each [run](Runs) by itself.
 #[derive(Debug)]
 pub struct Params {
     pub(super) master: Buffer<f32>,
     pub(super) half: Option<Buffer<u16>>,
+    pub(super) runs: Option<Runs>,
+}
+
+/// Where parts of a flat vector are, by their first value.
+#[derive(Debug, Default)]
+pub(super) struct Runs(pub BTreeMap<usize, Run>);
+
+/// A part that lies in one piece.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub range: Range<usize>,
+    /// Of its first value, in f32.
+    pub wide: u64,
+    /// In the type in which matrices are multiplied.
+    pub narrow: u64,
+}
+
+impl Runs {
+    /// The run of a value, and how far in it is.
+    ///
+    /// # Panics
+    /// It is in none.
+    fn of(&self, index: usize) -> (&Run, u64) {
+        let run = self.0.range(..=index).next_back().map(|(_, run)| run).filter(|run| index < run.range.end);
+        let Some(run) = run else { panic!("value {index} of the flat vector is not on the device") };
+        (run, (index - run.range.start) as u64)
+    }
 }
 
 impl Params {
     fn new(device: &CudaDevice, len: usize, what: &str) -> Result<Self> {
         let context = device.context();
         let half = device.precision().cast().map(|_| Buffer::new(context, len, what)).transpose()?;
-        Ok(Self { master: Buffer::new(context, len, what)?, half })
+        Ok(Self { master: Buffer::new(context, len, what)?, half, runs: None })
     }
 
     /// Where they are: which of the two buffers they lie in.
@@ -48,12 +76,18 @@ impl Params {
 
     /// Address of an f32 value.
     pub(super) fn f32_at(&self, index: usize) -> u64 {
-        self.master.at(index)
+        let Some(runs) = &self.runs else { return self.master.at(index) };
+        let (run, at) = runs.of(index);
+        run.wide + at * 4
     }
 
     /// Address of a value in the type in which matrices are multiplied.
     pub(super) fn at(&self, index: usize) -> u64 {
-        self.half.as_ref().map_or_else(|| self.master.at(index), |h| h.at(index))
+        let Some(runs) = &self.runs else {
+            return self.half.as_ref().map_or_else(|| self.master.at(index), |h| h.at(index));
+        };
+        let (run, at) = runs.of(index);
+        run.narrow + at * if run.narrow == run.wide { 4 } else { 2 }
     }
 
     /// Number of values.
@@ -67,16 +101,38 @@ impl Params {
     }
 }
 
-/// The flat gradient, in f32.
+/// The flat gradient, in f32; likewise in one piece or in runs.
 #[derive(Debug)]
 pub struct Gradient {
     pub(super) values: Buffer<f32>,
+    pub(super) runs: Option<Runs>,
 }
 
 impl Gradient {
     /// For so many values, not initialised.
     pub fn new(device: &CudaDevice, len: usize) -> Result<Self> {
-        Ok(Self { values: Buffer::new(device.context(), len, "the gradient")? })
+        Ok(Self { values: Buffer::new(device.context(), len, "the gradient")?, runs: None })
+    }
+
+    /// Address of a value.
+    pub(super) fn at(&self, index: usize) -> u64 {
+        let Some(runs) = &self.runs else { return self.values.at(index) };
+        let (run, at) = runs.of(index);
+        run.wide + at * 4
+    }
+
+    /// Begins to set values to zero, which lie in one piece.
+    pub(super) fn clear(&self, stream: &Stream, part: Range<usize>) -> Result {
+        let (Some(last), true) = (part.end.checked_sub(1), self.runs.is_some()) else {
+            return self.values.clear(stream, part);
+        };
+        if part.is_empty() {
+            return Ok(());
+        }
+        let at = self.at(part.start);
+        assert!(self.at(last) - at == (last - part.start) as u64 * 4, "clear: {part:?}");
+        // SAFETY: both ends lie in one run, which is memory of the device.
+        unsafe { clear_at(stream, at, part.len() * 4) }
     }
 
     /// Number of values.
@@ -375,35 +431,39 @@ impl Outbox {
 
     /// Begins to bring a part of the gradient to the host, behind the last mark and whatever was begun here before.
     pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<Parcel> {
-        let bytes = wire.bytes(part.len());
+        let n = part.len();
+        let (name, geometry) = match wire {
+            Wire::F32 => return self.send_values(&from.values, part),
+            Wire::Bf16 => ("encode_bf16", Geometry::flat(n)),
+            Wire::F16 => ("encode_f16", Geometry::flat(n)),
+            Wire::Int8 => ("encode_int8", Geometry::line(n.div_ceil(Wire::BLOCK).min(1 << 20), 256)),
+        };
+        let bytes = wire.bytes(n);
         let mut to = self.pool.take(bytes)?;
-        match wire {
-            Wire::F32 => from.values.download(&self.stream, part, &mut to)?,
-            _ => {
-                // Each bucket's own room, since the next one is encoded while this one is copied.
-                let need = from.len() * 4 + 4;
-                if self.encoded.as_ref().is_none_or(|e| e.len() < need) {
-                    self.encoded = Some(Buffer::new(self.stream.context(), need, "encoded gradients")?);
-                }
-                let Some(encoded) = &self.encoded else { return Err(self.pool.nothing()) };
-                let at = part.start * 4;
-                let n = part.len();
-                let values = [
-                    ("g", Arg::At(from.values.at(part.start))),
-                    ("residual", Arg::At(0)),
-                    ("out", Arg::At(encoded.at(at))),
-                    ("n", long(n)),
-                ];
-                let (name, geometry) = match wire {
-                    Wire::Bf16 => ("encode_bf16", Geometry::flat(n)),
-                    Wire::F16 => ("encode_f16", Geometry::flat(n)),
-                    _ => ("encode_int8", Geometry::line(n.div_ceil(Wire::BLOCK).min(1 << 20), 256)),
-                };
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
-                unsafe { self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values) }?;
-                encoded.download(&self.stream, at..at + bytes, &mut to)?;
-            }
+        // Each bucket's own room, since the next one is encoded while this one is copied.
+        let need = from.len() * 4 + 4;
+        if self.encoded.as_ref().is_none_or(|e| e.len() < need) {
+            self.encoded = Some(Buffer::new(self.stream.context(), need, "encoded gradients")?);
         }
+        let Some(encoded) = &self.encoded else { return Err(self.pool.nothing()) };
+        let at = part.start * 4;
+        let values = [
+            ("g", Arg::At(from.values.at(part.start))),
+            ("residual", Arg::At(0)),
+            ("out", Arg::At(encoded.at(at))),
+            ("n", long(n)),
+        ];
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe { self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values) }?;
+        encoded.download(&self.stream, at..at + bytes, &mut to)?;
+        Ok(Parcel(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
+    }
+
+    /// The same of values that lie anywhere, as they are.
+    pub(super) fn send_values(&mut self, from: &Buffer<f32>, part: Range<usize>) -> Result<Parcel> {
+        let bytes = Wire::F32.bytes(part.len());
+        let mut to = self.pool.take(bytes)?;
+        from.download(&self.stream, part, &mut to)?;
         Ok(Parcel(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
     }
 }
@@ -432,6 +492,16 @@ pub struct PinnedBytes {
     memory: Option<Pinned<u8>>,
     len: usize,
     pool: Arc<Pool>,
+}
+
+impl PinnedBytes {
+    /// Where they are values as they were sent.
+    pub(super) fn values(&self) -> &[f32] {
+        // SAFETY: every pattern of bits is an f32.
+        let (before, values, behind) = unsafe { self.as_ref().align_to::<f32>() };
+        debug_assert!(before.is_empty() && behind.is_empty(), "pinned memory begins at a page");
+        values
+    }
 }
 
 impl AsRef<[u8]> for PinnedBytes {

@@ -154,11 +154,19 @@ impl<T: Plain> Buffer<T> {
         if part.is_empty() {
             return Ok(());
         }
-        let bytes = part.len() * size_of::<T>();
         // SAFETY: the range was just checked.
-        let code = unsafe { sys::cuMemsetD8Async(self.at(part.start), 0, bytes, stream.raw()) };
-        self.context.check(code, || format!("cuMemsetD8Async of {bytes} bytes"))
+        unsafe { clear_at(stream, self.at(part.start), part.len() * size_of::<T>()) }
     }
+}
+
+/// Begins to set bytes to zero.
+///
+/// # Safety
+/// There are so many in a buffer from there on.
+pub(super) unsafe fn clear_at(stream: &Stream, at: u64, bytes: usize) -> Result {
+    // SAFETY: the caller's word.
+    let code = unsafe { sys::cuMemsetD8Async(at, 0, bytes, stream.raw()) };
+    stream.context().check(code, || format!("cuMemsetD8Async of {bytes} bytes"))
 }
 
 impl<T: Plain> Drop for Buffer<T> {
@@ -318,8 +326,18 @@ impl<T: Plain> Staging<T> {
 
     /// Begins a copy of `from` to the start of `to`, whose values may be of another type; `from` is free at once.
     pub fn upload<U: Plain>(&mut self, stream: &Stream, from: &[T], to: &Buffer<U>) -> Result {
-        let bytes = size_of_val(from);
-        assert!(bytes <= to.len * size_of::<U>(), "upload: {bytes} bytes to {} values", to.len);
+        self.upload_to(stream, from, (to, 0))
+    }
+
+    /// The same to the values from `at` on.
+    pub fn upload_to<U: Plain>(
+        &mut self,
+        stream: &Stream,
+        from: &[T],
+        (to, at): (&Buffer<U>, usize),
+    ) -> Result {
+        let (bytes, room) = (size_of_val(from), to.len.saturating_sub(at) * size_of::<U>());
+        assert!(bytes <= room, "upload: {bytes} bytes to {at} of {} values", to.len);
         let context = stream.context();
         let piece = &mut self.pieces[self.next];
         self.next = 1 - self.next;
@@ -330,7 +348,7 @@ impl<T: Plain> Staging<T> {
         copy(from, &mut pinned.as_mut_slice()?[..from.len()]);
         let begin = || {
             // SAFETY: the piece holds so many bytes, and waits for the copy before it is written again; `to` was just checked.
-            unsafe { to.write(stream, pinned.at.as_ptr().cast(), bytes, 0) }
+            unsafe { to.write(stream, pinned.at.as_ptr().cast(), bytes, at) }
         };
         pinned.copying(Copies::Out, stream, begin)
     }
@@ -340,7 +358,7 @@ impl<T: Plain> Staging<T> {
 const COPIED_TOGETHER: usize = 2 << 20;
 
 /// One core of a host copies a large batch more slowly than the device computes it.
-fn copy<T: Plain>(from: &[T], to: &mut [T]) {
+pub(crate) fn copy<T: Plain>(from: &[T], to: &mut [T]) {
     let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(4);
     let threads = (size_of_val(from) / COPIED_TOGETHER).clamp(1, most);
     if threads == 1 {

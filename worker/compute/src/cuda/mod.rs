@@ -29,6 +29,7 @@ pub mod measure;
 mod memory;
 mod nccl;
 mod optim;
+mod shelf;
 
 pub use compile::version as nvrtc_version;
 pub use device::{CudaDevice, CudaOptions, Precision, StepResult};
@@ -38,3 +39,4 @@ pub use graph::{Graph, Recording};
 pub use memory::{Buffer, Pinned};
 pub use nccl::{Nccl, UniqueId, version as nccl_version};
 pub use optim::{Rule, Slots, Update};
+pub use shelf::{Come, Keep, Shelf};

@@ -152,7 +152,7 @@ impl CudaDevice {
             let mut args = vec![("w", Arg::At(inbox.params().f32_at(of.start)))];
             args.extend_from_slice(slots);
             args.extend([
-                ("grad", Arg::At(gradient.values.at(of.start))),
+                ("grad", Arg::At(gradient.at(of.start))),
                 ("n", long(of.len())),
                 ("scale", scale),
                 ("limit", limit),

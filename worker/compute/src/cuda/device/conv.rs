@@ -137,7 +137,7 @@ impl CudaDevice {
 
     pub(super) fn finalize(&self, block: &ConvBlock, params: &Params, grads: Option<&Gradient>) -> Result {
         let running = |i| Arg::At(params.f32_at(block.running(i)));
-        let change = |i| Arg::At(grads.map_or(0, |g| g.values.at(block.running(i))));
+        let change = |i| Arg::At(grads.map_or(0, |g| g.at(block.running(i))));
         // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
         unsafe {
             self.launch(
@@ -366,8 +366,8 @@ impl Convolutions for CudaDevice {
                 Geometry::line(c.div_ceil(256), 256),
                 &[
                     ("sums", block.sums()),
-                    ("dgamma", Arg::At(grads.values.at(block.channel_tensor(1)))),
-                    ("dbeta", Arg::At(grads.values.at(block.channel_tensor(2)))),
+                    ("dgamma", Arg::At(grads.at(block.channel_tensor(1)))),
+                    ("dbeta", Arg::At(grads.at(block.channel_tensor(2)))),
                     ("c", int(c)),
                 ],
             )
@@ -455,8 +455,8 @@ impl Convolutions for CudaDevice {
                 Geometry::line((c * (taps + 1)).div_ceil(32), 256),
                 &[
                     ("partial", partial),
-                    ("dweight", Arg::At(grads.values.at(block.at.params))),
-                    ("dbias", Arg::At(grads.values.at(block.channel_tensor(0)))),
+                    ("dweight", Arg::At(grads.at(block.at.params))),
+                    ("dbias", Arg::At(grads.at(block.channel_tensor(0)))),
                     ("chunks", int(chunks)),
                     ("cout", int(c)),
                     ("K", int(taps)),

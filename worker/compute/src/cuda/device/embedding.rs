@@ -78,7 +78,7 @@ impl Embeddings for CudaDevice {
                     ("order", order),
                     ("starts", starts),
                     ("ids", ids),
-                    ("dtable", Arg::At(grads.values.at(at.tokens))),
+                    ("dtable", Arg::At(grads.at(at.tokens))),
                     ("unique", int(most)),
                     ("cols", int(s.cols)),
                     ("accumulate", Arg::Int(1)),
@@ -86,9 +86,7 @@ impl Embeddings for CudaDevice {
             )
         }?;
         // Rows that no sequence reaches.
-        grads
-            .values
-            .clear(&self.stream, at.positions + s.time * s.cols..at.positions + s.context * s.cols)?;
+        grads.clear(&self.stream, at.positions + s.time * s.cols..at.positions + s.context * s.cols)?;
         // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
         unsafe {
             self.typed(
@@ -97,7 +95,7 @@ impl Embeddings for CudaDevice {
                 Geometry::flat(s.time * s.cols),
                 &[
                     ("dy", dy.at()),
-                    ("dpositions", Arg::At(grads.values.at(at.positions))),
+                    ("dpositions", Arg::At(grads.at(at.positions))),
                     ("batch", int(s.batch)),
                     ("time", int(s.time)),
                     ("cols", int(s.cols)),

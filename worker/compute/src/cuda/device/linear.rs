@@ -122,10 +122,10 @@ impl CudaDevice {
         let LinearShape { n, inputs, outputs } = shape;
         let element = self.precision.element();
         let left = Operand { transposed: true, ..dy };
-        let to = (self.operand(grads.values.at(at.weight), inputs), Element::F32);
+        let to = (self.operand(grads.at(at.weight), inputs), Element::F32);
         self.blas.product([outputs, n, inputs], element, left, self.operand(x, inputs), to, 0.0)?;
         match at.bias {
-            Some(bias) => self.column_sums(n, outputs, Arg::At(dy.at), Arg::At(grads.values.at(bias))),
+            Some(bias) => self.column_sums(n, outputs, Arg::At(dy.at), Arg::At(grads.at(bias))),
             None => Ok(()),
         }
     }

@@ -146,7 +146,7 @@ impl RowNorms for CudaDevice {
                 }?;
                 // One after the other where beta lies right behind gamma, as it does in every built-in model.
                 if beta == at.gamma() + cols {
-                    let out = Arg::At(grads.values.at(at.gamma()));
+                    let out = Arg::At(grads.at(at.gamma()));
                     return self.column_final(partial, out, chunks, 2 * cols);
                 }
                 Err(DeviceError::Unsupported("a norm whose beta does not follow its gamma".into()))
@@ -187,7 +187,7 @@ impl RowNorms for CudaDevice {
                         ],
                     )
                 }?;
-                self.column_final(partial, Arg::At(grads.values.at(at.gamma())), chunks, cols)
+                self.column_final(partial, Arg::At(grads.at(at.gamma())), chunks, cols)
             }
         }
     }
