@@ -5,7 +5,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_common::need::Bytes;
 use paraft_fleet::{failure::Failure, out};
-use paraft_models::{Layer, Stages};
+use paraft_models::{Layer, Model, Stages};
 use paraft_proto::limits;
 use paraft_worker::{Job, cli, exit, worker::Plan};
 use serde_json::json;
@@ -30,8 +30,10 @@ pub struct PlanArgs {
 const PROCESS: u64 = 32 << 20;
 /// What a client keeps to use again.
 const BUFFERS: u64 = 32 << 20;
-/// Stages that are planned for at most.
+/// Ranks of a worker that are planned for at most.
 const MOST: usize = 64;
+/// Slices of a stage that are planned for.
+const SLICES: [usize; 4] = [1, 2, 4, 8];
 const F32: u64 = 4;
 
 /// A way to hold a model.
@@ -49,7 +51,7 @@ struct Way {
     rest: u64,
     /// Of a step: all processes of a worker with the servers.
     with_servers: u64,
-    /// Likewise from stage to stage.
+    /// Likewise from rank to rank.
     between: u64,
     bubble: f64,
 }
@@ -86,8 +88,9 @@ fn rest(weights: u64) -> u64 {
     weights.min(pushes) + weights.min(pulls) + BUFFERS + PROCESS
 }
 
-/// The ways of a model with these layers and so many parameters, for this job.
-fn ways(job: &Job, layers: &[Layer], parameters: u64, steps: usize) -> Vec<Way> {
+/// The ways of a model with so many parameters, for this job.
+fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> Vec<Way> {
+    let layers = &of.layers()[..];
     let (model, batch) = (parameters * F32, job.train.batch as u64);
     let whole = Way {
         name: "whole".into(),
@@ -114,48 +117,77 @@ fn ways(job: &Job, layers: &[Layer], parameters: u64, steps: usize) -> Vec<Way> 
         with_servers: 3 * model,
         ..whole
     });
-    for stages in 2..=layers.len().min(MOST) {
-        let mut given = job.clone();
-        given.parallel.pipeline = stages as u32;
-        given.parallel.cut.clear();
-        let Ok(cut) = given.stages(layers) else { continue };
-        if !given.parallel.schedule.goes_on() || given.micro_batches() >= stages {
-            ways.push(pipeline(&given, layers, &cut, steps));
+    for slices in SLICES {
+        // Of a slice; of a model that can't be cut in so many there are none.
+        let Ok(own) = paraft_models::layers_of_slice(of, slices) else { break };
+        // More stages that hold as much as fewer do are left out.
+        let mut least = u64::MAX;
+        let first = if slices == 1 { 2 } else { 1 };
+        let all = first..=layers.len().min(MOST / slices);
+        for stages in all.filter(|n| slices == 1 || n.is_power_of_two()) {
+            let mut given = job.clone();
+            (given.parallel.pipeline, given.parallel.tensor) = (stages as u32, slices as u32);
+            given.parallel.cut.clear();
+            let Ok(cut) = given.stages(layers) else { continue };
+            if stages == 1 || !given.parallel.schedule.goes_on() || given.micro_batches() >= stages {
+                let way = mesh(&given, (layers, &cut), &own, steps);
+                let less = way.filter(|way| way.total() < least / 100 * 98);
+                least = less.as_ref().map_or(least, Way::total);
+                ways.extend(less);
+            }
         }
     }
     ways
 }
 
-fn pipeline(job: &Job, layers: &[Layer], cut: &Stages, steps: usize) -> Way {
+/// Stages, cut in slices where the job has some: of the model's layers, and of a slice's.
+fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usize) -> Option<Way> {
     let (n, micro, batch) = (cut.len(), job.micro_batches(), job.train.batch as u64);
+    let slices = u64::from(job.parallel.tensor);
+    let counts: Vec<usize> = cut.layers().iter().map(std::ops::Range::len).collect();
+    let of_slice = Stages::given(own, &counts).ok()?;
     let schedule = job.parallel.schedule;
     let part = batch.div_ceil(micro as u64);
     let versions = if schedule.goes_on() { 2 } else { 1 };
-    // Of each stage: weights, gradient, activations.
+    // Of each stage, where it speaks with the servers: weights, gradient, activations.
     let of = |stage: usize| {
-        let own = &layers[cut.layers()[stage].clone()];
-        let weights = values(own) * F32 * versions;
+        let range = cut.layers()[stage].clone();
+        let (whole, own) = (&layers[range.clone()], &own[range]);
+        // Beside its slice the first one has the stage, which it deals and joins.
+        let dealt = if slices > 1 { values(whole) * F32 } else { 0 };
+        let weights = values(own) * F32 * versions + dealt;
         let kept = schedule.kept(stage, n, micro) as u64;
         // The sum of the micro-batches, and of one of them what isn't added to it yet.
         let largest = own.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
-        (weights, values(own) * F32 + largest, part * (kept * keeps(own) + works(own)) * F32)
+        let gradient = values(own) * F32 + largest + dealt;
+        (weights, gradient, part * (kept * keeps(own) + works(own)) * F32)
     };
     let most = (0..n).map(of).max_by_key(|(w, g, a)| w + g + a).unwrap_or_default();
     let model = cut.own().iter().map(|r| r.len() as u64 * F32).sum::<u64>();
     let edges = cut.layers()[1..].iter().map(|l| layers[l.start - 1].outputs as u64).sum::<u64>();
-    let lent = cut.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
-    Way {
-        name: format!("{n} stages"),
-        keys: format!("parallel.pipeline = {n}"),
-        processes: n,
+    let lent = of_slice.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
+    let sums = own.iter().map(|l| l.sums as u64).sum::<u64>();
+    let of_slices = batch * sums * slices * (slices - 1) * F32 + 2 * model * (slices - 1) / slices;
+    let (name, keys) = match (n, slices) {
+        (1, _) => (format!("{slices} slices"), format!("parallel.tensor = {slices}")),
+        (_, 1) => (format!("{n} stages"), format!("parallel.pipeline = {n}")),
+        _ => (
+            format!("{n} stages x {slices} slices"),
+            format!("parallel.pipeline = {n}, parallel.tensor = {slices}"),
+        ),
+    };
+    Some(Way {
+        name,
+        keys,
+        processes: n * slices as usize,
         weights: most.0,
         gradient: most.1,
         activations: most.2,
-        rest: rest(most.0 / versions),
+        rest: rest(if slices > 1 { model / n as u64 } else { most.0 / versions }),
         with_servers: 2 * model,
-        between: 2 * (batch * edges + lent) * F32,
-        bubble: schedule.bubble_of(cut.costs(), micro, steps),
-    }
+        between: 2 * slices * (batch * edges + lent) * F32 + of_slices,
+        bubble: schedule.bubble_of(of_slice.costs(), micro, steps),
+    })
 }
 
 pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
@@ -163,7 +195,7 @@ pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
     let (model, data) = cli::built_in(&job)?;
     let steps = Plan::new(&job, &data.train)?.between_ends(&job);
     let parameters = model.tensors().iter().map(|t| t.len() as u64).sum();
-    let ways = ways(&job, &model.layers(), parameters, steps);
+    let ways = ways(&job, &*model, parameters, steps);
     let fits = |w: &Way| args.memory.is_none_or(|Bytes(most)| w.total() <= most);
     if args.json {
         for w in &ways {
@@ -206,7 +238,7 @@ fn table(job: &Job, ways: &[Way], fits: impl Fn(&Way) -> bool) -> Table {
         "activations",
         "rest",
         "servers a step",
-        "stages a step",
+        "ranks a step",
         "idle",
         "fits",
         "in the job file",

@@ -325,6 +325,9 @@ fn say_cut(job: &Job, stages: &Stages, steps: usize) {
             own.len()
         );
     }
+    if job.parallel.tensor > 1 {
+        eprintln!("        each of them in {} slices, on a rank each", job.parallel.tensor);
+    }
     let micro = job.micro_batches();
     let bubble = 100.0 * job.parallel.schedule.bubble_of(stages.costs(), micro, steps);
     eprintln!(

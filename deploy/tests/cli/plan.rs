@@ -26,7 +26,11 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
         text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
     let names: Vec<&str> = ways.iter().filter_map(|w| w["way"].as_str()).collect();
     assert_eq!(names[..4], ["whole", "streamed", "2 stages", "3 stages"]);
-    assert_eq!(names.len(), 2 + 7, "eight layers: {names:?}");
+    // Eight layers, where five stages hold as much as four; two heads, so no more than two slices of each.
+    assert_eq!(
+        names[4..],
+        ["4 stages", "6 stages", "2 slices", "2 stages x 2 slices", "4 stages x 2 slices", "8 stages x 2 slices"]
+    );
     let of = |i: usize, key: &str| ways[i][key].as_f64().expect("a number");
     let model = of(0, "weights_bytes");
     assert!(of(1, "weights_bytes") < model / 2.0, "two layers of eight");
@@ -38,6 +42,13 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     // Of 16 samples of 64 tokens of 128 values, there and back, and the embedding that is lent.
     let lent = of(2, "between_bytes") - 2.0 * 4.0 * 16.0 * 64.0 * 128.0;
     assert!(lent > 0.0 && lent < model, "{lent}");
+    // Two slices, of each its half and of the first one all: a sum of all values goes between them four times a block, once behind the
+    // embedding and once before the last norm, with three numbers of each token's logits; and half of the model there, and back.
+    let (edge, tokens) = (16.0 * 64.0 * 128.0, 16.0 * 64.0);
+    let between = 4.0 * 2.0 * ((6.0 * 4.0 + 2.0) * edge + 3.0 * tokens) + model;
+    assert_eq!(of(6, "between_bytes"), between, "{}", ways[6]);
+    assert!((1.5..1.6).contains(&(of(6, "weights_bytes") / model)) && of(6, "bubble") == 0.0, "{}", ways[6]);
+    assert_eq!((of(7, "processes"), of(8, "processes")), (4.0, 8.0));
     let holds = |i: usize| of(i, "total_bytes");
     let memory = format!("{}B", (holds(1).max(holds(2)) as u64).min(holds(0) as u64 - 1));
     let out = run(&["plan", &job, "--memory", &memory]);

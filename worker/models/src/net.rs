@@ -29,12 +29,14 @@ pub struct Layer {
     pub keeps: usize,
     /// Values beside, of one sample, that layers of a rank use one after the other.
     pub works: usize,
+    /// Values that a tensor slice of it gives each of the others, forward and back, of one sample; none of the layer as a whole.
+    pub sums: usize,
 }
 
 impl Layer {
     /// With parameters in one range, keeping what it gives.
     pub fn of(params: Range<usize>, cost: f64, outputs: usize) -> Self {
-        Self { params: std::iter::once(params).collect(), cost, outputs, keeps: outputs, works: 0 }
+        Self { params: std::iter::once(params).collect(), cost, outputs, keeps: outputs, works: 0, sums: 0 }
     }
 }
 

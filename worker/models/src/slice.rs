@@ -11,7 +11,7 @@
 //! All that goes between slices is [`SliceRanks::gather`]: each adds up what it got in the order of the slices, so all have the same bits.
 
 use crate::{
-    Model, ModelError,
+    Layer, Model, ModelError,
     net::{Net, NetResult},
 };
 use paraft_compute::{Device, DeviceError};
@@ -83,9 +83,17 @@ pub type NetSlice<D> = (Box<dyn Net<D>>, Vec<Run>);
 /// # Errors
 /// It can't; for people.
 pub fn check_slices(model: &dyn Model, of: usize) -> Result<(), ModelError> {
+    layers_of_slice(model, of).map(drop)
+}
+
+/// The layers of a model as the first of so many slices has them, in the slice's flat vector.
+///
+/// # Errors
+/// It can't be cut so; for people.
+pub fn layers_of_slice(model: &dyn Model, of: usize) -> Result<Vec<Layer>, ModelError> {
     match of {
-        1 => Ok(()),
-        _ => model.slice(Slice { at: 0, of }, Arc::new(Nobody)).map(drop),
+        1 => Ok(model.layers()),
+        _ => Ok(model.slice(Slice { at: 0, of }, Arc::new(Nobody))?.model.layers()),
     }
 }
 

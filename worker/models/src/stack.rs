@@ -143,7 +143,14 @@ impl<D: Device> Stack<D> {
         let piece = |(i, l): (usize, &Layer)| {
             let given = if i == last { 0 } else { l.outputs };
             let piece = Piece::of(l.offset..l.offset + l.len(), 2.0 * l.weight_len() as f64, given);
-            Piece { keeps: l.outputs, works: 2 * l.outputs.max(l.inputs), ..piece }
+            let back = if i > 0 { l.inputs } else { 0 };
+            let sums = match l.part {
+                Part::Whole => 0,
+                Part::Columns => back,
+                Part::Rows => l.outputs,
+                Part::Gathered(_) => l.outputs + back,
+            };
+            Piece { keeps: l.outputs, works: 2 * l.outputs.max(l.inputs), sums, ..piece }
         };
         self.layers.iter().enumerate().map(piece).collect()
     }

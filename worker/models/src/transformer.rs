@@ -689,17 +689,23 @@ where
         let room = 5 * edge + 4 * attended + 2 * hidden + s.time * (heads + 4);
         let back = 3 * edge + 4 * attended + hidden;
         let (keeps, works) = if s.checkpoint_activations { (edge, room + back) } else { (edge + room, back) };
+        // Two sums forward and two back; and two more where a block is computed again. Of the logits: maximum, sum, and the label's.
+        let of_slices = |values: usize| if self.among.is_some() { values } else { 0 };
+        let sums = of_slices(if s.checkpoint_activations { 6 } else { 4 } * edge);
         let head = Layer {
             params: vec![self.places.table(s), norm.gamma()..*len],
             cost: logits,
             outputs: 0,
             keeps: edge + s.time * vocab,
             works: back,
+            sums: of_slices(edge + 3 * s.time),
         };
-        std::iter::once(Layer::of(0..first, time * width, edge))
+        let embedding = Layer { sums: of_slices(edge), ..Layer::of(0..first, time * width, edge) };
+        std::iter::once(embedding)
             .chain(begins.zip(ends).map(|(begin, end)| Layer {
                 keeps,
                 works,
+                sums,
                 ..Layer::of(begin..end, block, edge)
             }))
             .chain([head])
