@@ -29,7 +29,14 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     // Eight layers, where five stages hold as much as four; two heads, so no more than two slices of each.
     assert_eq!(
         names[4..],
-        ["4 stages", "6 stages", "2 slices", "2 stages x 2 slices", "4 stages x 2 slices", "8 stages x 2 slices"]
+        [
+            "4 stages",
+            "6 stages",
+            "2 slices",
+            "2 stages x 2 slices",
+            "4 stages x 2 slices",
+            "8 stages x 2 slices"
+        ]
     );
     let of = |i: usize, key: &str| ways[i][key].as_f64().expect("a number");
     let model = of(0, "weights_bytes");

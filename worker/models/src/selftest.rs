@@ -1,11 +1,13 @@
 //! Whether this machine's GPU computes what it should: every operator ([`parity`]), a step of each model against the CPU, and the
-//! same bits from the same steps. `paraft doctor --selftest`.
+//! same bits from the same steps, with all layers there or one at a time. `paraft doctor --selftest`.
 
 use crate::{
-    Batch, CudaOptions, DataShape, Model, ModelConfig, ModelError, NormKind, Part, Precision, Sample,
+    Batch, CudaOptions, DataShape, Flat, Keep, Model, ModelConfig, ModelError, NetResult, NormKind, Part,
+    Precision, Sample, Weights,
 };
 use paraft_common::Encoding;
 use paraft_compute::{
+    CpuDevice,
     cuda::CudaDevice,
     parity::{self, Case},
 };
@@ -27,6 +29,9 @@ pub fn run(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     let mut cases = parity::operators(&mut CudaDevice::new(options)?, Some(options.precision), seed)?;
     cases.extend(steps(options, seed)?);
     cases.extend(repeats(options, seed)?);
+    if options.precision != Precision::F16 {
+        cases.extend(by_layers(options, seed)?);
+    }
     Ok(cases)
 }
 
@@ -132,6 +137,60 @@ pub fn repeats(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError>
         let two = ten_steps(CudaOptions { eager: true, ..options }, &config, data, seed)?;
         let error = if one == two { 0.0 } else { distance(&one, &two).max(f64::MIN_POSITIVE) };
         let what = format!("{}, ten steps twice, the same bits", config.name());
+        cases.push(Case { what, error, allowed: 0.0 });
+    }
+    Ok(cases)
+}
+
+/// The host's flat vectors, for a model that has some layers on its device.
+struct Host<'a> {
+    weights: &'a [f32],
+    edition: u64,
+    gradient: Vec<f32>,
+}
+
+impl Weights<CpuDevice> for Host<'_> {
+    fn params(&mut self, _: usize) -> NetResult<&[f32]> {
+        Ok(self.weights)
+    }
+
+    fn edition(&mut self, _: usize) -> NetResult<u64> {
+        Ok(self.edition)
+    }
+}
+
+impl Flat<CpuDevice> for Host<'_> {
+    fn layer(&mut self, _: usize) -> NetResult<(&[f32], &mut [f32])> {
+        Ok((self.weights, &mut self.gradient))
+    }
+
+    fn ready(&mut self, _: usize) -> NetResult {
+        Ok(())
+    }
+}
+
+/// Steps of each model with one layer on the device at a time: the bits of those with all of them.
+pub fn by_layers(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
+    let mut cases = Vec::new();
+    for (config, data) in models() {
+        let mut whole = config.build_on(options, data)?;
+        let mut some = config.build_layered(options, |_| Keep::Values(0), data)?;
+        let mut weights = vec![0.0; len_of(whole.as_ref())];
+        whole.init(seed, &mut weights);
+        let (mut noise, mut error) = (Noise(seed), 0.0);
+        for edition in 1..4 {
+            let b = noise.batch(data, 4);
+            let mut want = vec![f32::NAN; weights.len()];
+            whole.step(&weights, &mut want, &b, &mut |_, _| {})?;
+            let mut host = Host { weights: &weights, edition, gradient: vec![f32::NAN; weights.len()] };
+            some.step_by_layers(&mut host, &b)?;
+            let same = host.gradient.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+            if !same {
+                error = distance(&host.gradient, &want).max(f64::MIN_POSITIVE);
+            }
+            weights.iter_mut().zip(&want).for_each(|(w, g)| *w -= 0.05 * g);
+        }
+        let what = format!("{}, layer by layer, the same bits", config.name());
         cases.push(Case { what, error, allowed: 0.0 });
     }
     Ok(cases)

@@ -258,3 +258,12 @@ fn what_breaks_off_leaves_nothing_behind() -> Result<()> {
     ensure!(error.as_ref().is_some_and(|e| e.contains("bf16")), "{error:?}");
     Ok(())
 }
+
+#[test]
+fn doctor_compares_them_too() -> Result<()> {
+    let Some(_session) = Session::begin("doctor_compares_them_too")? else { return Ok(()) };
+    let cases = paraft_models::selftest::by_layers(CudaOptions::default(), 3)?;
+    let wrong: Vec<_> = cases.iter().filter(|c| !c.holds()).collect();
+    ensure!(cases.len() == 6 && wrong.is_empty(), "{} cases, {wrong:#?}", cases.len());
+    Ok(())
+}
