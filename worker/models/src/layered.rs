@@ -145,12 +145,18 @@ impl Back<'_> {
             come.write(self.host.layer(layer)?.1);
             self.shelf.took(come);
             self.come += 1;
-            while let Some((offset, sent)) = self.waits.front().copied()
-                && sent <= self.come
-            {
-                self.waits.pop_front();
-                self.host.ready(offset)?;
-            }
+            self.tell()?;
+        }
+        if all { self.tell() } else { Ok(()) }
+    }
+
+    /// What is complete on the host by now.
+    fn tell(&mut self) -> NetResult {
+        while let Some((offset, sent)) = self.waits.front().copied()
+            && sent <= self.come
+        {
+            self.waits.pop_front();
+            self.host.ready(offset)?;
         }
         Ok(())
     }
