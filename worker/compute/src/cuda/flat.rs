@@ -28,7 +28,7 @@ use std::{
 };
 
 /// The flat parameters: in f32, and where the device computes in 16 bits, in those too. All of them lie one behind the other; or, of a
-/// model of which the device has some layers ([`Shelf`](super::shelf::Shelf)), each [run](Runs) by itself.
+/// model of which the device has some layers ([`Shelf`](super::Shelf)), each run by itself.
 #[derive(Debug)]
 pub struct Params {
     pub(super) master: Buffer<f32>,
