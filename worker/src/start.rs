@@ -1,13 +1,13 @@
 //! What a job begins with: weights drawn from the seed, a model file, another job's, or a checkpoint.
 
 use crate::{Job, WorkerError, streamed, worker::Plan};
-use paraft_checkpoint::{Checkpoint, Folder, weights};
+use paraft_checkpoint::{Checkpoint, Folder, State, weights};
 use paraft_client::{Initial, Values};
 use paraft_common::{
     Layout,
     config::{Start, Stopping},
 };
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 /// Writes the weights of a seed.
 pub type Init<'a> = dyn FnMut(u64, &mut [f32]) + 'a;
@@ -29,7 +29,7 @@ impl Beginning {
 
 /// Prepares the job's beginning; `init` writes the weights of a seed, and without it another worker brings them. A checkpoint wins over `train.init`: the job that it is of
 /// may have begun so.
-/// Where a worker holds a part of its model, weights of the seed lie in a file in the folder `scratch`.
+/// Where a worker holds a part of its model, all of this lies in files in the folder `scratch`.
 /// Everything that is wrong with a file is said here, before the servers hear of this worker.
 pub fn begin(
     job: &Job,
@@ -40,29 +40,43 @@ pub fn begin(
     scratch: &Path,
 ) -> Result<Beginning, WorkerError> {
     if let Some(path) = resume {
-        return from_checkpoint(job, path, layout, plan);
+        return from_checkpoint(job, path, layout, plan, scratch);
     }
     if let Some(name) = job.train.init_job() {
         // The servers copy them.
         return Ok(Beginning { initial: Initial::default(), start: Some(Start::of_job(name)) });
     }
     if let Some(path) = &job.train.init {
-        let (weights, from) = weights::load(&job.base_dir.join(path), layout)?;
+        let path = job.base_dir.join(path);
+        let (weights, from): (Values, String) = match job.by_layers() {
+            true => into_values(weights::load_into(&path, layout, |len| streamed::scratch(scratch, len))?),
+            false => into_values(weights::load(&path, layout)?),
+        };
         let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default() };
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
     let Some(init) = init else { return Ok(Beginning { initial: Initial::default(), start: None }) };
-    if job.memory.resident.is_some() || job.parallel.is_cut() {
+    if job.by_layers() {
         let mut weights = streamed::scratch(scratch, layout.len())?;
         init(job.seed, &mut weights);
-        return Ok(Beginning { initial: Initial::fresh(Values::Scratch(Arc::new(weights))), start: None });
+        return Ok(Beginning { initial: Initial::fresh(weights), start: None });
     }
     let mut weights = vec![0.0; layout.len()];
     init(job.seed, &mut weights);
     Ok(Beginning { initial: Initial::fresh(weights), start: None })
 }
 
-fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Result<Beginning, WorkerError> {
+fn into_values(loaded: (impl Into<Values>, String)) -> (Values, String) {
+    (loaded.0.into(), loaded.1)
+}
+
+fn from_checkpoint(
+    job: &Job,
+    path: &Path,
+    layout: &Layout,
+    plan: &Plan,
+    scratch: &Path,
+) -> Result<Beginning, WorkerError> {
     let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
     checkpoint.verify()?;
     checkpoint.fits(layout.tensors(), &job.on_servers().optimizer)?;
@@ -88,10 +102,16 @@ fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Resu
     let mut stopping = Stopping::from(&manifest.early_stop);
     // The rule may have been changed, or taken out, to go on.
     stopping.stop = job.eval.early_stop.is_some_and(|rule| stopping.bad >= rule.patience);
-    let state = checkpoint.load()?;
+    let (weights, slots): (Values, Vec<Values>) = if job.by_layers() {
+        let (weights, slots) = checkpoint.load_into(|len| streamed::scratch(scratch, len))?;
+        (weights.into(), slots.into_iter().map(Into::into).collect())
+    } else {
+        let State { weights, slots } = checkpoint.load()?;
+        (weights.into(), slots.into_iter().map(Into::into).collect())
+    };
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
     Ok(Beginning {
-        initial: Initial { weights: state.weights.into(), slots: state.slots, stamps },
+        initial: Initial { weights, slots, stamps },
         start: Some(Start { from: checkpoint.identity(), step, epochs, stopping }),
     })
 }

@@ -11,6 +11,7 @@ use paraft_common::{TensorKind, TensorSpec, optim::OptimizerConfig};
 use std::{
     fs::{self, File},
     io::Read,
+    ops::DerefMut,
     path::{Path, PathBuf},
 };
 
@@ -194,6 +195,17 @@ impl Checkpoint {
 
     /// Reads the bulk. Verify it first: this trusts its checksums.
     pub fn load(&self) -> Result<State, CheckpointError> {
+        let (weights, slots) = self.load_into(|len| Ok::<_, CheckpointError>(vec![0.0; len]))?;
+        Ok(State { weights, slots })
+    }
+
+    /// The same to wherever there is `room` for so many values: the weights, then the optimizer's state vectors. Beside that it takes no memory
+    /// that grows with the model.
+    pub fn load_into<V, E>(&self, mut room: impl FnMut(usize) -> Result<V, E>) -> Result<(V, Vec<V>), E>
+    where
+        V: DerefMut<Target = [f32]>,
+        E: From<CheckpointError>,
+    {
         let tensors = &self.manifest.tensors;
         let layout =
             self.manifest.layout().map_err(|e| not_whole(&self.path, MANIFEST_FILE, e.to_string()))?;
@@ -201,7 +213,7 @@ impl Checkpoint {
         // Before memory is taken for them: the files hold what the manifest names.
         let misfit = |piece: &'static str, differences: Vec<String>| match differences.is_empty() {
             true => Ok(()),
-            false => Err(CheckpointError::Misfit { path: self.path.join(piece), differences }),
+            false => Err(E::from(CheckpointError::Misfit { path: self.path.join(piece), differences })),
         };
         misfit(MODEL_FILE, differences(tensors, &model))?;
         let params = tensors.iter().filter(|t| t.kind == TensorKind::Param);
@@ -210,8 +222,9 @@ impl Checkpoint {
             .map(|(name, shape)| TensorSpec::param(name, shape))
             .collect();
         misfit(OPTIMIZER_FILE, differences(&of_slots, &optimizer))?;
-        let mut weights = vec![0.0; layout.len()];
-        let mut slots = vec![vec![0.0; layout.params_len()]; self.manifest.slots.len()];
+        let mut weights = room(layout.len())?;
+        let of_slots = self.manifest.slots.iter().map(|_| room(layout.params_len()));
+        let mut slots = of_slots.collect::<Result<Vec<V>, E>>()?;
         for (i, t) in tensors.iter().enumerate() {
             let range = layout.tensor_range(i);
             model.read(&t.name, &mut weights[range.clone()])?;
@@ -221,7 +234,7 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(State { weights, slots })
+        Ok((weights, slots))
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{BufWriter, Write},
+    ops::DerefMut,
     path::Path,
     str::FromStr,
 };
@@ -153,19 +154,28 @@ fn write(
 /// Reads a model file that PyTorch, or anyone, made for these tensors: names and shapes must match. BatchNorm's
 /// counters are passed over. Gives the flat vector, and a name for the file by its content.
 pub fn load(path: &Path, layout: &Layout) -> Result<(Vec<f32>, String), CheckpointError> {
+    load_into(path, layout, |len| Ok(vec![0.0; len]))
+}
+
+/// The same to where there is `room` for so many values.
+pub fn load_into<V: DerefMut<Target = [f32]>, E: From<CheckpointError>>(
+    path: &Path,
+    layout: &Layout,
+    room: impl FnOnce(usize) -> Result<V, E>,
+) -> Result<(V, String), E> {
     let file = TensorFile::open(path)?;
     let differences = differences(layout.tensors(), &file);
     if !differences.is_empty() {
-        return Err(CheckpointError::Misfit { path: path.to_path_buf(), differences });
+        return Err(CheckpointError::Misfit { path: path.to_path_buf(), differences }.into());
     }
-    let mut weights = vec![0.0; layout.len()];
+    let mut weights = room(layout.len())?;
     for (i, t) in layout.tensors().iter().enumerate() {
         file.read(&t.name, &mut weights[layout.tensor_range(i)])?;
     }
     if let Some(i) = weights.iter().position(|v| !v.is_finite()) {
         let at = (0..layout.tensors().len()).find(|t| layout.tensor_range(*t).contains(&i)).unwrap_or(0);
         let why = format!("tensor `{}` holds {}", layout.tensors()[at].name, weights[i]);
-        return Err(CheckpointError::bad(path, why));
+        return Err(CheckpointError::bad(path, why).into());
     }
     let mut crc = crc32fast::Hasher::new();
     crc.update(bytemuck::cast_slice(&weights));

@@ -106,6 +106,18 @@ fn what_was_written_is_what_is_read() -> Result {
     let c = Checkpoint::open(&write(&folder, 20, 3)?)?;
     c.verify()?;
     let state = c.load()?;
+    // To rooms of the caller's: of the weights, then of each state vector.
+    let mut asked = Vec::new();
+    let (weights, slots) = c.load_into(|len| {
+        asked.push(len);
+        Ok::<_, CheckpointError>(vec![f32::NAN; len])
+    })?;
+    assert_eq!((&weights, &slots), (&state.weights, &state.slots));
+    let lens: Vec<usize> = std::iter::once(&weights).chain(&slots).map(Vec::len).collect();
+    assert_eq!(asked, lens);
+    let no_room =
+        || CheckpointError::Io { path: c.path().into(), error: std::io::ErrorKind::StorageFull.into() };
+    assert!(c.load_into(|_| Err::<Vec<f32>, _>(no_room())).is_err());
     let layout = layout();
     assert_eq!(state.weights, (0..layout.len()).map(|i| value(20, 0, i)).collect::<Vec<_>>());
     for (s, slot) in state.slots.iter().enumerate() {

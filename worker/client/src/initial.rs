@@ -23,6 +23,12 @@ impl Default for Values {
     }
 }
 
+impl From<Scratch> for Values {
+    fn from(values: Scratch) -> Self {
+        Self::Scratch(Arc::new(values))
+    }
+}
+
 impl From<Vec<f32>> for Values {
     fn from(values: Vec<f32>) -> Self {
         Self::Memory(values)
@@ -53,7 +59,7 @@ pub struct Initial {
     pub weights: Values,
     /// The optimizer's state vectors, each as long as the parameters; empty for fresh weights, or as many as the
     /// optimizer keeps.
-    pub slots: Vec<Vec<f32>>,
+    pub slots: Vec<Values>,
     /// For each bucket of the job, the updates that are in it and the schedule's clock; empty for fresh weights.
     pub stamps: Vec<(u64, f64)>,
 }

@@ -102,7 +102,10 @@ impl<'a> Lead<'a> {
             &data.plan,
             &std::env::temp_dir(),
         )?;
-        let state = State { weights: begin.initial.weights.to_vec(), slots: begin.initial.slots.clone() };
+        let state = State {
+            weights: begin.initial.weights.to_vec(),
+            slots: begin.initial.slots.iter().map(|s| s.to_vec()).collect(),
+        };
         let begun = Step(begin.step());
         let mut server_job = job.server_job_on(tensors, &data.digest);
         server_job.start = begin.start;

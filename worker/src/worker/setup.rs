@@ -61,7 +61,7 @@ impl OptimizerState {
         }
         // Behind them come those of the job's algorithm, which begin anew.
         slots.iter_mut().zip(self.vectors).for_each(|(slot, v)| *slot = v);
-        initial.slots = slots;
+        initial.slots = slots.into_iter().map(Into::into).collect();
         initial.stamps = vec![(self.updates, self.updates as f64); layout.buckets().len()];
         Ok(())
     }
