@@ -75,7 +75,7 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Train a job on a fleet that does not exist, in simulated time: what would 256 workers do?
     Simulate(simulate::SimulateArgs),
-    /// How the workers of a job can hold its model: whole, layer by layer, in stages; what each takes, and what fits.
+    /// How the workers of a job can hold its model: whole, layer by layer, in stages, in slices; what each takes, and what fits.
     Plan(plan::PlanArgs),
     /// Run one server of a fleet.
     Server(serve::ServerArgs),

@@ -7,9 +7,13 @@ use paraft_common::need::Bytes;
 use paraft_fleet::{failure::Failure, out};
 use paraft_models::{Layer, Model, Stages};
 use paraft_proto::limits;
-use paraft_worker::{Job, cli, exit, worker::Plan};
+use paraft_worker::{
+    Job, cli, exit,
+    job::{ParallelConfig, Resident},
+    worker::Plan,
+};
 use serde_json::json;
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 #[derive(Args)]
 pub struct PlanArgs {
@@ -88,8 +92,8 @@ fn rest(weights: u64) -> u64 {
     weights.min(pushes) + weights.min(pulls) + BUFFERS + PROCESS
 }
 
-/// The ways of a model with so many parameters, for this job.
-fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> Vec<Way> {
+/// The ways of a model with so many parameters, for this job; and why others are not for it.
+fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, BTreeSet<String>) {
     let layers = &of.layers()[..];
     let (model, batch) = (parameters * F32, job.train.batch as u64);
     let whole = Way {
@@ -104,19 +108,24 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> Vec<Way> {
         between: 0,
         bubble: 0.0,
     };
-    let mut ways = vec![whole.clone()];
+    let (mut ways, mut refused) = (vec![whole.clone()], BTreeSet::new());
     if layers.len() < 2 {
-        return ways;
+        return (ways, refused);
     }
+    let mut other = job.clone();
+    (other.memory.resident, other.parallel) = (Some(Resident::Layers(2)), ParallelConfig::default());
     let largest = layers.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
-    ways.push(Way {
-        name: "streamed".into(),
-        keys: "memory.resident = 2".into(),
-        weights: 2 * largest,
-        gradient: largest,
-        with_servers: 3 * model,
-        ..whole
-    });
+    match other.refused() {
+        Some(why) => drop(refused.insert(format!("streamed: {why}"))),
+        None => ways.push(Way {
+            name: "streamed".into(),
+            keys: "memory.resident = 2".into(),
+            weights: 2 * largest,
+            gradient: largest,
+            with_servers: 3 * model,
+            ..whole
+        }),
+    }
     for slices in SLICES {
         // Of a slice; of a model that can't be cut in so many there are none.
         let Ok(own) = paraft_models::layers_of_slice(of, slices) else { break };
@@ -128,16 +137,25 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> Vec<Way> {
             let mut given = job.clone();
             (given.parallel.pipeline, given.parallel.tensor) = (stages as u32, slices as u32);
             given.parallel.cut.clear();
-            let Ok(cut) = given.stages(layers) else { continue };
-            if stages == 1 || !given.parallel.schedule.goes_on() || given.micro_batches() >= stages {
-                let way = mesh(&given, (layers, &cut), &own, steps);
-                let less = way.filter(|way| way.total() < least / 100 * 98);
-                least = less.as_ref().map_or(least, Way::total);
-                ways.extend(less);
+            given.memory.resident = None;
+            // `2bw` wants a micro-batch for each stage: not said of each number of them.
+            let few = stages > 1 && given.parallel.schedule.goes_on() && given.micro_batches() < stages;
+            match given.refused() {
+                Some(_) if few => continue,
+                Some(why) => {
+                    refused.insert(format!("stages and slices: {why}"));
+                    continue;
+                }
+                None => {}
             }
+            let Ok(cut) = given.stages(layers) else { continue };
+            let way = mesh(&given, (layers, &cut), &own, steps);
+            let less = way.filter(|way| way.total() < least / 100 * 98);
+            least = less.as_ref().map_or(least, Way::total);
+            ways.extend(less);
         }
     }
-    ways
+    (ways, refused)
 }
 
 /// Stages, cut in slices where the job has some: of the model's layers, and of a slice's.
@@ -195,14 +213,15 @@ pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
     let (model, data) = cli::built_in(&job)?;
     let steps = Plan::new(&job, &data.train)?.between_ends(&job);
     let parameters = model.tensors().iter().map(|t| t.len() as u64).sum();
-    let ways = ways(&job, &*model, parameters, steps);
+    let (ways, refused) = ways(&job, &*model, parameters, steps);
+    let all = |w: &Way| w.processes as u64 * u64::from(job.train.workers);
     let fits = |w: &Way| args.memory.is_none_or(|Bytes(most)| w.total() <= most);
     if args.json {
         for w in &ways {
             out!(
                 "{}",
                 json!({
-                    "way": w.name, "keys": w.keys, "processes": w.processes, "weights_bytes": w.weights,
+                    "way": w.name, "keys": w.keys, "processes": all(w), "weights_bytes": w.weights,
                     "gradient_bytes": w.gradient, "activations_bytes": w.activations, "rest_bytes": w.rest,
                     "total_bytes": w.total(), "with_servers_bytes": w.with_servers, "between_bytes": w.between,
                     "bubble": w.bubble, "fits": fits(w),
@@ -211,6 +230,9 @@ pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
         }
     } else {
         out!("{}", table(&job, &ways, fits));
+    }
+    for why in refused {
+        eprintln!("left out: {why}");
     }
     match (args.memory, ways.iter().min_by_key(|w| w.total())) {
         (Some(memory), Some(least)) if !ways.iter().any(fits) => Err(Failure::new(
@@ -221,7 +243,7 @@ pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
                 least.name
             ),
         )
-        .help("a smaller train.batch, model.checkpoint_activations = true, or more memory")),
+        .help("a smaller train.batch, of a transformer model.checkpoint_activations = true, or more memory")),
         _ => Ok(exit::OK),
     }
 }

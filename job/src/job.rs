@@ -147,13 +147,13 @@ impl Job {
     }
 
     /// On a GPU a gradient that leaves layer by layer can't be scaled and tried again.
-    pub(crate) fn check_by_layers(&self, key: &'static str) -> Check {
+    pub(crate) fn check_by_layers(&self) -> Check {
         match self.device() {
             DeviceConfig::Cpu => Ok(()),
             _ if self.train.precision != Precision::F16 => Ok(()),
             _ => bad(
-                key,
-                "train.precision = \"f16\" scales the whole gradient, and here it leaves layer by layer",
+                "train.precision",
+                "f16 scales the whole gradient, and with [memory] or [parallel] it leaves layer by layer",
                 "set train.precision = \"bf16\", or train.device = \"cpu\"",
             ),
         }
@@ -165,7 +165,12 @@ impl Job {
     /// What else the job wants is not there; for people.
     pub fn compute_on(&mut self, device: DeviceConfig) -> Result<(), String> {
         self.train.device = device;
-        self.check().map_err(|Unfit { key, message, remedy }| format!("{key}: {message}; {remedy}"))
+        self.refused().map_or(Ok(()), Err)
+    }
+
+    /// Why it would be refused, as it is now; for people.
+    pub fn refused(&self) -> Option<String> {
+        self.check().err().map(|Unfit { key, message, remedy }| format!("{key}: {message}; {remedy}"))
     }
 
     /// Raft groups.

@@ -79,7 +79,7 @@ impl MemoryConfig {
         let no = |what: &str, remedy: &'static str| {
             bad("memory.resident", format!("layers are streamed {what}"), remedy)
         };
-        job.check_by_layers("memory.resident")?;
+        job.check_by_layers()?;
         if train.exchange == Exchange::AllReduce {
             return no(
                 "from servers, and with train.exchange = \"all-reduce\" they have no weights",

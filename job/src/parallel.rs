@@ -18,7 +18,7 @@ pub struct ParallelConfig {
     /// Slices of each stage's layers, on a rank each, which compute every layer together; from 1 to 64.
     #[serde(skip_serializing_if = "is_one")]
     pub tensor: u32,
-    /// Micro-batches of a minibatch; default: four for each stage, or as many as there are samples.
+    /// Micro-batches of a minibatch; default: four for each of several stages, or as many as there are samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<usize>,
     /// In which order a stage computes them.
@@ -75,7 +75,9 @@ impl Job {
     /// Micro-batches of a minibatch.
     pub fn micro_batches(&self) -> usize {
         let most = self.train.batch.max(1);
-        self.parallel.micro_batches.unwrap_or(4 * self.parallel.pipeline as usize).min(most)
+        let stages = self.parallel.pipeline as usize;
+        let default = if stages > 1 { 4 * stages } else { 1 };
+        self.parallel.micro_batches.unwrap_or(default).min(most)
     }
 
     /// Whether the slices that it asks for can be cut of a model.
@@ -175,7 +177,7 @@ impl ParallelConfig {
                 );
             }
         }
-        job.check_by_layers("parallel.pipeline")?;
+        job.check_by_layers()?;
         if train.mode == ModeChoice::Auto {
             return no(
                 "train.mode",

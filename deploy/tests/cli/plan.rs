@@ -55,7 +55,7 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     let between = 4.0 * 2.0 * ((6.0 * 4.0 + 2.0) * edge + 3.0 * tokens) + model;
     assert_eq!(of(6, "between_bytes"), between, "{}", ways[6]);
     assert!((1.5..1.6).contains(&(of(6, "weights_bytes") / model)) && of(6, "bubble") == 0.0, "{}", ways[6]);
-    assert_eq!((of(7, "processes"), of(8, "processes")), (4.0, 8.0));
+    assert_eq!((of(7, "processes"), of(8, "processes")), (8.0, 16.0));
     let holds = |i: usize| of(i, "total_bytes");
     let memory = format!("{}B", (holds(1).max(holds(2)) as u64).min(holds(0) as u64 - 1));
     let out = run(&["plan", &job, "--memory", &memory]);
@@ -64,6 +64,11 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     let row = |way: &str| rows.lines().find(|l| l.trim_start().starts_with(way)).expect(way).to_string();
     assert!(row("whole").contains(" no "), "{rows}");
     contains(&row("2 stages"), &[" yes ", "parallel.pipeline = 2"]);
+    // What `train` refuses is left out, and why is said.
+    let out = run(&["plan", &job, "--set", "clip.norm=1"]);
+    let (rows, said) = (text(&out.stdout), text(&out.stderr));
+    assert!(out.status.success() && !rows.contains("parallel.") && rows.contains("streamed"), "{rows}");
+    contains(&said, &["left out: stages and slices: clip.norm"]);
     let out = run(&["plan", &job, "--memory", "1MiB"]);
     assert_eq!(out.status.code(), Some(1));
     contains(&text(&out.stderr), &["no process of 1.0 MiB", "the least is", "train.batch"]);

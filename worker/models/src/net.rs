@@ -181,7 +181,7 @@ pub trait Net<D: Device>: Send {
 }
 
 pub(crate) fn not_in_slices() -> ModelError {
-    ModelError::new("this model can't be cut in tensor slices; the transformer and the mlp can")
+    ModelError::new("this model can't be cut in tensor slices; transformer, mlp and logistic-regression can")
 }
 
 fn whole_only() -> DeviceError {

@@ -368,6 +368,9 @@ mod tests {
             let mut flat = Whole { params: &local[..], grads: &mut grads[..], ready: &mut ready };
             edge = sliced.model.backward_pass(&mut flat, &pass, edge.as_deref()).expect("back");
         }
+        // Nothing of a step is in the sums of an evaluation.
+        let again = forward(&mut *sliced.model, true);
+        assert_eq!(again, Forward::Evaluated(evaluation), "{slice:?} behind a step");
         let mut joined = vec![f32::NAN; params.len()];
         sliced.join(slice, &grads, &mut joined);
         (loss, joined, evaluation)

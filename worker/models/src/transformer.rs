@@ -315,6 +315,8 @@ pub struct Transformer<D: Device> {
     among: Option<Among>,
     /// Of the classes of all slices.
     losses: CrossEntropy,
+    /// Of the last pass of a step, in a slice.
+    step_loss: f64,
     /// Of how many rows, of a step.
     rows: usize,
 }
@@ -360,6 +362,7 @@ impl<D: Device> Transformer<D> {
             places: Places::new(shape, Sizes::of(shape, among.as_ref().map(|a| a.slice))),
             among,
             losses: CrossEntropy::default(),
+            step_loss: 0.0,
             rows: 0,
             slots: vec![Slot::new(shape)],
             back: Back {
@@ -491,7 +494,7 @@ impl<D: Device> Transformer<D> {
             let mut logits = d.read(&slot.logits)?;
             let of = among.cross_entropy(&mut logits, among.slice.part(s.vocab), &slot.host_labels)?;
             if !pass.evaluates {
-                (self.losses, self.rows) = (of, rows);
+                (self.step_loss, self.rows) = (of.loss, rows);
                 return d.load_values(&logits, &mut slot.logits);
             }
             self.losses.loss += of.loss;
@@ -771,7 +774,7 @@ where
 
     fn loss(&mut self, d: &mut D) -> NetResult<f32> {
         match self.among {
-            Some(_) => Ok((self.losses.loss / self.rows.max(1) as f64) as f32),
+            Some(_) => Ok((self.step_loss / self.rows.max(1) as f64) as f32),
             None => d.loss(),
         }
     }
