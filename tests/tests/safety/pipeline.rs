@@ -357,7 +357,7 @@ fn a_pipeline_that_cannot_be_is_refused_with_the_key() -> Result<()> {
         (&["parallel.tensor=0"], "parallel.tensor"),
         (&["parallel.tensor=21"], "parallel.tensor: 21 slices of a layer of width 20"),
         (&["parallel.tensor=2", "clip.norm=1.0"], "clip.norm"),
-        (&["parallel.pipeline=2", "train.device=cuda"], "train.device"),
+        (&["parallel.pipeline=2", "train.device=cuda", "train.precision=f16"], "train.precision"),
         (&["parallel.pipeline=2", "clip.norm=1.0"], "clip.norm"),
         (&["parallel.pipeline=2", "train.group_size=2"], "train.group_size"),
         (&["parallel.pipeline=2", "train.mode=auto"], "train.mode"),
