@@ -116,7 +116,9 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
     (other.memory.resident, other.parallel) = (Some(Resident::Layers(2)), ParallelConfig::default());
     let largest = layers.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
     match other.refused() {
-        Some(why) => drop(refused.insert(format!("streamed: {why}"))),
+        Some(why) => {
+            refused.insert(format!("streamed: {why}"));
+        }
         None => ways.push(Way {
             name: "streamed".into(),
             keys: "memory.resident = 2".into(),

@@ -86,7 +86,7 @@ impl Job {
     /// They can't; for people.
     pub fn check_slices(&self, model: &dyn Model) -> Result<(), String> {
         let of = self.parallel.tensor as usize;
-        paraft_models::check_slices(model, of).map_err(|e| format!("parallel.tensor: {e}"))
+        paraft_models::layers_of_slice(model, of).map(drop).map_err(|e| format!("parallel.tensor: {e}"))
     }
 
     /// How a model of these layers is cut.

@@ -1,7 +1,7 @@
 //! What a job begins with: weights drawn from the seed, a model file, another job's, or a checkpoint.
 
 use crate::{Job, WorkerError, streamed, worker::Plan};
-use paraft_checkpoint::{Checkpoint, Folder, State, weights};
+use paraft_checkpoint::{Checkpoint, Folder, weights};
 use paraft_client::{Initial, Values};
 use paraft_common::{
     Layout,
@@ -39,35 +39,28 @@ pub fn begin(
     plan: &Plan,
     scratch: &Path,
 ) -> Result<Beginning, WorkerError> {
+    let room = |len: usize| -> Result<Values, WorkerError> {
+        match job.by_layers() {
+            true => Ok(streamed::scratch(scratch, len)?.into()),
+            false => Ok(vec![0.0; len].into()),
+        }
+    };
     if let Some(path) = resume {
-        return from_checkpoint(job, path, layout, plan, scratch);
+        return from_checkpoint(job, path, layout, plan, room);
     }
     if let Some(name) = job.train.init_job() {
         // The servers copy them.
         return Ok(Beginning { initial: Initial::default(), start: Some(Start::of_job(name)) });
     }
     if let Some(path) = &job.train.init {
-        let path = job.base_dir.join(path);
-        let (weights, from): (Values, String) = match job.by_layers() {
-            true => into_values(weights::load_into(&path, layout, |len| streamed::scratch(scratch, len))?),
-            false => into_values(weights::load(&path, layout)?),
-        };
+        let (weights, from) = weights::load_into(&job.base_dir.join(path), layout, room)?;
         let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default() };
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
     let Some(init) = init else { return Ok(Beginning { initial: Initial::default(), start: None }) };
-    if job.by_layers() {
-        let mut weights = streamed::scratch(scratch, layout.len())?;
-        init(job.seed, &mut weights);
-        return Ok(Beginning { initial: Initial::fresh(weights), start: None });
-    }
-    let mut weights = vec![0.0; layout.len()];
+    let mut weights = room(layout.len())?;
     init(job.seed, &mut weights);
     Ok(Beginning { initial: Initial::fresh(weights), start: None })
-}
-
-fn into_values(loaded: (impl Into<Values>, String)) -> (Values, String) {
-    (loaded.0.into(), loaded.1)
 }
 
 fn from_checkpoint(
@@ -75,7 +68,7 @@ fn from_checkpoint(
     path: &Path,
     layout: &Layout,
     plan: &Plan,
-    scratch: &Path,
+    room: impl FnMut(usize) -> Result<Values, WorkerError>,
 ) -> Result<Beginning, WorkerError> {
     let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
     checkpoint.verify()?;
@@ -102,13 +95,7 @@ fn from_checkpoint(
     let mut stopping = Stopping::from(&manifest.early_stop);
     // The rule may have been changed, or taken out, to go on.
     stopping.stop = job.eval.early_stop.is_some_and(|rule| stopping.bad >= rule.patience);
-    let (weights, slots): (Values, Vec<Values>) = if job.by_layers() {
-        let (weights, slots) = checkpoint.load_into(|len| streamed::scratch(scratch, len))?;
-        (weights.into(), slots.into_iter().map(Into::into).collect())
-    } else {
-        let State { weights, slots } = checkpoint.load()?;
-        (weights.into(), slots.into_iter().map(Into::into).collect())
-    };
+    let (weights, slots) = checkpoint.load_into(room)?;
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
     Ok(Beginning {
         initial: Initial { weights, slots, stamps },

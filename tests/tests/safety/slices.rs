@@ -1,7 +1,7 @@
 //! Workers whose ranks hold a slice of the model each, or of a stage of it: what they learn is nearly what a worker with the whole model learns,
 //! whoever dies.
 
-use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, on_text};
+use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, text_learns_the_same};
 use anyhow::{Result, ensure};
 use paraft_checkpoint::Folder;
 use paraft_tests::{
@@ -31,19 +31,11 @@ fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
 
 #[test]
 fn slices_of_a_transformer_learn_the_same() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let whole = train(&on_text(&fleet(4)?.at, folder.path(), &["train.workers=1"])?)?;
-    for mesh in [
-        &["parallel.tensor=2"][..],
+    text_learns_the_same(&[
+        &["parallel.tensor=2"],
         &["parallel.tensor=2", "parallel.pipeline=2"],
         &["parallel.tensor=2", "parallel.pipeline=3", "model.checkpoint_activations=true"],
-    ] {
-        let fleet = fleet(4)?;
-        let job = on_text(&fleet.at, folder.path(), &[&["train.workers=1"][..], mesh].concat())?;
-        let far = distance(&learn(&job)?, &whole);
-        assert!(far < NEAR, "{mesh:?}: {far} away");
-    }
-    Ok(())
+    ])
 }
 
 #[test]

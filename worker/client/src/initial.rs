@@ -6,15 +6,18 @@ use paraft_common::{
 };
 use paraft_host::Scratch;
 use paraft_proto::Init;
-use std::{ops::Deref, sync::Arc};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
 
 /// Values in memory; or in a file, where they are more than a process is to hold.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Values {
     /// In memory.
     Memory(Vec<f32>),
     /// In a file.
-    Scratch(Arc<Scratch>),
+    Scratch(Scratch),
 }
 
 impl Default for Values {
@@ -25,7 +28,7 @@ impl Default for Values {
 
 impl From<Scratch> for Values {
     fn from(values: Scratch) -> Self {
-        Self::Scratch(Arc::new(values))
+        Self::Scratch(values)
     }
 }
 
@@ -46,6 +49,15 @@ impl Deref for Values {
     }
 }
 
+impl DerefMut for Values {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Memory(values) => values,
+            Self::Scratch(values) => values,
+        }
+    }
+}
+
 impl PartialEq for Values {
     fn eq(&self, other: &Self) -> bool {
         **self == **other
@@ -53,7 +65,7 @@ impl PartialEq for Values {
 }
 
 /// The initial state of a whole job, as flat vectors.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Initial {
     /// All weights, buffers included.
     pub weights: Values,

@@ -4,7 +4,7 @@
 
 use crate::{
     Batch, Evaluation, Flat, Forward, Layer, Model, ModelError, Pass, Slice, SliceRanks, Sliced, Weights,
-    net::{Net, NetResult, check_edge},
+    net::{Net, NetResult, check_edge, forward_pass},
 };
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
@@ -50,15 +50,6 @@ impl<N: Net<CudaDevice>> Layered<N> {
         let params: Vec<_> = layers.iter().map(|l| l.params.clone()).collect();
         let shelf = Shelf::new(&device, &params, keep)?;
         Ok(Self { net, shelf, layers, largest: 1, evaluations: 0, options, keep, device })
-    }
-
-    /// Loads what a pass begins or ends with.
-    fn load(&mut self, pass: &Pass, batch: &Batch) -> Result<(), ModelError> {
-        if pass.layers.start == 0 || pass.layers.end == self.layers.len() {
-            self.net.takes().check_step_batch(batch)?;
-            self.net.load(&mut self.device, pass.slot, batch)?;
-        }
-        Ok(())
     }
 
     /// Makes a step or a way back of it, and brings all of the gradient to the host's.
@@ -241,14 +232,8 @@ impl<N: Net<CudaDevice>> Model for Layered<N> {
         batch: &Batch,
         input: Option<&[f32]>,
     ) -> Result<Forward, ModelError> {
-        check_edge(input, &self.layers, pass.layers.start, pass.n)?;
-        self.load(pass, batch)?;
         let mut forth = Forth { host: weights, shelf: &mut self.shelf };
-        Ok(match self.net.forward_pass(&mut self.device, &mut forth, pass, input)? {
-            Some(edge) => Forward::Edge(edge),
-            None if pass.evaluates => Forward::Evaluated(self.net.evaluated(&mut self.device, pass.n)?),
-            None => Forward::Loss(self.net.loss(&mut self.device)?),
-        })
+        forward_pass(&mut self.net, &mut self.device, &mut forth, pass, (batch, input))
     }
 
     fn backward_pass(

@@ -43,7 +43,7 @@ pub use on_cuda::{OnCuda, Part, Resident};
 pub use paraft_compute::collective::RankSums;
 pub use paraft_compute::cuda::{CudaOptions, Keep, Nccl, PinnedBytes, Precision, UniqueId};
 pub use paraft_compute::{CpuDevice, DeviceError};
-pub use slice::{NetSlice, Run, Slice, SliceRanks, Sliced, check_slices, layers_of_slice};
+pub use slice::{NetSlice, Run, Slice, SliceRanks, Sliced, layers_of_slice};
 pub use stages::{Loan, Stages};
 pub use transformer::{NormKind, Transformer, TransformerShape};
 

@@ -313,18 +313,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
         batch: &Batch,
         input: Option<&[f32]>,
     ) -> Result<Forward, ModelError> {
-        let (takes, layers) = (self.net.takes(), self.net.layers());
-        check_edge(input, &layers, pass.layers.start, pass.n)?;
-        let last = pass.layers.end == layers.len();
-        if pass.layers.start == 0 || last {
-            takes.check_step_batch(batch)?;
-            self.net.load(&mut self.device, pass.slot, batch)?;
-        }
-        Ok(match self.net.forward_pass(&mut self.device, weights, pass, input)? {
-            Some(edge) => Forward::Edge(edge),
-            None if pass.evaluates => Forward::Evaluated(self.net.evaluated(&mut self.device, pass.n)?),
-            None => Forward::Loss(self.net.loss(&mut self.device)?),
-        })
+        forward_pass(&mut self.net, &mut self.device, weights, pass, (batch, input))
     }
 
     fn backward_pass(
@@ -351,6 +340,27 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
     fn share_statistics(&mut self, ranks: Option<Arc<dyn RankSums>>) {
         self.device.join(ranks);
     }
+}
+
+/// [`Model::forward_pass`] of a net on its device.
+pub(crate) fn forward_pass<D: Device, N: Net<D>>(
+    net: &mut N,
+    device: &mut D,
+    weights: &mut dyn Weights<D>,
+    pass: &Pass,
+    (batch, input): (&Batch, Option<&[f32]>),
+) -> Result<Forward, ModelError> {
+    let layers = net.layers();
+    check_edge(input, &layers, pass.layers.start, pass.n)?;
+    if pass.layers.start == 0 || pass.layers.end == layers.len() {
+        net.takes().check_step_batch(batch)?;
+        net.load(device, pass.slot, batch)?;
+    }
+    Ok(match net.forward_pass(device, weights, pass, input)? {
+        Some(edge) => Forward::Edge(edge),
+        None if pass.evaluates => Forward::Evaluated(net.evaluated(device, pass.n)?),
+        None => Forward::Loss(net.loss(device)?),
+    })
 }
 
 /// Whether there are as many values as pass between the layers before and from `layer` on, which may come from another process.

@@ -14,7 +14,7 @@ use crate::{
     Layer, Model, ModelError,
     net::{Net, NetResult},
 };
-use paraft_compute::{Device, DeviceError};
+use paraft_compute::{Device, DeviceError, device::Sums};
 use std::{fmt::Debug, ops::Range, sync::Arc};
 
 /// Which part of a model, of how many.
@@ -77,14 +77,6 @@ impl Run {
 
 /// A slice of a net, and where its values are in the net's.
 pub type NetSlice<D> = (Box<dyn Net<D>>, Vec<Run>);
-
-/// Whether a model can be cut in so many slices.
-///
-/// # Errors
-/// It can't; for people.
-pub fn check_slices(model: &dyn Model, of: usize) -> Result<(), ModelError> {
-    layers_of_slice(model, of).map(drop)
-}
 
 /// The layers of a model as the first of so many slices has them, in the slice's flat vector.
 ///
@@ -212,15 +204,6 @@ impl Among {
     }
 }
 
-/// What a vocabulary-parallel cross-entropy comes to.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct CrossEntropy {
-    /// Sum over the rows.
-    pub loss: f64,
-    /// Rows whose largest value is at the label.
-    pub correct: u64,
-}
-
 impl Among {
     /// Softmax and cross-entropy over the classes of all slices, of which this one has `classes`: `logits` is `[rows, classes]`, and becomes the
     /// gradient of the mean loss.
@@ -229,7 +212,7 @@ impl Among {
         logits: &mut [f32],
         classes: Range<usize>,
         labels: &[u32],
-    ) -> NetResult<CrossEntropy> {
+    ) -> NetResult<Sums> {
         let cols = classes.len();
         let of = |label: u32| (label as usize).checked_sub(classes.start).filter(|at| *at < cols);
         let rows = || logits.chunks_exact(cols.max(1));
@@ -260,7 +243,7 @@ impl Among {
             sums.push(row.iter().map(|v| f64::from(*v)).sum::<f64>() as f32);
         }
         let (sums, mean) = (self.sum_of(&sums)?, 1.0 / labels.len().max(1) as f32);
-        let mut result = CrossEntropy::default();
+        let mut result = Sums::default();
         for (i, row) in logits.chunks_exact_mut(cols.max(1)).enumerate() {
             let (largest, best, of_label) = most[i];
             result.loss += f64::from(sums[i]).ln() - f64::from(of_label - largest);

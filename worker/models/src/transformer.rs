@@ -12,23 +12,26 @@
 //! A block's activations are kept for the backward pass; with `checkpoint_activations` only its input is, and the block is
 //! computed a second time (Chen et al., 2016): a third more arithmetic for memory that does not grow with the layers.
 
+mod block;
+mod places;
+
 use crate::{
     Batch, Evaluation, ModelError,
     batch::{Sample, Takes},
     init::Init,
     net::{Flat, Layer, Net, NetResult, Pass, There, Weights},
-    slice::{Among, CrossEntropy, NetSlice, Run, Runs, Slice, SliceRanks},
+    slice::{Among, NetSlice, Run, Slice, SliceRanks},
 };
+use block::{Back, Room, block_backward, block_forward};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
     device::Sums,
-    shape::{
-        Activation, AttentionShape, EmbeddingAt, EmbeddingShape, LinearAt, LinearShape, NormAt, NormShape,
-    },
+    shape::{Activation, NormShape},
 };
+use places::{Places, Sizes};
 use serde::{Deserialize, Serialize};
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 /// Which norm the blocks have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,215 +61,6 @@ pub struct TransformerShape {
     pub norm: NormKind,
     /// Keep only the inputs of blocks.
     pub checkpoint_activations: bool,
-}
-
-/// A block's tensors in the flat vector.
-#[derive(Clone, Copy, Debug)]
-struct BlockAt {
-    norm1: NormAt,
-    attention: LinearAt,
-    attention_out: LinearAt,
-    norm2: NormAt,
-    up: LinearAt,
-    down: LinearAt,
-}
-
-/// Where everything is.
-#[derive(Clone, Debug)]
-struct Places {
-    embedding: EmbeddingAt,
-    blocks: Vec<BlockAt>,
-    norm: NormAt,
-    len: usize,
-    sizes: Sizes,
-}
-
-/// Hands out the places of tensors, one after another.
-struct Next {
-    at: usize,
-    width: usize,
-    norm: NormKind,
-}
-
-impl Next {
-    fn tensor(&mut self, len: usize) -> usize {
-        self.at += len;
-        self.at - len
-    }
-
-    fn norm(&mut self) -> NormAt {
-        let gamma = self.tensor(self.width);
-        match self.norm {
-            NormKind::Layer => NormAt::Layer { gamma, beta: self.tensor(self.width) },
-            NormKind::Rms => NormAt::Rms { gamma },
-        }
-    }
-
-    fn linear(&mut self, inputs: usize, outputs: usize) -> LinearAt {
-        let weight = self.tensor(inputs * outputs);
-        LinearAt { weight, bias: Some(self.tensor(outputs)) }
-    }
-}
-
-/// What a block computes of its inner layers: all of it, or a slice's part.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    /// Rows of the tokens' table, and of logits.
-    vocab: usize,
-    /// A row for the tokens that other slices have.
-    others: usize,
-    heads: usize,
-    /// Values of all its heads.
-    inner: usize,
-    /// Between the two linear layers at a block's end.
-    hidden: usize,
-}
-
-impl Sizes {
-    fn of(s: TransformerShape, slice: Option<Slice>) -> Self {
-        let slice = slice.unwrap_or(Slice { at: 0, of: 1 });
-        let heads = slice.part(s.heads).len();
-        Self {
-            vocab: slice.part(s.vocab).len(),
-            others: usize::from(slice.of > 1),
-            heads,
-            inner: heads * (s.width / s.heads),
-            hidden: slice.part(4 * s.width).len(),
-        }
-    }
-}
-
-impl Places {
-    fn new(s: TransformerShape, sizes: Sizes) -> Self {
-        let w = s.width;
-        let mut next = Next { at: 0, width: w, norm: s.norm };
-        let tokens = next.tensor((sizes.vocab + sizes.others) * w);
-        let embedding = EmbeddingAt { tokens, positions: next.tensor(s.time * w) };
-        let blocks = (0..s.layers)
-            .map(|_| BlockAt {
-                norm1: next.norm(),
-                attention: next.linear(w, 3 * sizes.inner),
-                attention_out: next.linear(sizes.inner, w),
-                norm2: next.norm(),
-                up: next.linear(w, sizes.hidden),
-                down: next.linear(sizes.hidden, w),
-            })
-            .collect();
-        let norm = next.norm();
-        Self { embedding, blocks, norm, len: next.at, sizes }
-    }
-
-    fn embedding_shape(&self, s: TransformerShape, n: usize) -> EmbeddingShape {
-        let vocab = self.sizes.vocab + self.sizes.others;
-        EmbeddingShape { batch: n, time: s.time, cols: s.width, vocab, context: s.time }
-    }
-
-    fn head(&self, s: TransformerShape, n: usize) -> (LinearShape, LinearAt) {
-        let shape = LinearShape { n: n * s.time, inputs: s.width, outputs: self.sizes.vocab };
-        (shape, LinearAt { weight: self.embedding.tokens, bias: None })
-    }
-
-    fn block<'a>(
-        &self,
-        shape: TransformerShape,
-        block: usize,
-        n: usize,
-        among: Option<&'a Among>,
-    ) -> Block<'a> {
-        Block { shape, sizes: self.sizes, at: self.blocks[block], n, among }
-    }
-
-    /// The tokens' table, as far as it is the model's.
-    fn table(&self, s: TransformerShape) -> Range<usize> {
-        self.embedding.tokens..self.embedding.tokens + self.sizes.vocab * s.width
-    }
-
-    /// Where the values of a slice with these places are in the model's flat vector.
-    fn runs(&self, s: TransformerShape, slice: Slice) -> Vec<Run> {
-        let (whole, mut runs, w) = (Self::new(s, Sizes::of(s, None)), Runs::default(), s.width);
-        let head = w / s.heads;
-        let (tokens, inner) = (slice.part(s.vocab), slice.part(s.heads).start * head);
-        let (hidden, sizes) = (slice.part(4 * w).start, self.sizes);
-        let norm = |runs: &mut Runs, from: NormAt, to: NormAt| {
-            runs.shared(from.gamma(), to.gamma(), w);
-            if let (Some(from), Some(to)) = (from.beta(), to.beta()) {
-                runs.shared(from, to, w);
-            }
-        };
-        // What is added to a sum of all slices is the first one's.
-        let once = |runs: &mut Runs, from: Option<usize>, to: Option<usize>, len: usize| {
-            if let (Some(from), Some(to), true) = (from, to, slice.is_first()) {
-                runs.part(from, to, len);
-            }
-        };
-        runs.part(whole.embedding.tokens + tokens.start * w, self.embedding.tokens, tokens.len() * w);
-        once(&mut runs, Some(whole.embedding.positions), Some(self.embedding.positions), s.time * w);
-        for (from, to) in whole.blocks.iter().zip(&self.blocks) {
-            norm(&mut runs, from.norm1, to.norm1);
-            let weight = (from.attention.weight + inner * w, w * w);
-            runs.rows(weight, to.attention.weight, 3, sizes.inner * w);
-            if let (Some(from), Some(to)) = (from.attention.bias, to.attention.bias) {
-                runs.rows((from + inner, w), to, 3, sizes.inner);
-            }
-            let out = (from.attention_out.weight + inner, w);
-            runs.rows(out, to.attention_out.weight, w, sizes.inner);
-            once(&mut runs, from.attention_out.bias, to.attention_out.bias, w);
-            norm(&mut runs, from.norm2, to.norm2);
-            runs.part(from.up.weight + hidden * w, to.up.weight, sizes.hidden * w);
-            if let (Some(from), Some(to)) = (from.up.bias, to.up.bias) {
-                runs.part(from + hidden, to, sizes.hidden);
-            }
-            runs.rows((from.down.weight + hidden, 4 * w), to.down.weight, w, sizes.hidden);
-            once(&mut runs, from.down.bias, to.down.bias, w);
-        }
-        norm(&mut runs, whole.norm, self.norm);
-        runs.0
-    }
-}
-
-/// What a block keeps for its backward pass.
-struct Room<D: Device> {
-    normed1: D::Values,
-    stats1: D::Floats,
-    qkv: D::Values,
-    attended: D::Values,
-    attention: D::Floats,
-    projected: D::Values,
-    mid: D::Values,
-    normed2: D::Values,
-    stats2: D::Floats,
-    before: D::Values,
-    hidden: D::Values,
-    out: D::Values,
-}
-
-impl<D: Device> Default for Room<D> {
-    fn default() -> Self {
-        Self {
-            normed1: Default::default(),
-            stats1: Default::default(),
-            qkv: Default::default(),
-            attended: Default::default(),
-            attention: Default::default(),
-            projected: Default::default(),
-            mid: Default::default(),
-            normed2: Default::default(),
-            stats2: Default::default(),
-            before: Default::default(),
-            hidden: Default::default(),
-            out: Default::default(),
-        }
-    }
-}
-
-/// Gradients on their way back.
-struct Back<D: Device> {
-    next: D::Values,
-    hidden: D::Values,
-    normed: D::Values,
-    mid: D::Values,
-    attended: D::Values,
-    qkv: D::Values,
 }
 
 /// What a micro-batch has between its forward and its backward pass.
@@ -313,12 +107,10 @@ pub struct Transformer<D: Device> {
     back: Back<D>,
     /// The slice that it is, with the others.
     among: Option<Among>,
-    /// Of the classes of all slices.
-    losses: CrossEntropy,
-    /// Of the last pass of a step, in a slice.
-    step_loss: f64,
-    /// Of how many rows, of a step.
-    rows: usize,
+    /// In a slice, over the classes of all slices: of an evaluation.
+    sums: Sums,
+    /// Likewise the mean loss of a step's last pass.
+    loss: f32,
 }
 
 impl<D: Device> Transformer<D> {
@@ -361,9 +153,8 @@ impl<D: Device> Transformer<D> {
             shape,
             places: Places::new(shape, Sizes::of(shape, among.as_ref().map(|a| a.slice))),
             among,
-            losses: CrossEntropy::default(),
-            step_loss: 0.0,
-            rows: 0,
+            sums: Sums::default(),
+            loss: 0.0,
             slots: vec![Slot::new(shape)],
             back: Back {
                 next: Default::default(),
@@ -494,11 +285,11 @@ impl<D: Device> Transformer<D> {
             let mut logits = d.read(&slot.logits)?;
             let of = among.cross_entropy(&mut logits, among.slice.part(s.vocab), &slot.host_labels)?;
             if !pass.evaluates {
-                (self.step_loss, self.rows) = (of.loss, rows);
+                self.loss = (of.loss / rows.max(1) as f64) as f32;
                 return d.load_values(&logits, &mut slot.logits);
             }
-            self.losses.loss += of.loss;
-            self.losses.correct += of.correct;
+            self.sums.loss += of.loss;
+            self.sums.correct += of.correct;
             return Ok(());
         }
         match pass.evaluates {
@@ -506,109 +297,6 @@ impl<D: Device> Transformer<D> {
             false => d.softmax_cross_entropy(rows, s.vocab, &mut slot.logits, &slot.labels),
         }
     }
-}
-
-/// What a block is, for so many samples.
-#[derive(Clone, Copy)]
-struct Block<'a> {
-    shape: TransformerShape,
-    sizes: Sizes,
-    at: BlockAt,
-    n: usize,
-    among: Option<&'a Among>,
-}
-
-impl Block<'_> {
-    fn linear(&self, inputs: usize, outputs: usize) -> LinearShape {
-        LinearShape { n: self.n * self.shape.time, inputs, outputs }
-    }
-
-    fn qkv(&self) -> LinearShape {
-        self.linear(self.shape.width, 3 * self.sizes.inner)
-    }
-
-    fn out(&self) -> LinearShape {
-        self.linear(self.sizes.inner, self.shape.width)
-    }
-
-    fn up(&self) -> LinearShape {
-        self.linear(self.shape.width, self.sizes.hidden)
-    }
-
-    fn down(&self) -> LinearShape {
-        self.linear(self.sizes.hidden, self.shape.width)
-    }
-
-    fn attention(&self) -> AttentionShape {
-        let s = self.shape;
-        AttentionShape { batch: self.n, time: s.time, heads: self.sizes.heads, head: s.width / s.heads }
-    }
-
-    fn norm(&self) -> NormShape {
-        NormShape { rows: self.n * self.shape.time, cols: self.shape.width }
-    }
-
-    /// Of partial sums, which each slice has.
-    fn sum<D: Device>(&self, d: &mut D, values: &mut D::Values) -> NetResult {
-        self.among.map_or(Ok(()), |among| among.sum(d, values))
-    }
-}
-
-/// Fills `room`; the block's result is the sum of its `mid` and `out`.
-fn block_forward<D: Device>(
-    d: &mut D,
-    b: Block,
-    params: &D::Params,
-    x: &D::Values,
-    room: &mut Room<D>,
-) -> NetResult {
-    let (at, none) = (b.at, Activation::None);
-    d.norm(b.norm(), x, None, params, at.norm1, &mut room.normed1, &mut room.stats1)?;
-    d.linear(b.qkv(), &room.normed1, params, at.attention, none, &mut room.qkv, None)?;
-    d.attention(b.attention(), &room.qkv, &mut room.attended, &mut room.attention)?;
-    d.linear(b.out(), &room.attended, params, at.attention_out, none, &mut room.projected, None)?;
-    b.sum(d, &mut room.projected)?;
-    let add = Some((&room.projected, &mut room.mid));
-    d.norm(b.norm(), x, add, params, at.norm2, &mut room.normed2, &mut room.stats2)?;
-    let before = Some(&mut room.before);
-    d.linear(b.up(), &room.normed2, params, at.up, Activation::Gelu, &mut room.hidden, before)?;
-    d.linear(b.down(), &room.hidden, params, at.down, none, &mut room.out, None)?;
-    b.sum(d, &mut room.out)
-}
-
-/// Turns `back.next`, the gradient of the block's result, into that of its input.
-fn block_backward<D: Device>(
-    d: &mut D,
-    b: Block,
-    (flat, layer): (&mut dyn Flat<D>, usize),
-    x: &D::Values,
-    room: &Room<D>,
-    back: &mut Back<D>,
-) -> NetResult {
-    let (at, norm) = (b.at, b.norm());
-    let (params, grads) = flat.layer(layer)?;
-    d.linear_backward_weight(b.down(), &room.hidden, &back.next, at.down, grads)?;
-    d.linear_backward_input(b.down(), &back.next, params, at.down, &mut back.hidden)?;
-    d.activation_backward(Activation::Gelu, &room.before, &mut back.hidden)?;
-    flat.ready(at.down.weight)?;
-    let (params, grads) = flat.layer(layer)?;
-    d.linear_backward_weight(b.up(), &room.normed2, &back.hidden, at.up, grads)?;
-    d.linear_backward_input(b.up(), &back.hidden, params, at.up, &mut back.normed)?;
-    b.sum(d, &mut back.normed)?;
-    let (dy, add) = (&back.normed, Some(&back.next));
-    d.norm_backward(norm, dy, &room.mid, &room.stats2, params, at.norm2, add, &mut back.mid, grads)?;
-    flat.ready(at.norm2.gamma())?;
-    let (params, grads) = flat.layer(layer)?;
-    d.linear_backward_weight(b.out(), &room.attended, &back.mid, at.attention_out, grads)?;
-    d.linear_backward_input(b.out(), &back.mid, params, at.attention_out, &mut back.attended)?;
-    let (qkv, attended) = (&room.qkv, &room.attended);
-    d.attention_backward(b.attention(), qkv, attended, &room.attention, &back.attended, &mut back.qkv)?;
-    d.linear_backward_weight(b.qkv(), &room.normed1, &back.qkv, at.attention, grads)?;
-    d.linear_backward_input(b.qkv(), &back.qkv, params, at.attention, &mut back.normed)?;
-    b.sum(d, &mut back.normed)?;
-    let (dy, add) = (&back.normed, Some(&back.mid));
-    d.norm_backward(norm, dy, x, &room.stats1, params, at.norm1, add, &mut back.next, grads)?;
-    flat.ready(at.norm1.gamma())
 }
 
 impl<D: Device> Net<D> for Transformer<D>
@@ -774,17 +462,14 @@ where
 
     fn loss(&mut self, d: &mut D) -> NetResult<f32> {
         match self.among {
-            Some(_) => Ok((self.step_loss / self.rows.max(1) as f64) as f32),
+            Some(_) => Ok(self.loss),
             None => d.loss(),
         }
     }
 
     fn evaluated(&mut self, d: &mut D, n: usize) -> NetResult<Evaluation> {
         let sums = match self.among {
-            Some(_) => {
-                let CrossEntropy { loss, correct } = std::mem::take(&mut self.losses);
-                Sums { loss, correct }
-            }
+            Some(_) => std::mem::take(&mut self.sums),
             None => d.sums()?,
         };
         Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: (n * self.shape.time) as u64 })

@@ -85,20 +85,20 @@ impl Stage<'_> {
     ) -> Result<f64, Broke> {
         let mut client = self.client.take();
         self.moved = false;
-        let stepped = match (push, &mut client) {
-            (Some(push), _) => self.window(model, lines, step, batches, Some(push)),
+        let stepped = self.computing(model, |this, model| match (push, &mut client) {
+            (Some(push), _) => this.window(model, lines, step, batches, Some(push)),
             (None, Some(client)) => {
                 // Of a step that is made again, what is pushed stays pushed.
-                let behind = self.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
+                let behind = this.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
                 let mut push = PushParts::new(client, step, batches.0.n).behind(behind);
-                let stepped = self.window(model, lines, step, batches, Some(&mut push));
+                let stepped = this.window(model, lines, step, batches, Some(&mut push));
                 let next = push.next();
                 // In another session nothing of it is in.
-                self.pushed = (!self.moved).then(|| (step, if stepped.is_ok() { 0 } else { next }));
+                this.pushed = (!this.moved).then(|| (step, if stepped.is_ok() { 0 } else { next }));
                 stepped
             }
-            (None, None) => self.window(model, lines, step, batches, None),
-        };
+            (None, None) => this.window(model, lines, step, batches, None),
+        });
         self.client = client;
         stepped
     }
@@ -119,17 +119,6 @@ impl Stage<'_> {
     }
 
     fn window(
-        &mut self,
-        model: &mut dyn Model,
-        lines: &mut Lines,
-        step: Step,
-        batches: Batches<'_>,
-        push: Option<&mut PushParts<'_>>,
-    ) -> Result<f64, Broke> {
-        self.computing(model, |this, model| this.window_of(model, lines, step, batches, push))
-    }
-
-    fn window_of(
         &mut self,
         model: &mut dyn Model,
         lines: &mut Lines,

@@ -12,7 +12,7 @@ use crate::{
     cuda::{
         device::CudaDevice,
         driver::{Context, Event, Stream},
-        flat::{Gradient, Outbox, Params, Parcel, Run, Runs},
+        flat::{Gradient, Outbox, Params, Parcel, PinnedBytes, Run, Runs},
         kernels::Unit,
         launch::{Arg, Geometry, Launcher, long},
         memory::{Buffer, Staging, copy},
@@ -107,18 +107,13 @@ struct Sent {
 #[derive(Debug)]
 pub struct Come {
     cell: Cell,
-    bytes: super::flat::PinnedBytes,
+    bytes: PinnedBytes,
 }
 
 impl Come {
-    /// Its values in the flat vector.
-    pub fn range(&self) -> Range<usize> {
-        self.cell.range.clone()
-    }
-
-    /// Writes them there.
+    /// Writes its values where they are in the flat vector.
     pub fn write(&self, gradient: &mut [f32]) {
-        copy(self.bytes.values(), &mut gradient[self.range()]);
+        copy(self.bytes.values(), &mut gradient[self.cell.range.clone()]);
     }
 }
 
