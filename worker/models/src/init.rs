@@ -5,6 +5,10 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::thread;
+
+/// Values that a thread draws at least; even, since normal ones come in pairs.
+const PART: usize = 1 << 20;
 
 /// Draws tensors one after another.
 pub(crate) struct Init(ChaCha8Rng);
@@ -17,28 +21,62 @@ impl Init {
     /// Fills a weight or a bias of a layer whose outputs each see `fan_in` values.
     pub fn uniform(&mut self, fan_in: usize, tensor: &mut [f32]) {
         let bound = 1.0 / (fan_in as f32).sqrt();
-        for v in tensor {
-            *v = (2.0 * self.unit() - 1.0) * bound;
-        }
+        self.draw(tensor, |stream, part| {
+            for v in part {
+                *v = (2.0 * unit(stream) - 1.0) * bound;
+            }
+        });
     }
 
     /// Fills a tensor from the normal distribution of mean 0 (Box and Muller, 1958).
     pub fn normal(&mut self, deviation: f32, tensor: &mut [f32]) {
-        for pair in tensor.chunks_mut(2) {
-            // Above 0, or there is no logarithm.
-            let (a, b) = (1.0 - f64::from(self.unit()), f64::from(self.unit()));
-            let radius = (-2.0 * a.ln()).sqrt() * f64::from(deviation);
-            let (sin, cos) = (b * std::f64::consts::TAU).sin_cos();
-            for (v, part) in pair.iter_mut().zip([cos, sin]) {
-                *v = (radius * part) as f32;
+        self.draw(tensor, |stream, part| {
+            for pair in part.chunks_mut(2) {
+                // Above 0, or there is no logarithm.
+                let (a, b) = (1.0 - f64::from(unit(stream)), f64::from(unit(stream)));
+                let radius = (-2.0 * a.ln()).sqrt() * f64::from(deviation);
+                let (sin, cos) = (b * std::f64::consts::TAU).sin_cos();
+                for (v, part) in pair.iter_mut().zip([cos, sin]) {
+                    *v = (radius * part) as f32;
+                }
             }
-        }
+        });
     }
 
-    /// From 0 to 1, without 1. 24 bits: every value is exact, and none depends on how a library makes floats.
-    fn unit(&mut self) -> f32 {
-        (self.0.next_u32() >> 8) as f32 / (1u32 << 24) as f32
+    /// Each value, or pair of them, takes as many numbers of the stream: threads that begin where theirs do draw what one would.
+    fn draw(&mut self, tensor: &mut [f32], fill: impl Fn(&mut ChaCha8Rng, &mut [f32]) + Sync) {
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(tensor.len() / PART);
+        if threads < 2 {
+            return fill(&mut self.0, tensor);
+        }
+        let each = tensor.len().div_ceil(threads).next_multiple_of(2);
+        let (begin, fill) = (self.0.get_word_pos(), &fill);
+        self.0 = thread::scope(|scope| {
+            let mut parts: Vec<_> = tensor
+                .chunks_mut(each)
+                .enumerate()
+                .map(|(i, part)| {
+                    let mut stream = self.0.clone();
+                    stream.set_word_pos(begin + (i * each) as u128);
+                    scope.spawn(move || {
+                        fill(&mut stream, part);
+                        stream
+                    })
+                })
+                .collect();
+            let last = parts.pop().map(|last| last.join());
+            match last {
+                Some(Ok(stream)) => stream,
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+                None => self.0.clone(),
+            }
+        });
     }
+}
+
+/// From 0 to 1, without 1. 24 bits: every value is exact, and none depends on how a library makes floats.
+fn unit(stream: &mut ChaCha8Rng) -> f32 {
+    (stream.next_u32() >> 8) as f32 / (1u32 << 24) as f32
 }
 
 #[cfg(test)]
@@ -54,6 +92,31 @@ mod tests {
         let moment = |p: i32| v.iter().map(|x| (x / 0.02).powi(p)).sum::<f32>() / n;
         // Of the standard normal distribution: 1 and 3; the deviation of the means is 0.0045 and 0.03.
         assert!(mean.abs() < 3e-4 && (moment(2) - 1.0).abs() < 0.02 && (moment(4) - 3.0).abs() < 0.15);
+    }
+
+    #[test]
+    fn many_threads_draw_what_one_does() {
+        let len = 3 * PART + 5;
+        let mut by_threads = Init::new(7);
+        let (mut one, mut many) = (vec![0.0; len], vec![0.0; len]);
+        for normal in [false, true] {
+            let mut stream = by_threads.0.clone();
+            let mut begin = Init(stream.clone());
+            match normal {
+                true => by_threads.normal(0.02, &mut many),
+                false => by_threads.uniform(25, &mut many),
+            }
+            for part in one.chunks_mut(PART) {
+                match normal {
+                    true => begin.normal(0.02, part),
+                    false => begin.uniform(25, part),
+                }
+            }
+            assert!(one.iter().zip(&many).all(|(a, b)| a.to_bits() == b.to_bits()), "normal: {normal}");
+            // What comes next too.
+            stream.set_word_pos(begin.0.get_word_pos());
+            assert_eq!(unit(&mut stream), unit(&mut by_threads.0.clone()));
+        }
     }
 
     #[test]
