@@ -27,7 +27,7 @@ pub struct ParallelConfig {
     /// Layers of each stage; empty: cut where the stage that costs most costs least.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<usize>,
-    /// Ranks of each worker beyond its stages: they wait, and take over from one that dies. From 0 to 64.
+    /// Ranks of each worker beyond those that hold its model: they wait, and take over from one that dies. From 0 to 64.
     #[serde(skip_serializing_if = "is_default")]
     pub spares: u32,
 }
@@ -52,14 +52,10 @@ fn is_one(n: &u32) -> bool {
 }
 
 impl Job {
-    /// Ranks of a worker: those that share its samples, times those that share its model, or wait to.
+    /// Ranks of a worker: those that share its samples, times those that share its model, and those that wait.
     pub fn ranks_of_worker(&self) -> u32 {
-        self.train.group_size.saturating_mul(self.ranks_of_share())
-    }
-
-    /// Those that have the same samples.
-    fn ranks_of_share(&self) -> u32 {
-        self.parallel.mesh().saturating_add(self.parallel.spares).max(1)
+        let all = self.train.group_size.saturating_mul(self.parallel.mesh());
+        all.saturating_add(self.parallel.spares).max(1)
     }
 
     /// In how many parts a step's samples are divided.
@@ -67,9 +63,12 @@ impl Job {
         self.train.workers.saturating_mul(self.train.group_size)
     }
 
-    /// The part of a rank.
-    pub fn share_of(&self, rank: u32) -> u32 {
-        rank / self.ranks_of_share()
+    /// The part of a rank; of a model that is cut it goes with the replica of it that the rank is in at the time.
+    pub fn share_of(&self, rank: u32, replica: u32) -> u32 {
+        match self.parallel.is_cut() {
+            false => rank,
+            true => rank / self.ranks_of_worker() * self.train.group_size + replica,
+        }
     }
 
     /// Micro-batches of a minibatch.
@@ -190,13 +189,6 @@ impl ParallelConfig {
                 "train.exchange",
                 "has its weights on servers, each stage its own",
                 "set train.exchange = \"servers\"",
-            );
-        }
-        if train.group_size > 1 {
-            return no(
-                "train.group_size",
-                "has one rank a stage; train.workers share samples",
-                "set train.group_size = 1",
             );
         }
         if train.sampler == SamplerKind::Leased {

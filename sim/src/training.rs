@@ -282,7 +282,7 @@ impl Training<'_> {
     fn minibatches(&self, done: Step) -> Minibatches {
         self.world.step_lead.lock().pushed(self.worker, done);
         let file = &self.world.file;
-        self.world.plan.minibatches(file, self.worker.0 * file.ranks_of_worker(), done)
+        self.world.plan.minibatches(file, self.worker.0, done)
     }
 
     /// Its own part of `step` is computed: the next push is of a step that others may be behind.

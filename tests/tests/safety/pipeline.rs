@@ -364,7 +364,7 @@ fn a_pipeline_that_cannot_be_is_refused_with_the_key() -> Result<()> {
         (&["parallel.tensor=2", "clip.norm=1.0"], "clip.norm"),
         (&["parallel.pipeline=2", "train.device=cuda", "train.precision=f16"], "train.precision"),
         (&["parallel.pipeline=2", "clip.norm=1.0"], "clip.norm"),
-        (&["parallel.pipeline=2", "train.group_size=2"], "train.group_size"),
+        (&["parallel.pipeline=2", "train.group_size=600"], "train.group_size"),
         (&["parallel.pipeline=2", "train.mode=auto"], "train.mode"),
         (&["parallel.pipeline=2", "memory.resident=2"], "memory.resident"),
         (&["parallel.pipeline=2", "parallel.micro_batches=31"], "parallel.micro_batches"),

@@ -127,7 +127,8 @@ impl Engine<'_> {
                     ranks.sum(&mut loss)?;
                 }
                 stage.made(step);
-                return Ok(Stepped { loss: loss[0] as f32, samples: batch.n as u64 });
+                let samples = batch.n * stage.replicas().1;
+                return Ok(Stepped { loss: loss[0] as f32, samples: samples as u64 });
             }
             Memory::Device if self.local.is_some() => {
                 self.model.resident().ok_or_else(gone)?.step_local(batch)?
@@ -227,9 +228,9 @@ impl Engine<'_> {
 
     /// Of the ranks that share its worker's samples, this one's place, and how many they are.
     fn sharers(&self) -> (usize, usize) {
-        match self.memory {
-            // They share the model instead.
-            Memory::Stage(_) => (0, 1),
+        match &self.memory {
+            // Those that share the model have the same samples.
+            Memory::Stage(stage) => stage.replicas(),
             _ => self.ranks.as_ref().map_or((0, 1), |r| r.place()),
         }
     }

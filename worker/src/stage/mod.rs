@@ -26,8 +26,8 @@ use paraft_common::{Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Slice, Stages};
-use place::Place;
-use slices::{Slices, Whole, pages};
+use place::{Mesh, Place};
+use slices::{Alike, Whole, pages};
 use std::{
     ops::{Deref, DerefMut, Range},
     path::{Path, PathBuf},
@@ -46,7 +46,7 @@ const TAKEN: u32 = 6;
 /// Of a step that others are still in.
 const LOSS: u32 = 7;
 const GOES_ON: u32 = 8;
-/// Between the slices of a stage: weights, gradients, and what they compute with each other.
+/// Between the ranks with the same stages: weights, gradients, and what slices compute with each other.
 const DEAL: u32 = 9;
 const JOIN: u32 = 10;
 const SLICES: u32 = 11;
@@ -65,9 +65,10 @@ pub(crate) type Join<'a> =
 /// See the module.
 pub(crate) struct Stage<'a> {
     stages: Stages,
-    /// In how many slices each stage is cut, where there are as many ranks.
+    /// In how many slices each stage is cut, and how many replicas there are, where there are as many ranks.
     tensor: usize,
-    slices: Option<Slices>,
+    replicas: usize,
+    alike: Option<Alike>,
     of_slices: Option<Whole>,
     schedule: PipelineSchedule,
     micro_batches: usize,
@@ -84,8 +85,10 @@ pub(crate) struct Stage<'a> {
     /// Of one micro-batch, as it becomes ready.
     gradient: Pages,
     here: Place,
-    /// Steps and evaluations of this group.
+    /// Steps of this group.
     rounds: u64,
+    /// Its parts of evaluations.
+    evaluations: u64,
     /// Pulls of this group.
     pulls: u64,
     /// Times that weights have landed.
@@ -114,9 +117,10 @@ pub(crate) struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// For a model that is cut so, whose flat vector is in these buckets. A rank that doesn't lead speaks with the servers by `join`.
+    /// For a model that is cut in these stages and so many slices, with so many replicas, whose flat vector is in these buckets. A rank that doesn't lead speaks with
+    /// the servers by `join`.
     pub fn new(
-        (stages, tensor): (Stages, usize),
+        (stages, tensor, replicas): (Stages, usize, usize),
         (schedule, micro_batches, part): (PipelineSchedule, usize, usize),
         buckets: Vec<Range<usize>>,
         join: Option<Box<Join<'a>>>,
@@ -126,7 +130,8 @@ impl<'a> Stage<'a> {
         Ok(Self {
             stages,
             tensor,
-            slices: None,
+            replicas,
+            alike: None,
             of_slices: None,
             schedule,
             micro_batches,
@@ -138,6 +143,7 @@ impl<'a> Stage<'a> {
             gradient: pages(len)?,
             here: Place::default(),
             rounds: 0,
+            evaluations: 0,
             pulls: 0,
             editions: 0,
             join,
@@ -163,12 +169,12 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// What landed there goes to who needs it: to the other slices, and to ranks with other stages.
+    /// What landed there goes to who needs it: to those with the same stages, and to ranks with others.
     pub fn landed(&mut self, lines: &mut Lines) -> Result<(), Broke> {
         self.editions += 1;
         self.weights.edition = self.editions;
-        if let Some(slices) = &mut self.slices {
-            slices.deal(lines, &self.here, self.of_slices.as_ref(), &mut self.weights.values)?;
+        if let Some(alike) = &mut self.alike {
+            alike.deal(lines, &self.here, self.of_slices.as_ref(), &mut self.weights.values)?;
         }
         self.lend(lines)
     }
@@ -184,14 +190,20 @@ impl<'a> Stage<'a> {
     }
 
     fn place(&self, place: (usize, usize)) -> Place {
-        Place::new(place, (self.stages.len(), self.tensor))
+        let (stages, slices, replicas) = (self.stages.len(), self.tensor, self.replicas);
+        Place::new(place, Mesh { stages, slices, replicas })
+    }
+
+    /// Which replica of the model this rank is in, and how many there are: each has samples of its own.
+    pub fn replicas(&self) -> (usize, usize) {
+        (self.here.replica, self.here.replicas)
     }
 
     /// A group was formed. The leader says at which step it is; gives the least that anybody is at. Whoever has other stages than before
     /// speaks with other shards from now on.
     pub fn meet(&mut self, ranks: &mut Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
         self.formed(ranks);
-        (self.rounds, self.pulls) = (0, 0);
+        (self.rounds, self.evaluations, self.pulls) = (0, 0, 0);
         self.cut(model, ranks.lines()?)?;
         // What was asked for comes before anything else does.
         if let Some(pull) = self.asked.take()
@@ -215,7 +227,8 @@ impl<'a> Stage<'a> {
         }
         let (least, most) = self.clocks(ranks, at)?;
         let Slice { at: slice, of: slices } = self.here.slice;
-        tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), slice, slices, "this rank's part of the model");
+        let (replica, replicas) = self.replicas();
+        tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), slice, slices, replica, replicas, "this rank's part of the model");
         // A step that some have pushed is made again by all; where steps go on into each other it may be two. More is what a session had to
         // skip that was opened anew.
         let apart = if self.schedule.goes_on() { 2 } else { 1 };
@@ -228,9 +241,9 @@ impl<'a> Stage<'a> {
         let (here, generation) = (self.place(ranks.place()), ranks.generation());
         // Who leads has its session with the training loop, which notices if another has been this worker.
         let next = ranks.leads() || self.generation == generation || self.generation + 1 == generation;
-        // The lines that slices had between them are others too.
-        self.slices = None;
-        if here.stages != self.here.stages || here.slice != self.here.slice || !next {
+        // The lines that they had between them are others too.
+        self.alike = None;
+        if !here.has_what(&self.here) || !next {
             self.weights.values.release(0..self.weights.values.len());
             self.of_slices = None;
             (self.client, self.pushed, self.asked) = (None, None, None);
@@ -240,16 +253,17 @@ impl<'a> Stage<'a> {
         (self.here, self.generation) = (here, generation);
     }
 
-    /// Where stages are cut in slices this rank has one from now on.
+    /// Where others have the same stages this rank has its part of them from now on.
     fn cut(&mut self, model: &dyn Model, lines: &Lines) -> Result<(), WorkerError> {
-        if self.here.slice.of > 1 && !self.here.stages.is_empty() {
-            self.slices = Some(Slices::new(model, &self.stages, &self.here, lines)?);
-        }
         let whole = self.buckets.last().map_or(0, |b| b.end);
-        if self.slices.is_some() && self.here.speaks() && self.of_slices.is_none() {
+        let slices = self.here.slice.of > 1;
+        if (slices || self.here.replicas > 1) && !self.here.stages.is_empty() {
+            self.alike = Some(Alike::new(model, (&self.stages, whole), &self.here, lines)?);
+        }
+        if slices && self.here.speaks() && self.of_slices.is_none() {
             self.of_slices = Some(Whole::new(whole)?);
         }
-        let len = self.slices.as_ref().map_or(whole, |slices| slices.len);
+        let len = self.alike.as_ref().map_or(whole, |alike| alike.len);
         if len != self.weights.values.len() {
             self.weights = Versioned::new(len)?;
             self.stash = Versioned::new(len)?;
@@ -260,7 +274,7 @@ impl<'a> Stage<'a> {
 
     /// The stages, in the flat vector that this rank computes with.
     fn computed(&self) -> &Stages {
-        self.slices.as_ref().map_or(&self.stages, |slices| &slices.stages)
+        self.alike.as_ref().map_or(&self.stages, |alike| &alike.stages)
     }
 
     /// The least and the most step that anybody with a stage is at.
@@ -269,9 +283,8 @@ impl<'a> Stage<'a> {
         let mut clocks = vec![0.0; size];
         clocks[place] = at.0 as f64;
         ranks.sum(&mut clocks)?;
-        // Of those who speak with servers.
-        let of = clocks.iter().take(self.here.ranks()).step_by(self.here.slice.of);
-        let (least, most) = of.fold((f64::INFINITY, 0.0f64), |(l, m), c| (l.min(*c), m.max(*c)));
+        let of = self.here.speakers().map(|place| clocks[place]);
+        let (least, most) = of.fold((f64::INFINITY, 0.0f64), |(l, m), c| (l.min(c), m.max(c)));
         Ok((Step(least.min(most) as u64), Step(most as u64)))
     }
 
@@ -291,8 +304,7 @@ impl<'a> Stage<'a> {
 
     /// Whether a rank of this group has the stages that it had.
     pub fn stays(&self, ranks: &Ranks) -> bool {
-        let there = self.place(ranks.place());
-        (there.stages, there.slice) == (self.here.stages.clone(), self.here.slice)
+        self.place(ranks.place()).has_what(&self.here)
     }
 
     /// The leader has pulled this.

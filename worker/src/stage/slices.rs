@@ -1,12 +1,13 @@
-//! Slices of a rank's stages (`parallel.tensor`): the ranks of a stage compute each of its layers together.
+//! The ranks that have the same stages: slices of them (`parallel.tensor`), which compute each layer together, and replicas of the model, each with samples
+//! of its own (`train.group_size`).
 //!
 //! ```text
-//!  servers ──pull──▶ first slice ──deal──▶ the others          each has its part of the weights, and computes
-//!  servers ◀──push── first slice ◀──join── the others          its part of the gradient
+//!  servers ──pull──▶ first slice of the first replica ──deal──▶ the others      each has its part of the weights, and computes
+//!  servers ◀──push── first slice of the first replica ◀──join── the others      its part of the gradient, over its samples
 //! ```
 //!
-//! For the servers there are no slices: the first one of a stage speaks with its shards, for all. It has the stage's weights whole beside its part of
-//! them, and puts the parts of the gradient together.
+//! For the servers there is neither: one rank speaks with the shards of its stages, for all who have them. Where they are cut in slices it has the stage's
+//! weights whole beside its part of them, and puts the parts of the gradient together.
 
 use super::{DEAL, JOIN, SLICES, place::Place};
 use crate::{engine::Broke, worker::WorkerError};
@@ -21,11 +22,11 @@ use std::{
     },
 };
 
-/// What a rank has of its stages, where they are cut in slices.
-pub(super) struct Slices {
-    /// Computes the slice.
+/// Who has the stages of a rank, and what of them.
+pub(super) struct Alike {
+    /// Computes the slice, where they are cut in several.
     pub model: Option<Box<dyn Model>>,
-    /// Values of its flat vector.
+    /// Values of the flat vector that it computes with.
     pub len: usize,
     /// In that.
     pub stages: Stages,
@@ -50,15 +51,26 @@ pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
     Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
 }
 
-impl Slices {
-    /// Of a model that is cut in these stages.
-    pub fn new(model: &dyn Model, stages: &Stages, here: &Place, lines: &Lines) -> Result<Self, WorkerError> {
+impl Alike {
+    /// Of a model of so many values that is cut in these stages.
+    pub fn new(
+        model: &dyn Model,
+        (stages, len): (&Stages, usize),
+        here: &Place,
+        lines: &Lines,
+    ) -> Result<Self, WorkerError> {
         let Slice { at, of } = here.slice;
-        let places: Vec<usize> = (0..of).map(|slice| here.at * of + slice).collect();
-        let ranks: Arc<dyn SliceRanks> =
-            Arc::new(Beside { lines: lines.clone(), places, at, gathered: AtomicU64::new(0) });
         let of_stages = &stages.own()[here.stages.clone()];
         let own = of_stages.first().map_or(0, |r| r.start)..of_stages.last().map_or(0, |r| r.end);
+        if of == 1 {
+            let (whole, local, len_of_own) = (own.start, own.start, own.len());
+            let all = Run { whole, local, rows: 1, len: len_of_own, stride: len_of_own, shared: false };
+            return Ok(Self { model: None, len, stages: stages.clone(), runs: vec![vec![all]], deals: 0 });
+        }
+        let first = here.beside(here.at) - at;
+        let places: Vec<usize> = (0..of).map(|slice| first + slice).collect();
+        let ranks: Arc<dyn SliceRanks> =
+            Arc::new(Beside { lines: lines.clone(), places, at, gathered: AtomicU64::new(0) });
         let (mut runs, mut sliced) = (Vec::new(), None);
         for slice in 0..of {
             let part = model.slice(Slice { at: slice, of }, ranks.clone())?;
@@ -74,7 +86,7 @@ impl Slices {
         Ok(Self { model: Some(model), len, stages: cut, runs, deals: 0 })
     }
 
-    /// What the first slice has pulled goes to all of them.
+    /// What was pulled by who speaks for them goes to all of them. It is in `whole`, or where they are not cut in slices in `weights`.
     pub fn deal(
         &mut self,
         lines: &Lines,
@@ -85,63 +97,84 @@ impl Slices {
         let tag = Tag { kind: DEAL, number: self.deals };
         self.deals += 1;
         let own = &self.runs[here.slice.at];
-        let Some(Whole { weights: whole, .. }) = whole else {
-            let values = lines.receive(here.at * here.slice.of, tag)?;
-            return scatter(own, &values, weights, |run| run.1);
-        };
-        for (slice, runs) in self.runs.iter().enumerate().skip(1) {
-            let rows = runs.iter().flat_map(Run::each);
-            let values = rows.flat_map(|(from, _)| &whole[from]).copied().collect();
-            lines.send(here.at * here.slice.of + slice, tag, values)?;
+        let mut alike = here.alike();
+        let speaker = alike.next().map_or(0, |(place, ..)| place);
+        if !here.speaks() {
+            let values = lines.receive(speaker, tag)?;
+            return scatter(own, &values, weights, |run| run.1, <[f32]>::copy_from_slice);
         }
-        for (from, to) in own.iter().flat_map(Run::each) {
-            weights[to].copy_from_slice(&whole[from]);
+        let from: &[f32] = whole.map_or(&*weights, |whole| &whole.weights);
+        for (place, slice, _) in alike {
+            let rows = self.runs[slice].iter().flat_map(Run::each);
+            let values = rows.flat_map(|(whole, _)| &from[whole]).copied().collect();
+            lines.send(place, tag, values)?;
+        }
+        if let Some(whole) = whole {
+            for (from, to) in own.iter().flat_map(Run::each) {
+                weights[to].copy_from_slice(&whole.weights[from]);
+            }
         }
         Ok(())
     }
 
-    /// The parts of the gradient come together, where the first slice is.
+    /// The parts of the gradient come together, where the first slice of the first replica is: in `whole`, or where they are not cut in slices in `sum`.
     pub fn join(
         &self,
         lines: &Lines,
         here: &Place,
-        (sum, round): (&[f32], u64),
+        (sum, round): (&mut [f32], u64),
         whole: Option<&mut Whole>,
     ) -> Result<(), Broke> {
         let tag = Tag { kind: JOIN, number: round };
-        let own = &self.runs[here.slice.at];
-        let Some(Whole { gradient, .. }) = whole else {
-            let rows = own.iter().filter(|run| !run.shared).flat_map(Run::each);
+        // What all slices of a replica have its first one sends.
+        let sent = |slice: usize| self.runs[slice].iter().filter(move |run| slice == 0 || !run.shared);
+        let own = here.slice.at;
+        let mut alike = here.alike();
+        let speaker = alike.next().map_or(0, |(place, ..)| place);
+        if !here.speaks() {
+            let rows = sent(own).flat_map(Run::each);
             let values = rows.flat_map(|(_, local)| &sum[local]).copied().collect();
-            return Ok(lines.send(here.at * here.slice.of, tag, values)?);
-        };
-        for (to, from) in own.iter().flat_map(Run::each) {
-            gradient[to].copy_from_slice(&sum[from]);
+            return Ok(lines.send(speaker, tag, values)?);
         }
-        for (slice, runs) in self.runs.iter().enumerate().skip(1) {
-            let values = lines.receive(here.at * here.slice.of + slice, tag)?;
-            let once: Vec<Run> = runs.iter().copied().filter(|run| !run.shared).collect();
-            scatter(&once, &values, gradient, |run| run.0)?;
+        let to = match whole {
+            None => sum,
+            Some(whole) => {
+                for (to, from) in sent(own).flat_map(Run::each) {
+                    whole.gradient[to].copy_from_slice(&sum[from]);
+                }
+                &mut whole.gradient
+            }
+        };
+        for (place, slice, first) in alike {
+            let values = lines.receive(place, tag)?;
+            let runs: Vec<Run> = sent(slice).copied().collect();
+            let put = if first { <[f32]>::copy_from_slice } else { plus };
+            scatter(&runs, &values, to, |run| run.0, put)?;
         }
         Ok(())
     }
 }
 
-/// Values as another slice has sent them, one run after the other.
+fn plus(sum: &mut [f32], values: &[f32]) {
+    sum.iter_mut().zip(values).for_each(|(s, v)| *s += v);
+}
+
+/// Values as another rank has sent them, one run after the other.
 fn scatter(
     runs: &[Run],
     values: &[f32],
     to: &mut [f32],
     place: impl Fn((Range<usize>, Range<usize>)) -> Range<usize>,
+    put: fn(&mut [f32], &[f32]),
 ) -> Result<(), Broke> {
     let len: usize = runs.iter().map(|run| run.rows * run.len).sum();
     if len != values.len() {
-        return Err(GroupError::Broken(format!("a slice has sent {} values for {len}", values.len())).into());
+        return Err(GroupError::Broken(format!("a rank has sent {} values for {len}", values.len())).into());
     }
     let mut values = values;
     for row in runs.iter().flat_map(Run::each) {
         let (of_row, rest) = values.split_at(row.0.len());
-        to[place(row)].copy_from_slice(of_row);
+        put(&mut to[place(row)], of_row);
         values = rest;
     }
     Ok(())

@@ -90,7 +90,8 @@ impl Stage<'_> {
             (None, Some(client)) => {
                 // Of a step that is made again, what is pushed stays pushed.
                 let behind = this.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
-                let mut push = PushParts::new(client, step, batches.0.n).behind(behind);
+                let samples = batches.0.n * this.here.replicas;
+                let mut push = PushParts::new(client, step, samples).behind(behind);
                 let stepped = this.window(model, lines, step, batches, Some(&mut push));
                 let next = push.next();
                 // In another session nothing of it is in.
@@ -153,6 +154,8 @@ impl Stage<'_> {
             0 => Next::Known(self.say(lines, round, next)?),
             _ => Next::Maybe(next),
         };
+        // The mean over replicas is that of their means.
+        let replicas = here.replicas as f32;
         let mut loss = 0.0;
         for work in window.works() {
             if matches!(work, Work::Ahead(_)) && next.hear(self, lines, round)?.is_none() {
@@ -194,7 +197,9 @@ impl Stage<'_> {
                         Forward::Edge(values) => {
                             lines.send(beside(at + 1), tag(ACTIVATION, round, m), values)?;
                         }
-                        Forward::Loss(of_part) => loss += f64::from(of_part) * n as f64 / batch.n as f64,
+                        Forward::Loss(of_part) => {
+                            loss += f64::from(of_part) * n as f64 / batch.n as f64 / f64::from(replicas);
+                        }
                         Forward::Evaluated(_) => return Err(ModelError::new("it evaluates in a step").into()),
                     }
                 }
@@ -208,8 +213,8 @@ impl Stage<'_> {
                     for (_, loan, _) in &lends {
                         self.gradient[loan.range.clone()].fill(0.0);
                     }
-                    let (last, sliced) = (m + 1 == micro_batches, self.slices.is_some());
-                    let share = n as f32 / batch.n as f32;
+                    let (last, joins) = (m + 1 == micro_batches, self.alike.is_some());
+                    let share = n as f32 / batch.n as f32 / replicas;
                     let weights = if stashed { &self.stash } else { &self.weights };
                     let (version, begin) = (self.version(weights), Moment::now());
                     let mut flat = Adding {
@@ -223,7 +228,7 @@ impl Stage<'_> {
                         from: own.end,
                         buckets: &self.buckets,
                         next: self.buckets.len(),
-                        push: push.as_deref_mut().filter(|_| last && !sliced),
+                        push: push.as_deref_mut().filter(|_| last && !joins),
                         awaits: if last { lends.clone() } else { Vec::new() },
                         lines: &mut *lines,
                         tag: tag(LENT_GRADIENT, round, 0),
@@ -258,12 +263,12 @@ impl Stage<'_> {
                 }
             }
         }
-        self.join(lines, round, push.as_deref_mut())?;
         for (i, loan, to) in &borrows {
             let tag = tag(LENT_GRADIENT, round, *i);
             lines.send(*to, tag, self.sum[loan.range.clone()].to_vec())?;
             self.sum.release(loan.range.clone());
         }
+        self.join(lines, round, push.as_deref_mut())?;
         if next.hear(self, lines, round)?.is_none() {
             // What was asked for comes before anything else is.
             self.arrive(push.map(|p| p.client()), lines)?;
@@ -274,9 +279,17 @@ impl Stage<'_> {
         self.go_on(client, lines, step, window.goes_ahead(), (&own, &borrows))?;
         // The others come to it later than the last stage: nobody waits.
         let tag = tag(LOSS, round, 0);
-        match self.here.is_last() {
-            true => (0..at).try_for_each(|at| lines.send(beside(at), tag, vec![loss as f32]))?,
-            false => loss = lines.receive(beside(of - 1), tag)?.first().copied().map_or(f64::NAN, f64::from),
+        let (last, own) = (self.here.is_last(), here.replica);
+        if last {
+            for (replica, at) in (0..here.replicas).flat_map(|r| (0..of).map(move |at| (r, at))) {
+                if (replica, at) != (own, here.at) {
+                    lines.send(here.in_replica(replica, at), tag, vec![loss as f32])?;
+                }
+            }
+        }
+        for replica in (0..here.replicas).filter(|r| !last || *r != own) {
+            let of_replica = lines.receive(here.in_replica(replica, of - 1), tag)?;
+            loss += of_replica.first().copied().map_or(f64::NAN, f64::from);
         }
         Ok(loss)
     }
@@ -368,32 +381,33 @@ impl Stage<'_> {
         model: &mut dyn Model,
         compute: impl FnOnce(&mut Self, &mut dyn Model) -> T,
     ) -> T {
-        let mut own = self.slices.as_mut().and_then(|slices| slices.model.take());
+        let mut own = self.alike.as_mut().and_then(|alike| alike.model.take());
         let computed = match &mut own {
             Some(own) => compute(self, &mut **own),
             None => compute(self, model),
         };
-        if let Some(slices) = &mut self.slices {
-            slices.model = own;
+        if let Some(alike) = &mut self.alike {
+            alike.model = own;
         }
         computed
     }
 
-    /// The gradient of a slice goes to the first one, which pushes it with its own.
+    /// The gradient of who has the same stages goes to the one that speaks for them, which pushes it with its own.
     fn join(&mut self, lines: &Lines, round: u64, push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
-        let (Some(slices), Some(own), Some(of_model)) = (&self.slices, self.own(), self.own_of_model())
-        else {
+        let (Some(alike), Some(own), Some(of_model)) = (&self.alike, self.own(), self.own_of_model()) else {
             return Ok(());
         };
-        slices.join(lines, &self.here, (&self.sum, round), self.of_slices.as_mut())?;
-        self.sum.release(own);
-        let (Some(push), Some(whole)) = (push, &mut self.of_slices) else { return Ok(()) };
-        for (i, bucket) in self.buckets.iter().enumerate().rev() {
-            if of_model.contains(&bucket.start) {
-                push.values(i, &whole.gradient[bucket.clone()]);
+        alike.join(lines, &self.here, (&mut self.sum, round), self.of_slices.as_mut())?;
+        if let Some(push) = push {
+            let whole = self.of_slices.as_mut().map_or(&mut self.sum, |whole| &mut whole.gradient);
+            for (i, bucket) in self.buckets.iter().enumerate().rev() {
+                if of_model.contains(&bucket.start) {
+                    push.values(i, &whole[bucket.clone()]);
+                }
             }
+            whole.release(of_model);
         }
-        whole.gradient.release(of_model);
+        self.sum.release(own);
         Ok(())
     }
 }

@@ -9,15 +9,20 @@ use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, Evaluation, Forward, Model, ModelError, Pass};
 use std::ops::Range;
 
+/// Rounds of evaluations, beside those of steps.
+const EVALUATION: u64 = 1 << 40;
+
 impl Stage<'_> {
-    /// This rank's part of the evaluation of some samples, which all ranks are given: the last one has the sums.
+    /// This rank's part of the evaluation of some samples, which all ranks of its replica are given: the last one has the sums.
     pub fn evaluate(
         &mut self,
         model: &mut dyn Model,
         lines: &mut Lines,
         batch: &Batch,
     ) -> Result<Evaluation, Broke> {
-        let round = self.next_round();
+        // Of a replica's samples there may be other parts than of another's: steps count by themselves.
+        self.evaluations += 1;
+        let round = EVALUATION | self.evaluations;
         if self.here.stages.is_empty() {
             return Ok(Evaluation::default());
         }
@@ -80,8 +85,8 @@ impl Stage<'_> {
             range.clone().step_by(PIECE).map(move |at| at..(at + PIECE).min(end))
         };
         let tag = |kind: u32, at: usize| Tag { kind, number: at as u64 };
-        // Other slices' weights are in the first one's.
-        if !self.here.slice.is_first() {
+        // Who speaks with the servers has what the others do.
+        if !self.here.speaks() {
             return Ok(());
         }
         let own = self.own_of_model();

@@ -25,8 +25,8 @@ pub(super) struct Following<'a> {
     options: &'a WorkerOptions,
     data: &'a Shared,
     share: Share,
-    /// With the step of the minibatch that comes next.
-    batches: Option<(Step, Prefetcher<Batch>)>,
+    /// With the step of the minibatch that comes next, and whose they are.
+    batches: Option<(Step, u32, Prefetcher<Batch>)>,
     batch: Batch,
     /// The one behind it, where it was asked for.
     next: Option<Batch>,
@@ -64,17 +64,18 @@ impl<'a> Following<'a> {
 }
 
 impl Follows for Following<'_> {
-    fn batches(&mut self, step: Step, two: bool) -> Result<Batches<'_>, WorkerError> {
+    fn batches(&mut self, step: Step, replica: usize, two: bool) -> Result<Batches<'_>, WorkerError> {
         if self.options.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
         }
-        let (next, mut batches) = match self.batches.take() {
-            Some((next, batches)) if next == step => (next, batches),
-            // The leader has changed, or was taken out for a while, or this rank was.
+        let share = self.job.share_of(self.options.rank, replica as u32);
+        let mut batches = match self.batches.take() {
+            Some((next, of, batches)) if (next, of) == (step, share) => batches,
+            // The leader has changed, or was taken out for a while, or this rank was, or is in another replica.
             _ => {
                 self.next = None;
                 let done = Step(step.0.saturating_sub(1));
-                (step, self.data.plan.prefetch(self.job, &self.data.train, self.options.rank, done)?)
+                self.data.plan.prefetch(self.job, &self.data.train, share, done)?
             }
         };
         if let Some(batch) = self.next.take().map(Ok).or_else(|| batches.next()) {
@@ -83,7 +84,7 @@ impl Follows for Following<'_> {
         if two {
             self.next = batches.next().transpose()?;
         }
-        self.batches = Some((next.next(), batches));
+        self.batches = Some((step.next(), share, batches));
         Ok((&self.batch, self.next.as_ref()))
     }
 

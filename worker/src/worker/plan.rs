@@ -109,27 +109,27 @@ impl Plan {
         }
     }
 
-    /// A rank's minibatches from the one after `done`, filled on a thread of their own.
+    /// The minibatches of a [share](Job::share_of) from the one after `done`, filled on a thread of their own.
     pub(super) fn prefetch(
         &self,
         job: &Job,
         train: &Arc<Dataset>,
-        rank: u32,
+        share: u32,
         done: Step,
     ) -> Result<Prefetcher<Batch>, WorkerError> {
-        let (data, mut minibatches) = (train.clone(), self.minibatches(job, rank, done));
+        let (data, mut minibatches) = (train.clone(), self.minibatches(job, share, done));
         Ok(Prefetcher::spawn(move |b: &mut Batch| {
             fill(&data, &minibatches.next(), b)?;
             Ok(true)
         })?)
     }
 
-    /// Which samples a rank trains in each minibatch after step `done` (static sampler).
+    /// Which samples a [share](Job::share_of) has of each minibatch after step `done` (static sampler).
     ///
     /// # Panics
-    /// When the job has not so many ranks.
-    pub fn minibatches(&self, job: &Job, rank: u32, done: Step) -> Minibatches {
-        let (rank, world, batch) = (job.share_of(rank) as usize, job.shares() as usize, job.train.batch);
+    /// When the job has not so many shares.
+    pub fn minibatches(&self, job: &Job, share: u32, done: Step) -> Minibatches {
+        let (rank, world, batch) = (share as usize, job.shares() as usize, job.train.batch);
         let epoch = done.0 / self.per_epoch;
         let mut current = self.sampler.batches(epoch, rank, world, batch);
         let first = Step(epoch * self.per_epoch + 1);

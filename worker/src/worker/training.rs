@@ -142,7 +142,11 @@ impl Training<'_> {
     /// The minibatches after step `done`; those of chunks as they are given out.
     fn feed(&self, done: Step) -> Result<Feed, WorkerError> {
         if self.plan.leased.is_none() {
-            let batches = self.plan.prefetch(self.job, &self.train, self.options.rank, done)?;
+            let batches = {
+                // Who leads is in the first replica of a model that is cut.
+                let share = self.job.share_of(self.options.rank, 0);
+                self.plan.prefetch(self.job, &self.train, share, done)?
+            };
             return Ok(Feed { chunks: None, batches, next: None, after: done });
         }
         let (chunks, next) = mpsc::channel::<Vec<u32>>();
