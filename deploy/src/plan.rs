@@ -96,16 +96,18 @@ fn rest(weights: u64) -> u64 {
 fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, BTreeSet<String>) {
     let layers = &of.layers()[..];
     let (model, batch) = (parameters * F32, job.train.batch as u64);
+    let replicas = u64::from(job.train.group_size);
     let whole = Way {
         name: "whole".into(),
         keys: "-".into(),
-        processes: 1,
+        processes: replicas as usize,
         weights: model,
         gradient: model,
         activations: batch * (keeps(layers) + works(layers)) * F32,
         rest: rest(model),
         with_servers: 2 * model,
-        between: 0,
+        // The weights from the first rank to each, and the ring's way round, twice.
+        between: 3 * (replicas - 1) * model,
         bubble: 0.0,
     };
     let (mut ways, mut refused) = (vec![whole.clone()], BTreeSet::new());
@@ -124,6 +126,7 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
             keys: "memory.resident = 2".into(),
             weights: 2 * largest,
             gradient: largest,
+
             with_servers: 3 * model,
             ..whole
         }),
@@ -160,7 +163,7 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
     (ways, refused)
 }
 
-/// Stages, cut in slices where the job has some: of the model's layers, and of a slice's.
+/// Stages, cut in slices where the job has some, as often as it has replicas: of the model's layers, and of a slice's.
 fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usize) -> Option<Way> {
     let (n, micro, batch) = (cut.len(), job.micro_batches(), job.train.batch as u64);
     let slices = u64::from(job.parallel.tensor);
@@ -187,7 +190,10 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     let edges = cut.layers()[1..].iter().map(|l| layers[l.start - 1].outputs as u64).sum::<u64>();
     let lent = of_slice.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
     let sums = own.iter().map(|l| l.sums as u64).sum::<u64>();
-    let of_slices = batch * sums * slices * (slices - 1) * F32 + 2 * model * (slices - 1) / slices;
+    let replicas = u64::from(job.train.group_size);
+    // What passes between slices, and between stages; and what is dealt and joined.
+    let of_replica = batch * sums * slices * (slices - 1) + 2 * slices * (batch * edges + lent);
+    let dealt = 2 * model * (slices - 1) / slices + 2 * model * (replicas - 1);
     let (name, keys) = match (n, slices) {
         (1, _) => (format!("{slices} slices"), format!("parallel.tensor = {slices}")),
         (_, 1) => (format!("{n} stages"), format!("parallel.pipeline = {n}")),
@@ -199,13 +205,13 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     Some(Way {
         name,
         keys,
-        processes: n * slices as usize,
+        processes: n * (slices * replicas) as usize,
         weights: most.0,
         gradient: most.1,
         activations: most.2,
         rest: rest(if slices > 1 { model / n as u64 } else { most.0 / versions }),
         with_servers: 2 * model,
-        between: 2 * slices * (batch * edges + lent) * F32 + of_slices,
+        between: replicas * of_replica * F32 + dealt,
         bubble: schedule.bubble_of(of_slice.costs(), micro, steps),
     })
 }
@@ -279,7 +285,11 @@ fn table(job: &Job, ways: &[Way], fits: impl Fn(&Way) -> bool) -> Table {
             bytes(w.rest),
             bytes(w.with_servers),
             bytes(w.between),
-            if w.processes == 1 { "-".into() } else { format!("{:.0} %", 100.0 * w.bubble) },
+            if w.keys == "-" || w.keys.starts_with("memory") {
+                "-".into()
+            } else {
+                format!("{:.0} %", 100.0 * w.bubble)
+            },
             if fits(w) { "yes" } else { "no" }.into(),
             w.keys.clone(),
         ]);
