@@ -172,17 +172,14 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     let schedule = job.parallel.schedule;
     let part = batch.div_ceil(micro as u64);
     let versions = if schedule.goes_on() { 2 } else { 1 };
-    // Of each stage, where it speaks with the servers: weights, gradient, activations.
+    // Of each stage: weights, gradient, activations.
     let of = |stage: usize| {
-        let range = cut.layers()[stage].clone();
-        let (whole, own) = (&layers[range.clone()], &own[range]);
-        // Beside its slice the first one has the stage, which it deals and joins.
-        let dealt = if slices > 1 { values(whole) * F32 } else { 0 };
-        let weights = values(own) * F32 * versions + dealt;
+        let own = &own[cut.layers()[stage].clone()];
+        let weights = values(own) * F32 * versions;
         let kept = schedule.kept(stage, n, micro) as u64;
         // The sum of the micro-batches, and of one of them what isn't added to it yet.
         let largest = own.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
-        let gradient = values(own) * F32 + largest + dealt;
+        let gradient = values(own) * F32 + largest;
         (weights, gradient, part * (kept * keeps(own) + works(own)) * F32)
     };
     let most = (0..n).map(of).max_by_key(|(w, g, a)| w + g + a).unwrap_or_default();
@@ -209,6 +206,7 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
         weights: most.0,
         gradient: most.1,
         activations: most.2,
+        // The first slice is at all of its stage's weights, one after the other.
         rest: rest(if slices > 1 { model / n as u64 } else { most.0 / versions }),
         with_servers: 2 * model,
         between: replicas * of_replica * F32 + dealt,

@@ -49,13 +49,24 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     // Of 16 samples of 64 tokens of 128 values, there and back, and the embedding that is lent.
     let lent = of(2, "between_bytes") - 2.0 * 4.0 * 16.0 * 64.0 * 128.0;
     assert!(lent > 0.0 && lent < model, "{lent}");
-    // Two slices, of each its half and of the first one all: a sum of all values goes between them four times a block, once behind the
+    // Two slices, of each its half: a sum of all values goes between them four times a block, once behind the
     // embedding and once before the last norm, with three numbers of each token's logits; and half of the model there, and back.
     let (edge, tokens) = (16.0 * 64.0 * 128.0, 16.0 * 64.0);
     let between = 4.0 * 2.0 * ((6.0 * 4.0 + 2.0) * edge + 3.0 * tokens) + model;
     assert_eq!(of(6, "between_bytes"), between, "{}", ways[6]);
-    assert!((1.5..1.6).contains(&(of(6, "weights_bytes") / model)) && of(6, "bubble") == 0.0, "{}", ways[6]);
+    assert!((0.5..0.6).contains(&(of(6, "weights_bytes") / model)) && of(6, "bubble") == 0.0, "{}", ways[6]);
     assert_eq!((of(7, "processes"), of(8, "processes")), (8.0, 16.0));
+    // Three replicas: their weights are dealt to two of them, and two gradients come back.
+    let out = run(&["plan", &job, "--json", "--set", "train.group_size=3"]);
+    let thrice: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let there = |way: &str| thrice.iter().find(|w| w["way"] == way).expect("a way").clone();
+    let sent = |way: &str| there(way)["between_bytes"].as_f64().expect("a number");
+    assert_eq!(sent("whole"), 6.0 * model);
+    assert_eq!(sent("2 stages"), 3.0 * of(2, "between_bytes") + 4.0 * model);
+    assert_eq!(sent("2 slices"), 3.0 * (between - model) + model + 4.0 * model);
+    assert_eq!(there("2 stages x 2 slices")["processes"].as_u64(), Some(24));
+    contains(&text(&out.stderr), &["left out: streamed", "train.group_size = 1"]);
     let holds = |i: usize| of(i, "total_bytes");
     let memory = format!("{}B", (holds(1).max(holds(2)) as u64).min(holds(0) as u64 - 1));
     let out = run(&["plan", &job, "--memory", &memory]);

@@ -76,6 +76,10 @@ pub struct Client {
 pub trait Places {
     /// The values of a bucket; `None`: they are not wanted.
     fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]>;
+    /// They were written there.
+    fn placed(&mut self, bucket: BucketId) {
+        let _ = bucket;
+    }
 }
 
 /// Nothing is wanted: the pull is to be answered.
@@ -508,7 +512,9 @@ impl Client {
                 client.counters.bytes_pulled += arrived.payload.len() as u64;
                 return Ok(());
             }
-            client.take(arrived, into)
+            client.take(arrived, into)?;
+            places.placed(BucketId(arrived.weights.bucket));
+            Ok(())
         })
     }
 

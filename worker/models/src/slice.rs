@@ -65,6 +65,14 @@ pub struct Run {
 }
 
 impl Run {
+    /// Whether the first row of another one is the next of this one.
+    pub fn goes_on_with(&self, next: &Self) -> bool {
+        let whole = self.whole + self.rows * self.stride;
+        let local = self.local + self.rows * self.len;
+        (whole, local, self.len, self.stride, self.shared)
+            == (next.whole, next.local, next.len, next.stride, next.shared)
+    }
+
     /// Each row: where it is in the model's vector, and in the slice's.
     pub fn each(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
         let Self { whole, local, len, stride, .. } = *self;

@@ -136,7 +136,7 @@ impl<'a> Engine<'a> {
         match &mut self.memory {
             Memory::Host { weights, .. } => Ok(weights),
             Memory::Streamed(streamed) => streamed.landing(),
-            Memory::Stage(stage) => Ok(stage.landing()),
+            Memory::Stage(_) => Err(alone_only().into()),
             Memory::Device => Ok(self.model.resident().ok_or_else(gone)?.host_mut()?),
         }
     }

@@ -33,7 +33,7 @@ impl Engine<'_> {
         if !stage.goes_on_with(pull.done.next()) {
             return Ok(None);
         }
-        let pulled = client.pull_by(pull.clone(), stage.landing())?;
+        let pulled = stage.pull_by(client, pull.clone(), ranks.lines()?)?;
         stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
         stage.landed(ranks.lines()?)?;
         Ok(Some(pulled))
@@ -45,12 +45,12 @@ impl Engine<'_> {
             return Err(alone_only().into());
         };
         ranks.say(&ControlMessage::Pull(pull.clone()))?;
-        let mut pulled = client.pull_by(pull.clone(), stage.landing())?;
+        let mut pulled = stage.pull_by(client, pull.clone(), ranks.lines()?)?;
         // Who had lost its session is put where the other workers are, and the others come along.
         while let Some(done) = stage.level(ranks, pulled.done, pull)? {
             if pulled.done < done {
                 client.advance_to(done);
-                pulled = client.pull_by(further(pull, done), stage.landing())?;
+                pulled = stage.pull_by(client, further(pull, done), ranks.lines()?)?;
                 pulled.rejoined = true;
             }
         }

@@ -27,7 +27,7 @@ use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Slice, Stages};
 use place::{Mesh, Place};
-use slices::{Alike, Whole, pages};
+use slices::{Alike, Dealing, pages};
 use std::{
     ops::{Deref, DerefMut, Range},
     path::{Path, PathBuf},
@@ -50,12 +50,10 @@ const GOES_ON: u32 = 8;
 const DEAL: u32 = 9;
 const JOIN: u32 = 10;
 const SLICES: u32 = 11;
+const DEALT: u32 = 12;
 
-/// Messages that nobody has taken, in an evaluation and of final weights.
+/// Messages that nobody has taken: in an evaluation, of gradients of the same stage, and of final weights.
 const AHEAD: usize = 8;
-
-/// Values of a message of final weights.
-const PIECE: usize = 1 << 18;
 
 /// What a rank that does not lead does to speak with the shards of these stages: a session, and the step that it goes on from. With `false`
 /// it brings no initial weights.
@@ -69,7 +67,6 @@ pub(crate) struct Stage<'a> {
     tensor: usize,
     replicas: usize,
     alike: Option<Alike>,
-    of_slices: Option<Whole>,
     schedule: PipelineSchedule,
     micro_batches: usize,
     /// Samples of the largest one.
@@ -132,7 +129,6 @@ impl<'a> Stage<'a> {
             tensor,
             replicas,
             alike: None,
-            of_slices: None,
             schedule,
             micro_batches,
             part,
@@ -161,20 +157,24 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// The weights that this rank holds, in the whole flat vector, for a pull to write.
-    pub fn landing(&mut self) -> &mut [f32] {
-        match &mut self.of_slices {
-            Some(whole) => &mut whole.weights,
-            None => &mut self.weights,
+    /// The weights of this rank's stages from the servers, also to those with the same stages.
+    pub fn pull_by(&mut self, client: &mut Client, pull: Pull, lines: &Lines) -> Result<Pulled, Broke> {
+        let Some(alike) = &mut self.alike else { return Ok(client.pull_by(pull, &mut self.weights)?) };
+        let mut dealing = Dealing::new(alike, &self.here, lines, (&self.buckets, &mut self.weights.values));
+        let pulled = client.pull_to(pull, &mut dealing)?;
+        match dealing.broken {
+            Some(broken) => Err(broken.into()),
+            None => Ok(pulled),
         }
     }
 
-    /// What landed there goes to who needs it: to those with the same stages, and to ranks with others.
+    /// What was pulled last is what this rank goes on with: it goes to ranks with other stages that need it.
     pub fn landed(&mut self, lines: &mut Lines) -> Result<(), Broke> {
         self.editions += 1;
         self.weights.edition = self.editions;
+        let own = self.own_buckets();
         if let Some(alike) = &mut self.alike {
-            alike.deal(lines, &self.here, self.of_slices.as_ref(), &mut self.weights.values)?;
+            alike.landed(lines, &self.here, own, &mut self.weights.values)?;
         }
         self.lend(lines)
     }
@@ -207,7 +207,7 @@ impl<'a> Stage<'a> {
         self.cut(model, ranks.lines()?)?;
         // What was asked for comes before anything else does.
         if let Some(pull) = self.asked.take()
-            && let Some(pulled) = self.pull_own(pull)?
+            && let Some(pulled) = self.pull_own(pull, ranks.lines()?)?
         {
             self.done = pulled.done;
             self.has_moved(&pulled);
@@ -245,7 +245,6 @@ impl<'a> Stage<'a> {
         self.alike = None;
         if !here.has_what(&self.here) || !next {
             self.weights.values.release(0..self.weights.values.len());
-            self.of_slices = None;
             (self.client, self.pushed, self.asked) = (None, None, None);
         }
         self.going = None;
@@ -256,12 +255,8 @@ impl<'a> Stage<'a> {
     /// Where others have the same stages this rank has its part of them from now on.
     fn cut(&mut self, model: &dyn Model, lines: &Lines) -> Result<(), WorkerError> {
         let whole = self.buckets.last().map_or(0, |b| b.end);
-        let slices = self.here.slice.of > 1;
-        if (slices || self.here.replicas > 1) && !self.here.stages.is_empty() {
-            self.alike = Some(Alike::new(model, (&self.stages, whole), &self.here, lines)?);
-        }
-        if slices && self.here.speaks() && self.of_slices.is_none() {
-            self.of_slices = Some(Whole::new(whole)?);
+        if self.here.are_several() && !self.here.stages.is_empty() {
+            self.alike = Some(Alike::new(model, (&self.stages, &self.buckets), &self.here, lines)?);
         }
         let len = self.alike.as_ref().map_or(whole, |alike| alike.len);
         if len != self.weights.values.len() {
@@ -302,9 +297,10 @@ impl<'a> Stage<'a> {
         self.stages.values()
     }
 
-    /// Whether a rank of this group has the stages that it had.
+    /// Whether the rank that leads this group has what it had, and needs to give nobody of it.
     pub fn stays(&self, ranks: &Ranks) -> bool {
-        self.place(ranks.place()).has_what(&self.here)
+        let there = self.place(ranks.place());
+        there.has_what(&self.here) && !there.are_several()
     }
 
     /// The leader has pulled this.
@@ -336,6 +332,19 @@ impl<'a> Stage<'a> {
     /// The same in that of the model.
     fn own_of_model(&self) -> Option<Range<usize>> {
         self.own_of(&self.stages)
+    }
+
+    /// The buckets of its stages.
+    fn own_buckets(&self) -> Range<usize> {
+        self.buckets_of(&self.here)
+    }
+
+    /// Of those of a place.
+    fn buckets_of(&self, place: &Place) -> Range<usize> {
+        let own = &self.stages.own()[place.stages.clone()];
+        let own = own.first().map_or(0, |r| r.start)..own.last().map_or(0, |r| r.end);
+        let before = |at: usize| self.buckets.partition_point(|b| b.start < at);
+        before(own.start)..before(own.end)
     }
 
     fn own_of(&self, stages: &Stages) -> Option<Range<usize>> {
@@ -383,14 +392,19 @@ impl<'a> Stage<'a> {
                 client.finish();
             }
         }
-        if let Some(of_own) = self.pull_own(pull.clone())? {
+        if let Some(of_own) = self.pull_own(pull.clone(), ranks.lines()?)? {
             pulled = of_own;
+        }
+        let own = self.own_buckets();
+        if let Some(alike) = self.alike.as_mut().filter(|_| !self.here.speaks()) {
+            // As it comes: or it would wait in memory.
+            alike.have(ranks.lines()?, &self.here, own, &mut self.weights.values)?;
         }
         while let Some(done) = self.level(ranks, pulled.done, pull)? {
             if let Some(client) = self.client.as_mut().filter(|_| pulled.done < done) {
                 client.advance_to(done);
                 let rejoined = pulled.rejoined;
-                pulled = self.pull_own(further(pull, done))?.unwrap_or_default();
+                pulled = self.pull_own(further(pull, done), ranks.lines()?)?.unwrap_or_default();
                 pulled.rejoined |= rejoined;
             }
         }
@@ -401,11 +415,11 @@ impl<'a> Stage<'a> {
     }
 
     /// Of its stages, where it speaks with their shards.
-    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, Broke> {
+    fn pull_own(&mut self, pull: Pull, lines: &Lines) -> Result<Option<Pulled>, Broke> {
         let mut client = self.client.take();
-        let pulled = client.as_mut().map(|client| client.pull_by(pull, self.landing())).transpose();
+        let pulled = client.as_mut().map(|client| self.pull_by(client, pull, lines)).transpose();
         self.client = client;
-        Ok(pulled?)
+        pulled
     }
 
     /// Whether the session was opened anew by a pull. What was pushed in the one before is not known to be in.
@@ -488,5 +502,5 @@ pub(crate) fn longest(stages: &Stages, outputs: impl Iterator<Item = usize>, bat
     let edges = outputs.max().unwrap_or_default().saturating_mul(batch);
     let own = stages.own().iter().map(|own| own.len()).max().unwrap_or_default();
     let loans = stages.loans().iter().map(|l| l.range.len()).max().unwrap_or_default();
-    edges.max(loans).max(own).max(PIECE)
+    edges.max(loans).max(own)
 }

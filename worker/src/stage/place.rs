@@ -54,6 +54,11 @@ impl Place {
         of(self) == of(other)
     }
 
+    /// Whether others have its stages too, or slices of them.
+    pub fn are_several(&self) -> bool {
+        self.slice.of > 1 || self.replicas > 1
+    }
+
     pub fn is_last(&self) -> bool {
         self.at + 1 == self.of
     }
@@ -74,6 +79,11 @@ impl Place {
         (0..self.replicas).flat_map(move |replica| {
             (0..slices).map(move |slice| (replica * of_replica + at * slices + slice, slice, replica == 0))
         })
+    }
+
+    /// The rank that speaks with the servers for all who have its stages.
+    pub fn speaker(&self) -> usize {
+        self.at * self.slice.of
     }
 
     /// The ranks that have a replica.

@@ -6,11 +6,13 @@
 //!  servers ◀──push── first slice of the first replica ◀──join── the others      its part of the gradient, over its samples
 //! ```
 //!
-//! For the servers there is neither: one rank speaks with the shards of its stages, for all who have them. Where they are cut in slices it has the stage's
-//! weights whole beside its part of them, and puts the parts of the gradient together.
+//! For the servers there is neither: one rank speaks with the shards of its stages, for all who have them. Nobody has a stage whole that is cut in slices: a
+//! bucket that has come is dealt at once, and one of the gradient is put together when it is pushed.
 
-use super::{DEAL, JOIN, SLICES, place::Place};
+use super::{AHEAD, DEAL, DEALT, JOIN, SLICES, TAKEN, place::Place};
 use crate::{engine::Broke, worker::WorkerError};
+use paraft_client::Places;
+use paraft_common::BucketId;
 use paraft_compute::collective::{GroupError, Lines, Tag};
 use paraft_host::Pages;
 use paraft_models::{DeviceError, Model, Run, Slice, SliceRanks, Sliced, Stages};
@@ -30,21 +32,12 @@ pub(super) struct Alike {
     pub len: usize,
     /// In that.
     pub stages: Stages,
-    /// Of each slice, what of this rank's stages it has.
-    runs: Vec<Vec<Run>>,
+    /// Of each slice, what it has of each of the model's buckets.
+    runs: Vec<Vec<Vec<Run>>>,
+    /// Pulls that were dealt, or had.
     deals: u64,
-}
-
-/// What the first slice of a stage has of the model's flat vectors. As long as the model; memory is where this rank's stages are.
-pub(super) struct Whole {
-    pub weights: Pages,
-    pub gradient: Pages,
-}
-
-impl Whole {
-    pub fn new(len: usize) -> Result<Self, WorkerError> {
-        Ok(Self { weights: pages(len)?, gradient: pages(len)? })
-    }
+    /// Those after which nobody pulled again.
+    landed: u64,
 }
 
 pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
@@ -52,20 +45,20 @@ pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
 }
 
 impl Alike {
-    /// Of a model of so many values that is cut in these stages.
+    /// Of a model with these buckets that is cut in these stages.
     pub fn new(
         model: &dyn Model,
-        (stages, len): (&Stages, usize),
+        (stages, buckets): (&Stages, &[Range<usize>]),
         here: &Place,
         lines: &Lines,
     ) -> Result<Self, WorkerError> {
         let Slice { at, of } = here.slice;
-        let of_stages = &stages.own()[here.stages.clone()];
-        let own = of_stages.first().map_or(0, |r| r.start)..of_stages.last().map_or(0, |r| r.end);
+        let of_buckets = |all: &[Run]| buckets.iter().map(|bucket| within(all, bucket)).collect();
         if of == 1 {
-            let (whole, local, len_of_own) = (own.start, own.start, own.len());
-            let all = Run { whole, local, rows: 1, len: len_of_own, stride: len_of_own, shared: false };
-            return Ok(Self { model: None, len, stages: stages.clone(), runs: vec![vec![all]], deals: 0 });
+            let len = buckets.last().map_or(0, |b| b.end);
+            let all = Run { whole: 0, local: 0, rows: 1, len, stride: len, shared: false };
+            let runs = vec![of_buckets(&[all])];
+            return Ok(Self { model: None, len, stages: stages.clone(), runs, deals: 0, landed: 0 });
         }
         let first = here.beside(here.at) - at;
         let places: Vec<usize> = (0..of).map(|slice| first + slice).collect();
@@ -74,7 +67,7 @@ impl Alike {
         let (mut runs, mut sliced) = (Vec::new(), None);
         for slice in 0..of {
             let part = model.slice(Slice { at: slice, of }, ranks.clone())?;
-            runs.push(part.runs.iter().copied().filter(|run| own.contains(&run.whole)).collect());
+            runs.push(of_buckets(&part.runs));
             if slice == at {
                 sliced = Some(part);
             }
@@ -83,84 +76,225 @@ impl Alike {
         let counts: Vec<usize> = stages.layers().iter().map(Range::len).collect();
         let cut = Stages::given(&sliced.model.layers(), &counts).map_err(WorkerError::Job)?;
         let Sliced { model, len, .. } = sliced;
-        Ok(Self { model: Some(model), len, stages: cut, runs, deals: 0 })
+        Ok(Self { model: Some(model), len, stages: cut, runs, deals: 0, landed: 0 })
     }
 
-    /// What was pulled by who speaks for them goes to all of them. It is in `whole`, or where they are not cut in slices in `weights`.
-    pub fn deal(
+    /// What was pulled last is what counts: who doesn't speak with the servers has it then. `own`: the buckets of this rank's stages.
+    pub fn landed(
         &mut self,
         lines: &Lines,
         here: &Place,
-        whole: Option<&Whole>,
+        own: Range<usize>,
         weights: &mut [f32],
     ) -> Result<(), Broke> {
-        let tag = Tag { kind: DEAL, number: self.deals };
+        self.landed += 1;
+        let tag = Tag { kind: DEALT, number: self.landed };
+        if here.speaks() {
+            for (place, ..) in here.alike().skip(1) {
+                lines.send(place, tag, vec![self.deals as f32])?;
+            }
+            return Ok(());
+        }
+        let deals = lines.receive(here.speaker(), tag)?.first().map_or(0, |deals| *deals as u64);
+        while self.deals < deals {
+            self.have(lines, here, own.clone(), weights)?;
+        }
+        Ok(())
+    }
+
+    /// What is dealt next, where another rank speaks with the servers.
+    pub fn have(
+        &mut self,
+        lines: &Lines,
+        here: &Place,
+        own: Range<usize>,
+        weights: &mut [f32],
+    ) -> Result<(), Broke> {
         self.deals += 1;
-        let own = &self.runs[here.slice.at];
-        let mut alike = here.alike();
-        let speaker = alike.next().map_or(0, |(place, ..)| place);
-        if !here.speaks() {
-            let values = lines.receive(speaker, tag)?;
-            return scatter(own, &values, weights, |run| run.1, <[f32]>::copy_from_slice);
-        }
-        let from: &[f32] = whole.map_or(&*weights, |whole| &whole.weights);
-        for (place, slice, _) in alike {
-            let rows = self.runs[slice].iter().flat_map(Run::each);
-            let values = rows.flat_map(|(whole, _)| &from[whole]).copied().collect();
-            lines.send(place, tag, values)?;
-        }
-        if let Some(whole) = whole {
-            for (from, to) in own.iter().flat_map(Run::each) {
-                weights[to].copy_from_slice(&whole.weights[from]);
+        for bucket in own {
+            let runs = &self.runs[here.slice.at][bucket];
+            if !runs.is_empty() {
+                let values = lines.receive(here.speaker(), numbered(DEAL, self.deals, bucket))?;
+                scatter(runs, &values, weights, |run| run.1, <[f32]>::copy_from_slice)?;
             }
         }
         Ok(())
     }
 
-    /// The parts of the gradient come together, where the first slice of the first replica is: in `whole`, or where they are not cut in slices in `sum`.
+    /// What a slice sends of a bucket's gradient, and of its final weights: what all slices have the first one does.
+    pub fn sent(&self, slice: usize, bucket: usize) -> Vec<Run> {
+        let counts = |run: &&Run| slice == 0 || !run.shared;
+        self.runs[slice][bucket].iter().filter(counts).copied().collect()
+    }
+
+    /// The parts of the gradient in these buckets go to the rank that speaks for them: they leave in the order in which it [puts them together](Self::join).
+    pub fn send(
+        &self,
+        lines: &Lines,
+        here: &Place,
+        own: Range<usize>,
+        (sum, round): (&[f32], u64),
+    ) -> Result<(), Broke> {
+        let mut sent = Vec::new();
+        for bucket in own.rev() {
+            let runs = self.sent(here.slice.at, bucket);
+            if runs.is_empty() {
+                continue;
+            }
+            // What isn't taken waits in the other's memory.
+            if let Some(before) = sent.len().checked_sub(AHEAD) {
+                lines.receive(here.speaker(), numbered(TAKEN, round, sent[before]))?;
+            }
+            let values = values_of(&runs, sum);
+            lines.send(here.speaker(), numbered(JOIN, round, bucket), values)?;
+            sent.push(bucket);
+        }
+        for bucket in sent.iter().rev().take(AHEAD).rev() {
+            lines.receive(here.speaker(), numbered(TAKEN, round, *bucket))?;
+        }
+        Ok(())
+    }
+
+    /// A bucket of the gradient, put together.
     pub fn join(
         &self,
         lines: &Lines,
         here: &Place,
-        (sum, round): (&mut [f32], u64),
-        whole: Option<&mut Whole>,
+        (bucket, range): (usize, &Range<usize>),
+        (sum, round): (&[f32], u64),
+        to: &mut Vec<f32>,
     ) -> Result<(), Broke> {
-        let tag = Tag { kind: JOIN, number: round };
-        // What all slices of a replica have its first one sends.
-        let sent = |slice: usize| self.runs[slice].iter().filter(move |run| slice == 0 || !run.shared);
-        let own = here.slice.at;
-        let mut alike = here.alike();
-        let speaker = alike.next().map_or(0, |(place, ..)| place);
-        if !here.speaks() {
-            let rows = sent(own).flat_map(Run::each);
-            let values = rows.flat_map(|(_, local)| &sum[local]).copied().collect();
-            return Ok(lines.send(speaker, tag, values)?);
+        to.clear();
+        to.resize(range.len(), 0.0);
+        let within = |whole: Range<usize>| whole.start - range.start..whole.end - range.start;
+        for (whole, local) in self.sent(here.slice.at, bucket).iter().flat_map(Run::each) {
+            to[within(whole)].copy_from_slice(&sum[local]);
         }
-        let to = match whole {
-            None => sum,
-            Some(whole) => {
-                for (to, from) in sent(own).flat_map(Run::each) {
-                    whole.gradient[to].copy_from_slice(&sum[from]);
-                }
-                &mut whole.gradient
+        for (place, slice, first) in here.alike().skip(1) {
+            let runs = self.sent(slice, bucket);
+            if runs.is_empty() {
+                continue;
             }
-        };
-        for (place, slice, first) in alike {
-            let values = lines.receive(place, tag)?;
-            let runs: Vec<Run> = sent(slice).copied().collect();
+            let values = lines.receive(place, numbered(JOIN, round, bucket))?;
+            lines.send(place, numbered(TAKEN, round, bucket), Vec::new())?;
             let put = if first { <[f32]>::copy_from_slice } else { plus };
-            scatter(&runs, &values, to, |run| run.0, put)?;
+            scatter(&runs, &values, to, |run| within(run.0), put)?;
         }
         Ok(())
     }
+}
+
+/// A pull of who speaks with the servers: each bucket goes to all who have some of it.
+pub(super) struct Dealing<'a> {
+    alike: &'a Alike,
+    here: &'a Place,
+    lines: &'a Lines,
+    buckets: &'a [Range<usize>],
+    weights: &'a mut [f32],
+    /// One that has come, of a model that is cut in slices.
+    bucket: Vec<f32>,
+    pub broken: Option<GroupError>,
+}
+
+impl<'a> Dealing<'a> {
+    pub fn new(
+        alike: &'a mut Alike,
+        here: &'a Place,
+        lines: &'a Lines,
+        (buckets, weights): (&'a [Range<usize>], &'a mut [f32]),
+    ) -> Self {
+        alike.deals += 1;
+        Self { alike, here, lines, buckets, weights, bucket: Vec::new(), broken: None }
+    }
+}
+
+impl Places for Dealing<'_> {
+    fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]> {
+        let range = self.buckets.get(bucket.0 as usize)?;
+        match self.here.slice.of {
+            1 => self.weights.get_mut(range.clone()),
+            _ => {
+                self.bucket.resize(range.len(), 0.0);
+                Some(&mut self.bucket)
+            }
+        }
+    }
+
+    fn placed(&mut self, bucket: BucketId) {
+        let i = bucket.0 as usize;
+        let (Some(range), None) = (self.buckets.get(i), &self.broken) else { return };
+        let within = |whole: Range<usize>| whole.start - range.start..whole.end - range.start;
+        let sliced = self.here.slice.of > 1;
+        let whole = if sliced { &self.bucket } else { &self.weights[range.clone()] };
+        for (place, slice, _) in self.here.alike().skip(1) {
+            let runs = &self.alike.runs[slice][i];
+            if !runs.is_empty() {
+                let values = gather(runs, whole, |run| within(run.0));
+                let sent = self.lines.send(place, numbered(DEAL, self.alike.deals, i), values);
+                self.broken = sent.err().or(self.broken.take());
+            }
+        }
+        if sliced {
+            for (from, to) in self.alike.runs[self.here.slice.at][i].iter().flat_map(Run::each) {
+                self.weights[to].copy_from_slice(&self.bucket[within(from)]);
+            }
+        }
+    }
+}
+
+/// What runs have in a range of the model's vector.
+fn within(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
+    let mut parts: Vec<Run> = Vec::new();
+    for run in runs {
+        let stride = run.stride.max(1);
+        let first = (range.start + 1).saturating_sub(run.whole + run.len).div_ceil(stride);
+        let end = range.end.saturating_sub(run.whole).div_ceil(stride).min(run.rows);
+        for row in first..end {
+            let (whole, local) = (run.whole + row * run.stride, run.local + row * run.len);
+            let part = whole.max(range.start)..(whole + run.len).min(range.end);
+            let next = Run {
+                whole: part.start,
+                local: local + part.start - whole,
+                rows: 1,
+                len: part.len(),
+                ..*run
+            };
+            match parts.last_mut() {
+                Some(last) if last.goes_on_with(&next) => last.rows += 1,
+                _ => parts.push(next),
+            }
+        }
+    }
+    parts
+}
+
+fn numbered(kind: u32, round: u64, bucket: usize) -> Tag {
+    Tag { kind, number: round << 24 | bucket as u64 }
 }
 
 fn plus(sum: &mut [f32], values: &[f32]) {
     sum.iter_mut().zip(values).for_each(|(s, v)| *s += v);
 }
 
+/// The values of runs in a slice's vector, one after the other.
+pub(super) fn values_of(runs: &[Run], from: &[f32]) -> Vec<f32> {
+    gather(runs, from, |run| run.1)
+}
+
+fn gather(
+    runs: &[Run],
+    from: &[f32],
+    place: impl Fn((Range<usize>, Range<usize>)) -> Range<usize>,
+) -> Vec<f32> {
+    let mut values = Vec::with_capacity(runs.iter().map(|run| run.rows * run.len).sum());
+    for row in runs.iter().flat_map(Run::each) {
+        values.extend_from_slice(&from[place(row)]);
+    }
+    values
+}
+
 /// Values as another rank has sent them, one run after the other.
-fn scatter(
+pub(super) fn scatter(
     runs: &[Run],
     values: &[f32],
     to: &mut [f32],
@@ -202,5 +336,30 @@ impl SliceRanks for Beside {
             all.push(if slice == self.at { own.to_vec() } else { self.lines.receive(*place, tag)? });
         }
         Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of ranges that cover the vector each value is in one, where it was.
+    #[test]
+    fn runs_are_cut_at_buckets() {
+        for (rows, len, gap, at, cut) in (0..2 * 3 * 4 * 3 * 5 * 4)
+            .map(|n: usize| (1 + n % 4, 1 + n / 4 % 5, n / 20 % 3, n / 60 % 4, 1 + n / 240 % 6))
+        {
+            let run = Run { whole: at, local: 100, rows, len, stride: len + gap, shared: false };
+            let mut seen = Vec::new();
+            for begin in (0..60).step_by(cut) {
+                let range = begin..begin + cut;
+                for (whole, local) in within(&[run], &range).iter().flat_map(Run::each) {
+                    assert!(range.start <= whole.start && whole.end <= range.end && !whole.is_empty());
+                    seen.extend(whole.zip(local));
+                }
+            }
+            let all: Vec<(usize, usize)> = run.each().flat_map(|(whole, local)| whole.zip(local)).collect();
+            assert_eq!(seen, all, "{run:?} in parts of {cut}");
+        }
     }
 }

@@ -364,7 +364,7 @@ impl Stage<'_> {
     fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), Broke> {
         let Some(pull) = self.asked.take() else { return Ok(()) };
         if let Some(client) = client {
-            let pulled = client.pull_by(pull.clone(), self.landing())?;
+            let pulled = self.pull_by(client, pull.clone(), lines)?;
             if self.has_moved(&pulled) || pulled.done != pull.done {
                 self.done = pulled.done;
                 let why = "a rank's session was lost";
@@ -393,19 +393,21 @@ impl Stage<'_> {
     }
 
     /// The gradient of who has the same stages goes to the one that speaks for them, which pushes it with its own.
-    fn join(&mut self, lines: &Lines, round: u64, push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
-        let (Some(alike), Some(own), Some(of_model)) = (&self.alike, self.own(), self.own_of_model()) else {
-            return Ok(());
-        };
-        alike.join(lines, &self.here, (&mut self.sum, round), self.of_slices.as_mut())?;
-        if let Some(push) = push {
-            let whole = self.of_slices.as_mut().map_or(&mut self.sum, |whole| &mut whole.gradient);
-            for (i, bucket) in self.buckets.iter().enumerate().rev() {
-                if of_model.contains(&bucket.start) {
-                    push.values(i, &whole[bucket.clone()]);
+    fn join(&mut self, lines: &Lines, round: u64, mut push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
+        let (Some(alike), Some(own)) = (&self.alike, self.own()) else { return Ok(()) };
+        let buckets = self.own_buckets();
+        match self.here.speaks() {
+            false => alike.send(lines, &self.here, buckets, (&self.sum, round))?,
+            true => {
+                let mut bucket = Vec::new();
+                for i in buckets.rev() {
+                    let sum = (&*self.sum, round);
+                    alike.join(lines, &self.here, (i, &self.buckets[i]), sum, &mut bucket)?;
+                    if let Some(push) = &mut push {
+                        push.values(i, &bucket);
+                    }
                 }
             }
-            whole.release(of_model);
         }
         self.sum.release(own);
         Ok(())

@@ -1,12 +1,13 @@
 //! What needs the whole model: an evaluation by all ranks, and the final weights.
 
 use super::{
-    ACTIVATION, AHEAD, FINAL, PIECE, Stage, TAKEN,
-    sums::{Here, put},
+    ACTIVATION, AHEAD, FINAL, Stage, TAKEN,
+    slices::{scatter, values_of},
+    sums::Here,
 };
 use crate::{engine::Broke, streamed::scratch};
 use paraft_compute::collective::{Lines, Tag};
-use paraft_models::{Batch, Evaluation, Forward, Model, ModelError, Pass};
+use paraft_models::{Batch, Evaluation, Forward, Model, ModelError, Pass, Run};
 use std::ops::Range;
 
 /// Rounds of evaluations, beside those of steps.
@@ -80,44 +81,55 @@ impl Stage<'_> {
 
     /// The final weights of all stages come to the leader, into a file.
     pub fn gather(&mut self, lines: &mut Lines) -> Result<(), Broke> {
-        let pieces = |range: &Range<usize>| {
-            let end = range.end;
-            range.clone().step_by(PIECE).map(move |at| at..(at + PIECE).min(end))
+        let here = &self.here;
+        let tag = |kind: u32, bucket: usize| Tag { kind, number: bucket as u64 };
+        // Of a bucket, what a slice has of it that no other one sends.
+        let runs = |slice: usize, bucket: usize| match &self.alike {
+            Some(alike) => alike.sent(slice, bucket),
+            None => vec![whole_run(&self.buckets[bucket])],
         };
-        let tag = |kind: u32, at: usize| Tag { kind, number: at as u64 };
-        // Who speaks with the servers has what the others do.
-        if !self.here.speaks() {
+        if here.stages.is_empty() || here.replica > 0 {
             return Ok(());
         }
-        let own = self.own_of_model();
-        let weights = self.of_slices.as_ref().map_or(&*self.weights, |whole| &whole.weights);
-        if self.here.at > 0 {
+        let (own, slice) = (self.own_buckets(), here.slice.at);
+        if here.beside(here.at) > 0 {
             // The leader takes one rank's after the other: what it hasn't taken is in its memory.
             let mut sent = Vec::new();
-            for piece in own.iter().flat_map(pieces) {
+            for bucket in own {
+                let runs = runs(slice, bucket);
+                if runs.is_empty() {
+                    continue;
+                }
                 if let Some(before) = sent.len().checked_sub(AHEAD) {
                     lines.receive(0, tag(TAKEN, sent[before]))?;
                 }
-                sent.push(piece.start);
-                lines.send(0, tag(FINAL, piece.start), weights[piece].to_vec())?;
+                sent.push(bucket);
+                lines.send(0, tag(FINAL, bucket), values_of(&runs, &self.weights))?;
             }
             return Ok(());
         }
-        let mut whole = scratch(&self.folder, weights.len())?;
-        for piece in own.iter().flat_map(pieces) {
-            whole[piece.clone()].copy_from_slice(&weights[piece]);
+        let mut whole = scratch(&self.folder, self.buckets.last().map_or(0, |b| b.end))?;
+        for (to, from) in own.flat_map(|bucket| runs(0, bucket)).flat_map(|run| run.each()) {
+            whole[to].copy_from_slice(&self.weights[from]);
         }
-        for at in 1..self.here.of {
-            let (place, ranks) = (self.here.beside(at), self.here.ranks());
-            let theirs = &self.stages.own()[self.stages_at((place, ranks))];
-            let all = theirs.first().map_or(0, |r| r.start)..theirs.last().map_or(0, |r| r.end);
-            for piece in pieces(&all) {
-                let values = lines.receive(place, tag(FINAL, piece.start))?;
-                put(&mut whole, &piece, &values)?;
-                lines.send(place, tag(TAKEN, piece.start), Vec::new())?;
+        for place in 1..here.of * here.slice.of {
+            let there = self.place((place, here.ranks()));
+            for bucket in self.buckets_of(&there) {
+                let runs = runs(there.slice.at, bucket);
+                if !runs.is_empty() {
+                    let values = lines.receive(place, tag(FINAL, bucket))?;
+                    scatter(&runs, &values, &mut whole, |run| run.0, <[f32]>::copy_from_slice)?;
+                    lines.send(place, tag(TAKEN, bucket), Vec::new())?;
+                }
             }
         }
         self.whole = Some(whole);
         Ok(())
     }
+}
+
+/// A bucket of a model that is not cut in slices.
+fn whole_run(bucket: &Range<usize>) -> Run {
+    let len = bucket.len();
+    Run { whole: bucket.start, local: bucket.start, rows: 1, len, stride: len, shared: false }
 }
