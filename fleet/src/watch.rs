@@ -40,6 +40,14 @@ impl<'a> Watch<'a> {
     /// Takes in what workers have written.
     pub(crate) fn follow(&mut self, events: &[Event]) {
         self.started |= events.iter().any(|e| matches!(e, Event::Train(_)));
+        for event in events {
+            // Who evaluates when the other ranks have ended does not hang.
+            if let Event::Evaluating(e) = event
+                && let Some(over) = self.over.get_mut(&(e.worker.0 as usize))
+            {
+                *over = Instant::now();
+            }
+        }
     }
 
     /// True when all workers have ended. A process that was killed is started again while `cluster.max_restarts`

@@ -76,10 +76,15 @@ pub struct Client {
 pub trait Places {
     /// The values of a bucket; `None`: they are not wanted.
     fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]>;
-    /// They were written there.
-    fn placed(&mut self, bucket: BucketId) {
-        let _ = bucket;
+    /// They were written there, or are as the pull before left them.
+    fn placed(&mut self, bucket: BucketId, changed: bool) {
+        let _ = (bucket, changed);
     }
+}
+
+/// Which buffer this is: a bucket that has not changed since a pull into the same one is not sent again.
+pub fn address(buffer: &[f32]) -> (usize, usize) {
+    (buffer.as_ptr() as usize, buffer.len())
 }
 
 /// Nothing is wanted: the pull is to be answered.
@@ -475,8 +480,39 @@ impl Client {
 
     /// As [`Self::pull`], of what `pull` says. Of some buckets only: into the buffer of the pull before.
     pub fn pull_by(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, ClientError> {
+        self.pull_held(pull, address(weights), |client, arrived| {
+            let spec = client.layout.bucket(BucketId(arrived.weights.bucket));
+            let into = spec.and_then(|spec| weights.get_mut(spec.range()));
+            client.take(arrived, into)
+        })
+    }
+
+    /// As [`Self::pull_by`], of weights that lie in a buffer at this [address](address), to where `places` wants each bucket.
+    ///
+    /// # Errors
+    /// As of [`Self::pull`].
+    pub fn pull_parts(
+        &mut self,
+        pull: Pull,
+        buffer: (usize, usize),
+        places: &mut dyn Places,
+    ) -> Result<Pulled, ClientError> {
+        self.pull_held(pull, buffer, |client, arrived| {
+            let (bucket, changed) = (BucketId(arrived.weights.bucket), !arrived.weights.not_modified);
+            client.take(arrived, places.place(bucket))?;
+            places.placed(bucket, changed);
+            Ok(())
+        })
+    }
+
+    fn pull_held(
+        &mut self,
+        pull: Pull,
+        buffer: (usize, usize),
+        take: impl FnMut(&mut Self, &Arrived) -> Result<(), ClientError>,
+    ) -> Result<Pulled, ClientError> {
         let began = Instant::now();
-        let into = Some((weights.as_ptr() as usize, weights.len()));
+        let into = Some(buffer);
         let (holds, whole) = (self.holds == into, pull.only.is_empty());
         {
             let mut session = self.io.session();
@@ -487,11 +523,7 @@ impl Client {
             session.pull(io::now(), pull, holds);
         }
         let before = self.holds.take(); // until it is filled
-        let pulled = self.receive(began, |client, arrived| {
-            let spec = client.layout.bucket(BucketId(arrived.weights.bucket));
-            let into = spec.and_then(|spec| weights.get_mut(spec.range()));
-            client.take(arrived, into)
-        })?;
+        let pulled = self.receive(began, take)?;
         // What it has of the other buckets does not change, unless it had to join anew.
         self.holds = if whole || pulled.rejoined { into } else { before };
         Ok(pulled)
@@ -512,9 +544,7 @@ impl Client {
                 client.counters.bytes_pulled += arrived.payload.len() as u64;
                 return Ok(());
             }
-            client.take(arrived, into)?;
-            places.placed(BucketId(arrived.weights.bucket));
-            Ok(())
+            client.take(arrived, into)
         })
     }
 

@@ -36,7 +36,7 @@ mod out;
 mod pool;
 
 pub use acks::Acked;
-pub use client::{Client, ClientOptions, Counters, Places};
+pub use client::{Client, ClientOptions, Counters, Places, address};
 pub use connect::{Transport, describe, status, switch_mode};
 pub use error::ClientError;
 pub use initial::{Initial, Values};

@@ -21,7 +21,7 @@ mod whole;
 pub(crate) use step::Batches;
 
 use crate::{engine::Broke, group::Ranks, worker::WorkerError};
-use paraft_client::{Client, Pull, Pulled};
+use paraft_client::{Client, Pull, Pulled, address};
 use paraft_common::{Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
@@ -160,8 +160,9 @@ impl<'a> Stage<'a> {
     /// The weights of this rank's stages from the servers, also to those with the same stages.
     pub fn pull_by(&mut self, client: &mut Client, pull: Pull, lines: &Lines) -> Result<Pulled, Broke> {
         let Some(alike) = &mut self.alike else { return Ok(client.pull_by(pull, &mut self.weights)?) };
+        let buffer = address(&self.weights);
         let mut dealing = Dealing::new(alike, &self.here, lines, (&self.buckets, &mut self.weights.values));
-        let pulled = client.pull_to(pull, &mut dealing)?;
+        let pulled = client.pull_parts(pull, buffer, &mut dealing)?;
         match dealing.broken {
             Some(broken) => Err(broken.into()),
             None => Ok(pulled),
@@ -257,6 +258,10 @@ impl<'a> Stage<'a> {
         let whole = self.buckets.last().map_or(0, |b| b.end);
         if self.here.are_several() && !self.here.stages.is_empty() {
             self.alike = Some(Alike::new(model, (&self.stages, &self.buckets), &self.here, lines)?);
+            // Others may have nothing yet.
+            if let Some(client) = &mut self.client {
+                client.forget();
+            }
         }
         let len = self.alike.as_ref().map_or(whole, |alike| alike.len);
         if len != self.weights.values.len() {

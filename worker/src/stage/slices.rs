@@ -115,7 +115,10 @@ impl Alike {
             let runs = &self.runs[here.slice.at][bucket];
             if !runs.is_empty() {
                 let values = lines.receive(here.speaker(), numbered(DEAL, self.deals, bucket))?;
-                scatter(runs, &values, weights, |run| run.1, <[f32]>::copy_from_slice)?;
+                // None: they are as they were.
+                if !values.is_empty() {
+                    scatter(runs, &values, weights, |run| run.1, <[f32]>::copy_from_slice)?;
+                }
             }
         }
         Ok(())
@@ -220,7 +223,7 @@ impl Places for Dealing<'_> {
         }
     }
 
-    fn placed(&mut self, bucket: BucketId) {
+    fn placed(&mut self, bucket: BucketId, changed: bool) {
         let i = bucket.0 as usize;
         let (Some(range), None) = (self.buckets.get(i), &self.broken) else { return };
         let within = |whole: Range<usize>| whole.start - range.start..whole.end - range.start;
@@ -229,12 +232,12 @@ impl Places for Dealing<'_> {
         for (place, slice, _) in self.here.alike().skip(1) {
             let runs = &self.alike.runs[slice][i];
             if !runs.is_empty() {
-                let values = gather(runs, whole, |run| within(run.0));
+                let values = if changed { gather(runs, whole, |run| within(run.0)) } else { Vec::new() };
                 let sent = self.lines.send(place, numbered(DEAL, self.alike.deals, i), values);
                 self.broken = sent.err().or(self.broken.take());
             }
         }
-        if sliced {
+        if sliced && changed {
             for (from, to) in self.alike.runs[self.here.slice.at][i].iter().flat_map(Run::each) {
                 self.weights[to].copy_from_slice(&self.bucket[within(from)]);
             }
