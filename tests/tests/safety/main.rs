@@ -20,6 +20,7 @@ mod layout;
 mod leases;
 mod local_steps;
 mod membership;
+mod meshes;
 mod memory;
 mod modes;
 mod own_loop;
