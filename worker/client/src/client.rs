@@ -487,7 +487,7 @@ impl Client {
         })
     }
 
-    /// As [`Self::pull_by`], of weights that lie in a buffer at this [address](address), to where `places` wants each bucket.
+    /// As [`Self::pull_by`], of weights that lie in a buffer at this [address], to where `places` wants each bucket.
     ///
     /// # Errors
     /// As of [`Self::pull`].
