@@ -96,18 +96,18 @@ fn rest(weights: u64) -> u64 {
 fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, BTreeSet<String>) {
     let layers = &of.layers()[..];
     let (model, batch) = (parameters * F32, job.train.batch as u64);
-    let replicas = u64::from(job.train.group_size);
+    let meshes = u64::from(job.train.group_size);
     let whole = Way {
         name: "whole".into(),
         keys: "-".into(),
-        processes: replicas as usize,
+        processes: meshes as usize,
         weights: model,
         gradient: model,
         activations: batch * (keeps(layers) + works(layers)) * F32,
         rest: rest(model),
         with_servers: 2 * model,
         // The weights from the first rank to each, and the ring's way round, twice.
-        between: 3 * (replicas - 1) * model,
+        between: 3 * (meshes - 1) * model,
         bubble: 0.0,
     };
     let (mut ways, mut refused) = (vec![whole.clone()], BTreeSet::new());
@@ -163,7 +163,7 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
     (ways, refused)
 }
 
-/// Stages, cut in slices where the job has some, as often as it has replicas: of the model's layers, and of a slice's.
+/// Stages, cut in slices where the job has some, in as many meshes as it has: of the model's layers, and of a slice's.
 fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usize) -> Option<Way> {
     let (n, micro, batch) = (cut.len(), job.micro_batches(), job.train.batch as u64);
     let slices = u64::from(job.parallel.tensor);
@@ -187,10 +187,10 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     let edges = cut.layers()[1..].iter().map(|l| layers[l.start - 1].outputs as u64).sum::<u64>();
     let lent = of_slice.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
     let sums = own.iter().map(|l| l.sums as u64).sum::<u64>();
-    let replicas = u64::from(job.train.group_size);
+    let meshes = u64::from(job.train.group_size);
     // What passes between slices, and between stages; and what is dealt and joined.
-    let of_replica = batch * sums * slices * (slices - 1) + 2 * slices * (batch * edges + lent);
-    let dealt = 2 * model * (slices - 1) / slices + 2 * model * (replicas - 1);
+    let of_mesh = batch * sums * slices * (slices - 1) + 2 * slices * (batch * edges + lent);
+    let dealt = 2 * model * (slices - 1) / slices + 2 * model * (meshes - 1);
     let (name, keys) = match (n, slices) {
         (1, _) => (format!("{slices} slices"), format!("parallel.tensor = {slices}")),
         (_, 1) => (format!("{n} stages"), format!("parallel.pipeline = {n}")),
@@ -202,14 +202,14 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     Some(Way {
         name,
         keys,
-        processes: n * (slices * replicas) as usize,
+        processes: n * (slices * meshes) as usize,
         weights: most.0,
         gradient: most.1,
         activations: most.2,
         // The first slice is at all of its stage's weights, one after the other.
         rest: rest(if slices > 1 { model / n as u64 } else { most.0 / versions }),
         with_servers: 2 * model,
-        between: replicas * of_replica * F32 + dealt,
+        between: meshes * of_mesh * F32 + dealt,
         bubble: schedule.bubble_of(of_slice.costs(), micro, steps),
     })
 }

@@ -329,7 +329,7 @@ fn say_cut(job: &Job, stages: &Stages, steps: usize) {
         eprintln!("        each of them in {} slices, on a rank each", job.parallel.tensor);
     }
     if job.train.group_size > 1 {
-        eprintln!("        {} replicas of them, each with samples of its own", job.train.group_size);
+        eprintln!("        {} such meshes, each with samples of its own", job.train.group_size);
     }
     let micro = job.micro_batches();
     let bubble = 100.0 * job.parallel.schedule.bubble_of(stages.costs(), micro, steps);

@@ -63,11 +63,11 @@ impl Job {
         self.train.workers.saturating_mul(self.train.group_size)
     }
 
-    /// The part of a rank; of a model that is cut it goes with the replica of it that the rank is in at the time.
-    pub fn share_of(&self, rank: u32, replica: u32) -> u32 {
+    /// The part of a rank; of a model that is cut it goes with the mesh that the rank is in at the time.
+    pub fn share_of(&self, rank: u32, mesh: u32) -> u32 {
         match self.parallel.is_cut() {
             false => rank,
-            true => rank / self.ranks_of_worker() * self.train.group_size + replica,
+            true => rank / self.ranks_of_worker() * self.train.group_size + mesh,
         }
     }
 

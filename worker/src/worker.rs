@@ -209,8 +209,8 @@ fn staged<'a>(
     let buckets = layout.buckets().iter().map(|b| b.range()).collect();
     let micro = job.micro_batches();
     let schedule = (job.parallel.schedule, micro, job.train.batch.div_ceil(micro));
-    let (slices, replicas) = (job.parallel.tensor as usize, job.train.group_size as usize);
-    Stage::new((stages, slices, replicas), schedule, buckets, join, &scratch_folder(options))
+    let (slices, meshes) = (job.parallel.tensor as usize, job.train.group_size as usize);
+    Stage::new((stages, slices, meshes), schedule, buckets, join, &scratch_folder(options))
 }
 
 /// Where files lie that end with the process.

@@ -1,16 +1,16 @@
-//! Workers whose ranks have a model that is cut several times over, each replica with samples of its own: what they learn is nearly what as many workers
+//! Workers whose ranks have a model several times over, in meshes with samples of their own: what they learn is nearly what as many workers
 //! learn, whoever dies.
 
 use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, on_text};
 use anyhow::{Result, ensure};
 use paraft_tests::train::{distance, replay, train};
 
-/// What replicas add up comes in another order.
+/// What meshes add up comes in another order.
 const NEAR: f64 = 2e-3;
 
 #[test]
-fn replicas_learn_what_as_many_workers_learn() -> Result<()> {
-    for (replicas, meshes) in [
+fn meshes_learn_what_as_many_workers_learn() -> Result<()> {
+    for (meshes, cuts) in [
         (
             2,
             &[
@@ -21,35 +21,35 @@ fn replicas_learn_what_as_many_workers_learn() -> Result<()> {
         ),
         (3, &[&["parallel.pipeline=3", "parallel.cut=[1, 3, 2]"]]),
     ] {
-        let whole = train(&on_digits(&fleet(4)?.at, MLP, &[&format!("train.workers={}", 2 * replicas)])?)?;
-        let group = format!("train.group_size={replicas}");
-        for mesh in meshes {
-            let set = [&["train.workers=2", &group, "eval.every_epoch=true"][..], mesh].concat();
+        let whole = train(&on_digits(&fleet(4)?.at, MLP, &[&format!("train.workers={}", 2 * meshes)])?)?;
+        let group = format!("train.group_size={meshes}");
+        for cut in cuts {
+            let set = [&["train.workers=2", &group, "eval.every_epoch=true"][..], cut].concat();
             let far = distance(&learn(&on_digits(&fleet(4)?.at, MLP, &set)?)?, &whole);
-            ensure!(far < NEAR, "{replicas} of {mesh:?}: {far} away");
+            ensure!(far < NEAR, "{meshes} of {cut:?}: {far} away");
         }
     }
     Ok(())
 }
 
 #[test]
-fn replicas_of_a_transformer_learn_the_same() -> Result<()> {
+fn meshes_of_a_transformer_learn_the_same() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let whole = train(&on_text(&fleet(4)?.at, folder.path(), &["train.workers=2"])?)?;
-    for mesh in [
+    for cut in [
         &["parallel.pipeline=2"][..],
         &["parallel.tensor=2"],
         &["parallel.pipeline=3", "parallel.tensor=2", "model.checkpoint_activations=true"],
     ] {
-        let set = [&["train.workers=1", "train.group_size=2"][..], mesh].concat();
+        let set = [&["train.workers=1", "train.group_size=2"][..], cut].concat();
         let far = distance(&learn(&on_text(&fleet(4)?.at, folder.path(), &set)?)?, &whole);
-        ensure!(far < NEAR, "{mesh:?}: {far} away");
+        ensure!(far < NEAR, "{cut:?}: {far} away");
     }
     Ok(())
 }
 
 #[test]
-fn replicas_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_process() -> Result<()> {
+fn meshes_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_process() -> Result<()> {
     for more in [
         &["parallel.tensor=1", "eval.every_epoch=true"][..],
         &["parallel.tensor=2", "train.workers=2", "train.batch=60"],
@@ -64,7 +64,7 @@ fn replicas_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one
 }
 
 #[test]
-fn whichever_rank_of_a_replica_leaves_the_others_go_on() -> Result<()> {
+fn whichever_rank_of_a_mesh_leaves_the_others_go_on() -> Result<()> {
     leave_one_by_one(&["train.group_size=2", "parallel.pipeline=2"])?;
     leave_one_by_one(&["train.group_size=2", "parallel.tensor=2", "parallel.spares=1"])?;
     leave_one_by_one(&["train.group_size=2", "parallel.pipeline=2", "parallel.schedule=2bw"])

@@ -7,8 +7,8 @@ use paraft_models::Evaluation;
 
 /// What a rank that does not lead is asked for.
 pub(crate) trait Follows {
-    /// The minibatch of a step, of a replica of the model; with `two` that of the next one too, where there is one.
-    fn batches(&mut self, step: Step, replica: usize, two: bool) -> Result<Batches<'_>, WorkerError>;
+    /// The minibatch of a step, of one of the worker's meshes; with `two` that of the next one too, where there is one.
+    fn batches(&mut self, step: Step, mesh: usize, two: bool) -> Result<Batches<'_>, WorkerError>;
     /// A step was made.
     fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError>;
     /// A part of the worker's share of the held-out samples: that of `place` among so many.
@@ -76,11 +76,11 @@ impl Engine<'_> {
             ControlMessage::Weights(ranges) => self.take_weights(&ranges)?,
             ControlMessage::State(done) => self.take_state(done)?,
             ControlMessage::Step(mut step) => loop {
-                let (replica, two) = match &self.memory {
-                    Memory::Stage(stage) => (stage.replicas().0, stage.goes_on()),
+                let (mesh, two) = match &self.memory {
+                    Memory::Stage(stage) => (stage.meshes().0, stage.goes_on()),
                     _ => (0, false),
                 };
-                let stepped = self.make_step(step, work.batches(step, replica, two)?, None)?;
+                let stepped = self.make_step(step, work.batches(step, mesh, two)?, None)?;
                 work.stepped(step, stepped)?;
                 step = step.next();
                 if !matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {

@@ -127,7 +127,7 @@ impl Engine<'_> {
                     ranks.sum(&mut loss)?;
                 }
                 stage.made(step);
-                let samples = batch.n * stage.replicas().1;
+                let samples = batch.n * stage.meshes().1;
                 return Ok(Stepped { loss: loss[0] as f32, samples: samples as u64 });
             }
             Memory::Device if self.local.is_some() => {
@@ -230,7 +230,7 @@ impl Engine<'_> {
     fn sharers(&self) -> (usize, usize) {
         match &self.memory {
             // Those that share the model have the same samples.
-            Memory::Stage(stage) => stage.replicas(),
+            Memory::Stage(stage) => stage.meshes(),
             _ => self.ranks.as_ref().map_or((0, 1), |r| r.place()),
         }
     }

@@ -26,7 +26,7 @@ use paraft_common::{Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Slice, Stages};
-use place::{Mesh, Place};
+use place::{Cut, Place};
 use slices::{Alike, Dealing, pages};
 use std::{
     ops::{Deref, DerefMut, Range},
@@ -63,9 +63,9 @@ pub(crate) type Join<'a> =
 /// See the module.
 pub(crate) struct Stage<'a> {
     stages: Stages,
-    /// In how many slices each stage is cut, and how many replicas there are, where there are as many ranks.
+    /// In how many slices each stage is cut, and how many meshes there are, where there are as many ranks.
     tensor: usize,
-    replicas: usize,
+    meshes: usize,
     alike: Option<Alike>,
     schedule: PipelineSchedule,
     micro_batches: usize,
@@ -114,10 +114,10 @@ pub(crate) struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// For a model that is cut in these stages and so many slices, with so many replicas, whose flat vector is in these buckets. A rank that doesn't lead speaks with
+    /// For a model that is cut in these stages and so many slices, with so many meshes, whose flat vector is in these buckets. A rank that doesn't lead speaks with
     /// the servers by `join`.
     pub fn new(
-        (stages, tensor, replicas): (Stages, usize, usize),
+        (stages, tensor, meshes): (Stages, usize, usize),
         (schedule, micro_batches, part): (PipelineSchedule, usize, usize),
         buckets: Vec<Range<usize>>,
         join: Option<Box<Join<'a>>>,
@@ -127,7 +127,7 @@ impl<'a> Stage<'a> {
         Ok(Self {
             stages,
             tensor,
-            replicas,
+            meshes,
             alike: None,
             schedule,
             micro_batches,
@@ -191,13 +191,13 @@ impl<'a> Stage<'a> {
     }
 
     fn place(&self, place: (usize, usize)) -> Place {
-        let (stages, slices, replicas) = (self.stages.len(), self.tensor, self.replicas);
-        Place::new(place, Mesh { stages, slices, replicas })
+        let (stages, slices, meshes) = (self.stages.len(), self.tensor, self.meshes);
+        Place::new(place, Cut { stages, slices, meshes })
     }
 
-    /// Which replica of the model this rank is in, and how many there are: each has samples of its own.
-    pub fn replicas(&self) -> (usize, usize) {
-        (self.here.replica, self.here.replicas)
+    /// Which of the worker's meshes this rank is in, and how many there are: each has samples of its own.
+    pub fn meshes(&self) -> (usize, usize) {
+        (self.here.mesh, self.here.meshes)
     }
 
     /// A group was formed. The leader says at which step it is; gives the least that anybody is at. Whoever has other stages than before
@@ -228,8 +228,8 @@ impl<'a> Stage<'a> {
         }
         let (least, most) = self.clocks(ranks, at)?;
         let Slice { at: slice, of: slices } = self.here.slice;
-        let (replica, replicas) = self.replicas();
-        tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), slice, slices, replica, replicas, "this rank's part of the model");
+        let (mesh, meshes) = self.meshes();
+        tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), slice, slices, mesh, meshes, "this rank's part of the model");
         // A step that some have pushed is made again by all; where steps go on into each other it may be two. More is what a session had to
         // skip that was opened anew.
         let apart = if self.schedule.goes_on() { 2 } else { 1 };

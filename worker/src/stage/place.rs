@@ -1,83 +1,83 @@
-//! Which stages of a model a rank has, in which replica of it.
+//! Which stages of a model a rank has, and in which mesh.
 
 use paraft_models::Slice;
 use std::ops::Range;
 
-/// Which stages a rank has, which slice of them, and of which replica of the model.
+/// Which stages a rank has, which slice of them, and in which mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Among those that have stages, of this slice and replica.
+    /// Among those that have stages, of this slice and mesh.
     pub at: usize,
     /// How many those are.
     pub of: usize,
     pub stages: Range<usize>,
     pub slice: Slice,
-    pub replica: usize,
+    pub mesh: usize,
     /// How many there are; each has samples of its own.
-    pub replicas: usize,
+    pub meshes: usize,
 }
 
 /// In how many parts a model is cut, and how often it is there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mesh {
+pub(crate) struct Cut {
     pub stages: usize,
     pub slices: usize,
-    pub replicas: usize,
+    pub meshes: usize,
 }
 
 impl Default for Place {
     fn default() -> Self {
-        Self { at: 0, of: 0, stages: 0..0, slice: Slice { at: 0, of: 1 }, replica: 0, replicas: 1 }
+        Self { at: 0, of: 0, stages: 0..0, slice: Slice { at: 0, of: 1 }, mesh: 0, meshes: 1 }
     }
 }
 
 impl Place {
-    /// Of a group's ranks: a replica behind the other, in each the slices of a stage are neighbours. The last ranks have none, where there are more. Where there are
-    /// fewer, there are as many replicas as are whole; of less than one some ranks have several stages; of less than the slices of one stage there are fewer slices.
-    pub fn new((place, size): (usize, usize), Mesh { stages, slices, replicas }: Mesh) -> Self {
+    /// Of a group's ranks: a mesh behind the other, in each the slices of a stage are neighbours. The last ranks have none, where there are more. Where there are
+    /// fewer, there are as many meshes as are whole; of less than one some ranks have several stages; of less than the slices of one stage there are fewer slices.
+    pub fn new((place, size): (usize, usize), Cut { stages, slices, meshes }: Cut) -> Self {
         let slices = slices.clamp(1, size.max(1));
         let of = (size / slices).clamp(1, stages);
-        let replicas = (size / (of * slices)).clamp(1, replicas);
-        let (replica, within) = (place / (of * slices), place % (of * slices));
+        let meshes = (size / (of * slices)).clamp(1, meshes);
+        let (mesh, within) = (place / (of * slices), place % (of * slices));
         let first = |at: usize| stages * at / of;
         let at = within / slices;
         let slice = Slice { at: place % slices, of: slices };
-        match replica < replicas {
-            true => Self { at, of, stages: first(at)..first(at + 1), slice, replica, replicas },
-            false => Self { at: of, of, stages: stages..stages, slice, replica: 0, replicas },
+        match mesh < meshes {
+            true => Self { at, of, stages: first(at)..first(at + 1), slice, mesh, meshes },
+            false => Self { at: of, of, stages: stages..stages, slice, mesh: 0, meshes },
         }
     }
 
     /// Whether it has what another place has, whoever has the rest.
     pub fn has_what(&self, other: &Self) -> bool {
-        let of = |p: &Self| (p.stages.clone(), p.slice, p.replica);
+        let of = |p: &Self| (p.stages.clone(), p.slice, p.mesh);
         of(self) == of(other)
     }
 
     /// Whether others have its stages too, or slices of them.
     pub fn are_several(&self) -> bool {
-        self.slice.of > 1 || self.replicas > 1
+        self.slice.of > 1 || self.meshes > 1
     }
 
     pub fn is_last(&self) -> bool {
         self.at + 1 == self.of
     }
 
-    /// The rank with this slice of the stages of another, in its replica.
+    /// The rank with this slice of the stages of another, in its mesh.
     pub fn beside(&self, at: usize) -> usize {
-        self.in_replica(self.replica, at)
+        self.in_mesh(self.mesh, at)
     }
 
     /// The same in another one.
-    pub fn in_replica(&self, replica: usize, at: usize) -> usize {
-        replica * self.of_replica() + at * self.slice.of + self.slice.at
+    pub fn in_mesh(&self, mesh: usize, at: usize) -> usize {
+        mesh * self.of_mesh() + at * self.slice.of + self.slice.at
     }
 
-    /// The ranks that have its stages, with their slices and whether they are in the first replica; who speaks for them comes first.
+    /// The ranks that have its stages, with their slices and whether they are in the first mesh; who speaks for them comes first.
     pub fn alike(&self) -> impl Iterator<Item = (usize, usize, bool)> + use<> {
-        let (slices, of_replica, at) = (self.slice.of, self.of_replica(), self.at);
-        (0..self.replicas).flat_map(move |replica| {
-            (0..slices).map(move |slice| (replica * of_replica + at * slices + slice, slice, replica == 0))
+        let (slices, of_mesh, at) = (self.slice.of, self.of_mesh(), self.at);
+        (0..self.meshes).flat_map(move |mesh| {
+            (0..slices).map(move |slice| (mesh * of_mesh + at * slices + slice, slice, mesh == 0))
         })
     }
 
@@ -86,24 +86,24 @@ impl Place {
         self.at * self.slice.of
     }
 
-    /// The ranks that have a replica.
-    fn of_replica(&self) -> usize {
+    /// The ranks that have a mesh.
+    fn of_mesh(&self) -> usize {
         self.of * self.slice.of
     }
 
     /// The ranks that speak with the servers.
     pub fn speakers(&self) -> impl Iterator<Item = usize> + use<> {
-        (0..self.of_replica()).step_by(self.slice.of)
+        (0..self.of_mesh()).step_by(self.slice.of)
     }
 
     /// The ranks that have stages.
     pub fn ranks(&self) -> usize {
-        self.replicas * self.of_replica()
+        self.meshes * self.of_mesh()
     }
 
     /// Whether it speaks with the servers for all who have its stages.
     pub fn speaks(&self) -> bool {
-        !self.stages.is_empty() && self.slice.is_first() && self.replica == 0
+        !self.stages.is_empty() && self.slice.is_first() && self.mesh == 0
     }
 
     /// Who has a stage, by [`Self::at`].
@@ -118,8 +118,8 @@ impl Place {
 mod tests {
     use super::*;
 
-    fn places(size: usize, (stages, slices, replicas): (usize, usize, usize)) -> Vec<Place> {
-        (0..size).map(|p| Place::new((p, size), Mesh { stages, slices, replicas })).collect()
+    fn places(size: usize, (stages, slices, meshes): (usize, usize, usize)) -> Vec<Place> {
+        (0..size).map(|p| Place::new((p, size), Cut { stages, slices, meshes })).collect()
     }
 
     #[test]
@@ -154,9 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn replicas_stand_behind_each_other_and_are_whole_or_not_there() {
+    fn meshes_stand_behind_each_other_and_are_whole_or_not_there() {
         let of = |size: usize| -> Vec<(usize, Range<usize>, usize)> {
-            places(size, (2, 2, 2)).into_iter().map(|p| (p.replica, p.stages, p.slice.at)).collect()
+            places(size, (2, 2, 2)).into_iter().map(|p| (p.mesh, p.stages, p.slice.at)).collect()
         };
         let one = [(0, 0..1, 0), (0, 0..1, 1), (0, 1..2, 0), (0, 1..2, 1)];
         let two = [(1, 0..1, 0), (1, 0..1, 1), (1, 1..2, 0), (1, 1..2, 1)];
@@ -169,9 +169,9 @@ mod tests {
         let all = places(8, (2, 2, 2));
         let speak: Vec<usize> = (0..8).filter(|p| all[*p].speaks()).collect();
         assert_eq!((speak, all[5].speakers().collect()), (vec![0, 2], vec![0, 2]));
-        assert_eq!((all[5].beside(1), all[5].in_replica(0, 1), all[5].ranks()), (7, 3, 8));
+        assert_eq!((all[5].beside(1), all[5].in_mesh(0, 1), all[5].ranks()), (7, 3, 8));
         let alike: Vec<_> = all[7].alike().collect();
         assert_eq!(alike, [(2, 0, true), (3, 1, true), (6, 0, false), (7, 1, false)]);
-        assert!(places(6, (2, 1, 2)).iter().skip(4).all(|p| p.stages.is_empty() && p.replicas == 2));
+        assert!(places(6, (2, 1, 2)).iter().skip(4).all(|p| p.stages.is_empty() && p.meshes == 2));
     }
 }

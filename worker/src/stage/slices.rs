@@ -1,9 +1,9 @@
-//! The ranks that have the same stages: slices of them (`parallel.tensor`), which compute each layer together, and replicas of the model, each with samples
+//! The ranks that have the same stages: slices of them (`parallel.tensor`), which compute each layer together, and those of other meshes, each with samples
 //! of its own (`train.group_size`).
 //!
 //! ```text
-//!  servers ──pull──▶ first slice of the first replica ──deal──▶ the others      each has its part of the weights, and computes
-//!  servers ◀──push── first slice of the first replica ◀──join── the others      its part of the gradient, over its samples
+//!  servers ──pull──▶ first slice of the first mesh ──deal──▶ the others      each has its part of the weights, and computes
+//!  servers ◀──push── first slice of the first mesh ◀──join── the others      its part of the gradient, over its samples
 //! ```
 //!
 //! For the servers there is neither: one rank speaks with the shards of its stages, for all who have them. Nobody has a stage whole that is cut in slices: a

@@ -90,7 +90,7 @@ impl Stage<'_> {
             (None, Some(client)) => {
                 // Of a step that is made again, what is pushed stays pushed.
                 let behind = this.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
-                let samples = batches.0.n * this.here.replicas;
+                let samples = batches.0.n * this.here.meshes;
                 let mut push = PushParts::new(client, step, samples).behind(behind);
                 let stepped = this.window(model, lines, step, batches, Some(&mut push));
                 let next = push.next();
@@ -154,8 +154,8 @@ impl Stage<'_> {
             0 => Next::Known(self.say(lines, round, next)?),
             _ => Next::Maybe(next),
         };
-        // The mean over replicas is that of their means.
-        let replicas = here.replicas as f32;
+        // The mean over meshes is that of their means.
+        let meshes = here.meshes as f32;
         let mut loss = 0.0;
         for work in window.works() {
             if matches!(work, Work::Ahead(_)) && next.hear(self, lines, round)?.is_none() {
@@ -198,7 +198,7 @@ impl Stage<'_> {
                             lines.send(beside(at + 1), tag(ACTIVATION, round, m), values)?;
                         }
                         Forward::Loss(of_part) => {
-                            loss += f64::from(of_part) * n as f64 / batch.n as f64 / f64::from(replicas);
+                            loss += f64::from(of_part) * n as f64 / batch.n as f64 / f64::from(meshes);
                         }
                         Forward::Evaluated(_) => return Err(ModelError::new("it evaluates in a step").into()),
                     }
@@ -214,7 +214,7 @@ impl Stage<'_> {
                         self.gradient[loan.range.clone()].fill(0.0);
                     }
                     let (last, joins) = (m + 1 == micro_batches, self.alike.is_some());
-                    let share = n as f32 / batch.n as f32 / replicas;
+                    let share = n as f32 / batch.n as f32 / meshes;
                     let weights = if stashed { &self.stash } else { &self.weights };
                     let (version, begin) = (self.version(weights), Moment::now());
                     let mut flat = Adding {
@@ -279,17 +279,17 @@ impl Stage<'_> {
         self.go_on(client, lines, step, window.goes_ahead(), (&own, &borrows))?;
         // The others come to it later than the last stage: nobody waits.
         let tag = tag(LOSS, round, 0);
-        let (last, own) = (self.here.is_last(), here.replica);
+        let (last, own) = (self.here.is_last(), here.mesh);
         if last {
-            for (replica, at) in (0..here.replicas).flat_map(|r| (0..of).map(move |at| (r, at))) {
-                if (replica, at) != (own, here.at) {
-                    lines.send(here.in_replica(replica, at), tag, vec![loss as f32])?;
+            for (mesh, at) in (0..here.meshes).flat_map(|r| (0..of).map(move |at| (r, at))) {
+                if (mesh, at) != (own, here.at) {
+                    lines.send(here.in_mesh(mesh, at), tag, vec![loss as f32])?;
                 }
             }
         }
-        for replica in (0..here.replicas).filter(|r| !last || *r != own) {
-            let of_replica = lines.receive(here.in_replica(replica, of - 1), tag)?;
-            loss += of_replica.first().copied().map_or(f64::NAN, f64::from);
+        for mesh in (0..here.meshes).filter(|r| !last || *r != own) {
+            let of_mesh = lines.receive(here.in_mesh(mesh, of - 1), tag)?;
+            loss += of_mesh.first().copied().map_or(f64::NAN, f64::from);
         }
         Ok(loss)
     }

@@ -14,14 +14,14 @@ use std::ops::Range;
 const EVALUATION: u64 = 1 << 40;
 
 impl Stage<'_> {
-    /// This rank's part of the evaluation of some samples, which all ranks of its replica are given: the last one has the sums.
+    /// This rank's part of the evaluation of some samples, which all ranks of its mesh are given: the last one has the sums.
     pub fn evaluate(
         &mut self,
         model: &mut dyn Model,
         lines: &mut Lines,
         batch: &Batch,
     ) -> Result<Evaluation, Broke> {
-        // Of a replica's samples there may be other parts than of another's: steps count by themselves.
+        // Of a mesh's samples there may be other parts than of another's: steps count by themselves.
         self.evaluations += 1;
         let round = EVALUATION | self.evaluations;
         if self.here.stages.is_empty() {
@@ -88,7 +88,7 @@ impl Stage<'_> {
             Some(alike) => alike.sent(slice, bucket),
             None => vec![whole_run(&self.buckets[bucket])],
         };
-        if here.stages.is_empty() || here.replica > 0 {
+        if here.stages.is_empty() || here.mesh > 0 {
             return Ok(());
         }
         let (own, slice) = (self.own_buckets(), here.slice.at);

@@ -64,14 +64,14 @@ impl<'a> Following<'a> {
 }
 
 impl Follows for Following<'_> {
-    fn batches(&mut self, step: Step, replica: usize, two: bool) -> Result<Batches<'_>, WorkerError> {
+    fn batches(&mut self, step: Step, mesh: usize, two: bool) -> Result<Batches<'_>, WorkerError> {
         if self.options.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
         }
-        let share = self.job.share_of(self.options.rank, replica as u32);
+        let share = self.job.share_of(self.options.rank, mesh as u32);
         let mut batches = match self.batches.take() {
             Some((next, of, batches)) if (next, of) == (step, share) => batches,
-            // The leader has changed, or was taken out for a while, or this rank was, or is in another replica.
+            // The leader has changed, or was taken out for a while, or this rank was, or is in another mesh.
             _ => {
                 self.next = None;
                 let done = Step(step.0.saturating_sub(1));

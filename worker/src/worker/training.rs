@@ -143,7 +143,7 @@ impl Training<'_> {
     fn feed(&self, done: Step) -> Result<Feed, WorkerError> {
         if self.plan.leased.is_none() {
             let batches = {
-                // Who leads is in the first replica of a model that is cut.
+                // Who leads is in the first mesh of a model that is cut.
                 let share = self.job.share_of(self.options.rank, 0);
                 self.plan.prefetch(self.job, &self.train, share, done)?
             };
