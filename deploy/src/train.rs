@@ -98,7 +98,7 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     // Workers say it too, each in a log of its own and after servers have started.
     if job.model.is_some() {
         let asked = job.device();
-        choose_for(asked, job.train.precision, 0, job.train.group_size)
+        choose_for(asked, job.train.precision, 0, job.ranks_that_reduce())
             .map_err(|e| Failure::new(exit::UNAVAILABLE, format!("train.device = \"{asked}\": {e}")))?;
     }
     train(&mut job, args.resume.as_deref(), &args.run)?;

@@ -58,6 +58,11 @@ impl Job {
         all.saturating_add(self.parallel.spares).max(1)
     }
 
+    /// Ranks of a worker that reduce gradients with each other: by NCCL, where they are on GPUs. Those of a model that is cut send them.
+    pub fn ranks_that_reduce(&self) -> u32 {
+        if self.parallel.is_cut() { 1 } else { self.train.group_size }
+    }
+
     /// In how many parts a step's samples are divided.
     pub fn shares(&self) -> u32 {
         self.train.workers.saturating_mul(self.train.group_size)

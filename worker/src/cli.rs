@@ -163,7 +163,7 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
             job.compute_on(device).map_err(WorkerError::Job)?;
         }
         let asked = job.device();
-        let gpu = device::choose_for(asked, job.train.precision, args.rank, job.train.group_size)
+        let gpu = device::choose_for(asked, job.train.precision, args.rank, job.ranks_that_reduce())
             .map_err(|why| WorkerError::Device { asked: asked.to_string(), why: why.to_string() })?;
         job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
         tracing::info!(device = %job.train.device, "this worker computes on");

@@ -17,6 +17,7 @@ use paraft_compute::collective::{GroupError, Lines, Tag};
 use paraft_host::Pages;
 use paraft_models::{DeviceError, Model, Run, Slice, SliceRanks, Sliced, Stages};
 use std::{
+    collections::BTreeSet,
     ops::Range,
     sync::{
         Arc,
@@ -91,11 +92,14 @@ impl Alike {
         let tag = Tag { kind: DEALT, number: self.landed };
         if here.speaks() {
             for (place, ..) in here.alike().skip(1) {
-                lines.send(place, tag, vec![self.deals as f32])?;
+                // In halves: an f32 counts to 2^24.
+                let halves = [self.deals >> 16, self.deals & 0xffff];
+                lines.send(place, tag, halves.map(|half| half as f32).to_vec())?;
             }
             return Ok(());
         }
-        let deals = lines.receive(here.speaker(), tag)?.first().map_or(0, |deals| *deals as u64);
+        let halves = lines.receive(here.speaker(), tag)?;
+        let deals = halves.iter().fold(0, |deals, half| deals << 16 | *half as u64);
         while self.deals < deals {
             self.have(lines, here, own.clone(), weights)?;
         }
@@ -196,6 +200,7 @@ pub(super) struct Dealing<'a> {
     weights: &'a mut [f32],
     /// One that has come, of a model that is cut in slices.
     bucket: Vec<f32>,
+    dealt: BTreeSet<usize>,
     pub broken: Option<GroupError>,
 }
 
@@ -207,7 +212,16 @@ impl<'a> Dealing<'a> {
         (buckets, weights): (&'a [Range<usize>], &'a mut [f32]),
     ) -> Self {
         alike.deals += 1;
-        Self { alike, here, lines, buckets, weights, bucket: Vec::new(), broken: None }
+        Self {
+            alike,
+            here,
+            lines,
+            buckets,
+            weights,
+            bucket: Vec::new(),
+            dealt: BTreeSet::new(),
+            broken: None,
+        }
     }
 }
 
@@ -226,6 +240,12 @@ impl Places for Dealing<'_> {
     fn placed(&mut self, bucket: BucketId, changed: bool) {
         let i = bucket.0 as usize;
         let (Some(range), None) = (self.buckets.get(i), &self.broken) else { return };
+        if !self.dealt.insert(i) {
+            // From another leader, or in another session: the others may have had it already, as it was.
+            let why = "a shard's weights have come twice in a pull";
+            self.broken = Some(self.lines.break_up(why));
+            return;
+        }
         let within = |whole: Range<usize>| whole.start - range.start..whole.end - range.start;
         let sliced = self.here.slice.of > 1;
         let whole = if sliced { &self.bucket } else { &self.weights[range.clone()] };
