@@ -126,7 +126,6 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
             keys: "memory.resident = 2".into(),
             weights: 2 * largest,
             gradient: largest,
-
             with_servers: 3 * model,
             ..whole
         }),
@@ -283,11 +282,7 @@ fn table(job: &Job, ways: &[Way], fits: impl Fn(&Way) -> bool) -> Table {
             bytes(w.rest),
             bytes(w.with_servers),
             bytes(w.between),
-            if w.keys == "-" || w.keys.starts_with("memory") {
-                "-".into()
-            } else {
-                format!("{:.0} %", 100.0 * w.bubble)
-            },
+            if w.bubble == 0.0 { "-".into() } else { format!("{:.0} %", 100.0 * w.bubble) },
             if fits(w) { "yes" } else { "no" }.into(),
             w.keys.clone(),
         ]);

@@ -65,6 +65,12 @@ pub struct Run {
 }
 
 impl Run {
+    /// Values that are all there, where they are in the model's.
+    pub fn whole(values: Range<usize>) -> Self {
+        let (at, len) = (values.start, values.len());
+        Self { whole: at, local: at, rows: 1, len, stride: len, shared: false }
+    }
+
     /// Whether the first row of another one is the next of this one.
     pub fn goes_on_with(&self, next: &Self) -> bool {
         let whole = self.whole + self.rows * self.stride;

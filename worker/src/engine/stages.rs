@@ -33,7 +33,7 @@ impl Engine<'_> {
         if !stage.goes_on_with(pull.done.next()) {
             return Ok(None);
         }
-        let pulled = stage.pull_by(client, pull.clone(), ranks.lines()?)?;
+        let pulled = stage.pull_by(client, pull.clone())?;
         stage.is_at(&Pull { done: pulled.done, ..pull.clone() });
         stage.landed(ranks.lines()?)?;
         Ok(Some(pulled))
@@ -45,12 +45,12 @@ impl Engine<'_> {
             return Err(alone_only().into());
         };
         ranks.say(&ControlMessage::Pull(pull.clone()))?;
-        let mut pulled = stage.pull_by(client, pull.clone(), ranks.lines()?)?;
+        let mut pulled = stage.pull_by(client, pull.clone())?;
         // Who had lost its session is put where the other workers are, and the others come along.
         while let Some(done) = stage.level(ranks, pulled.done, pull)? {
             if pulled.done < done {
                 client.advance_to(done);
-                pulled = stage.pull_by(client, further(pull, done), ranks.lines()?)?;
+                pulled = stage.pull_by(client, further(pull, done))?;
                 pulled.rejoined = true;
             }
         }

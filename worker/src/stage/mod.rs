@@ -158,10 +158,10 @@ impl<'a> Stage<'a> {
     }
 
     /// The weights of this rank's stages from the servers, also to those with the same stages.
-    pub fn pull_by(&mut self, client: &mut Client, pull: Pull, lines: &Lines) -> Result<Pulled, Broke> {
+    pub fn pull_by(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, Broke> {
         let Some(alike) = &mut self.alike else { return Ok(client.pull_by(pull, &mut self.weights)?) };
         let buffer = address(&self.weights);
-        let mut dealing = Dealing::new(alike, &self.here, lines, (&self.buckets, &mut self.weights.values));
+        let mut dealing = Dealing::new(alike, (&self.buckets, &mut self.weights.values));
         let pulled = client.pull_parts(pull, buffer, &mut dealing)?;
         match dealing.broken {
             Some(broken) => Err(broken.into()),
@@ -175,7 +175,7 @@ impl<'a> Stage<'a> {
         self.weights.edition = self.editions;
         let own = self.own_buckets();
         if let Some(alike) = &mut self.alike {
-            alike.landed(lines, &self.here, own, &mut self.weights.values)?;
+            alike.landed(own, &mut self.weights.values)?;
         }
         self.lend(lines)
     }
@@ -208,7 +208,7 @@ impl<'a> Stage<'a> {
         self.cut(model, ranks.lines()?)?;
         // What was asked for comes before anything else does.
         if let Some(pull) = self.asked.take()
-            && let Some(pulled) = self.pull_own(pull, ranks.lines()?)?
+            && let Some(pulled) = self.pull_own(pull)?
         {
             self.done = pulled.done;
             self.has_moved(&pulled);
@@ -397,19 +397,19 @@ impl<'a> Stage<'a> {
                 client.finish();
             }
         }
-        if let Some(of_own) = self.pull_own(pull.clone(), ranks.lines()?)? {
+        if let Some(of_own) = self.pull_own(pull.clone())? {
             pulled = of_own;
         }
         let own = self.own_buckets();
         if let Some(alike) = self.alike.as_mut().filter(|_| !self.here.speaks()) {
             // As it comes: or it would wait in memory.
-            alike.have(ranks.lines()?, &self.here, own, &mut self.weights.values)?;
+            alike.have(own, &mut self.weights.values)?;
         }
         while let Some(done) = self.level(ranks, pulled.done, pull)? {
             if let Some(client) = self.client.as_mut().filter(|_| pulled.done < done) {
                 client.advance_to(done);
                 let rejoined = pulled.rejoined;
-                pulled = self.pull_own(further(pull, done), ranks.lines()?)?.unwrap_or_default();
+                pulled = self.pull_own(further(pull, done))?.unwrap_or_default();
                 pulled.rejoined |= rejoined;
             }
         }
@@ -420,9 +420,9 @@ impl<'a> Stage<'a> {
     }
 
     /// Of its stages, where it speaks with their shards.
-    fn pull_own(&mut self, pull: Pull, lines: &Lines) -> Result<Option<Pulled>, Broke> {
+    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, Broke> {
         let mut client = self.client.take();
-        let pulled = client.as_mut().map(|client| self.pull_by(client, pull, lines)).transpose();
+        let pulled = client.as_mut().map(|client| self.pull_by(client, pull)).transpose();
         self.client = client;
         pulled
     }

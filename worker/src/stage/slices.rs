@@ -39,6 +39,8 @@ pub(super) struct Alike {
     deals: u64,
     /// Those after which nobody pulled again.
     landed: u64,
+    here: Place,
+    lines: Lines,
 }
 
 pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
@@ -54,12 +56,12 @@ impl Alike {
         lines: &Lines,
     ) -> Result<Self, WorkerError> {
         let Slice { at, of } = here.slice;
-        let of_buckets = |all: &[Run]| buckets.iter().map(|bucket| within(all, bucket)).collect();
+        let of_buckets = |all: &[Run]| buckets.iter().map(|bucket| in_bucket(all, bucket)).collect();
+        let (here, lines) = (here.clone(), lines.clone());
         if of == 1 {
             let len = buckets.last().map_or(0, |b| b.end);
-            let all = Run { whole: 0, local: 0, rows: 1, len, stride: len, shared: false };
-            let runs = vec![of_buckets(&[all])];
-            return Ok(Self { model: None, len, stages: stages.clone(), runs, deals: 0, landed: 0 });
+            let (stages, runs) = (stages.clone(), vec![of_buckets(&[Run::whole(0..len)])]);
+            return Ok(Self { model: None, len, stages, runs, deals: 0, landed: 0, here, lines });
         }
         let first = here.beside(here.at) - at;
         let places: Vec<usize> = (0..of).map(|slice| first + slice).collect();
@@ -77,48 +79,36 @@ impl Alike {
         let counts: Vec<usize> = stages.layers().iter().map(Range::len).collect();
         let cut = Stages::given(&sliced.model.layers(), &counts).map_err(WorkerError::Job)?;
         let Sliced { model, len, .. } = sliced;
-        Ok(Self { model: Some(model), len, stages: cut, runs, deals: 0, landed: 0 })
+        Ok(Self { model: Some(model), len, stages: cut, runs, deals: 0, landed: 0, here, lines })
     }
 
     /// What was pulled last is what counts: who doesn't speak with the servers has it then. `own`: the buckets of this rank's stages.
-    pub fn landed(
-        &mut self,
-        lines: &Lines,
-        here: &Place,
-        own: Range<usize>,
-        weights: &mut [f32],
-    ) -> Result<(), Broke> {
+    pub fn landed(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), Broke> {
         self.landed += 1;
         let tag = Tag { kind: DEALT, number: self.landed };
-        if here.speaks() {
-            for (place, ..) in here.alike().skip(1) {
+        if self.here.speaks() {
+            for (place, ..) in self.here.alike().skip(1) {
                 // In halves: an f32 counts to 2^24.
                 let halves = [self.deals >> 16, self.deals & 0xffff];
-                lines.send(place, tag, halves.map(|half| half as f32).to_vec())?;
+                self.lines.send(place, tag, halves.map(|half| half as f32).to_vec())?;
             }
             return Ok(());
         }
-        let halves = lines.receive(here.speaker(), tag)?;
+        let halves = self.lines.receive(self.here.speaker(), tag)?;
         let deals = halves.iter().fold(0, |deals, half| deals << 16 | *half as u64);
         while self.deals < deals {
-            self.have(lines, here, own.clone(), weights)?;
+            self.have(own.clone(), weights)?;
         }
         Ok(())
     }
 
     /// What is dealt next, where another rank speaks with the servers.
-    pub fn have(
-        &mut self,
-        lines: &Lines,
-        here: &Place,
-        own: Range<usize>,
-        weights: &mut [f32],
-    ) -> Result<(), Broke> {
+    pub fn have(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), Broke> {
         self.deals += 1;
         for bucket in own {
-            let runs = &self.runs[here.slice.at][bucket];
+            let runs = &self.runs[self.here.slice.at][bucket];
             if !runs.is_empty() {
-                let values = lines.receive(here.speaker(), numbered(DEAL, self.deals, bucket))?;
+                let values = self.lines.receive(self.here.speaker(), numbered(DEAL, self.deals, bucket))?;
                 // None: they are as they were.
                 if !values.is_empty() {
                     scatter(runs, &values, weights, |run| run.1, <[f32]>::copy_from_slice)?;
@@ -135,29 +125,23 @@ impl Alike {
     }
 
     /// The parts of the gradient in these buckets go to the rank that speaks for them: they leave in the order in which it [puts them together](Self::join).
-    pub fn send(
-        &self,
-        lines: &Lines,
-        here: &Place,
-        own: Range<usize>,
-        (sum, round): (&[f32], u64),
-    ) -> Result<(), Broke> {
+    pub fn send(&self, own: Range<usize>, (sum, round): (&[f32], u64)) -> Result<(), Broke> {
         let mut sent = Vec::new();
         for bucket in own.rev() {
-            let runs = self.sent(here.slice.at, bucket);
+            let runs = self.sent(self.here.slice.at, bucket);
             if runs.is_empty() {
                 continue;
             }
             // What isn't taken waits in the other's memory.
             if let Some(before) = sent.len().checked_sub(AHEAD) {
-                lines.receive(here.speaker(), numbered(TAKEN, round, sent[before]))?;
+                self.lines.receive(self.here.speaker(), numbered(TAKEN, round, sent[before]))?;
             }
             let values = values_of(&runs, sum);
-            lines.send(here.speaker(), numbered(JOIN, round, bucket), values)?;
+            self.lines.send(self.here.speaker(), numbered(JOIN, round, bucket), values)?;
             sent.push(bucket);
         }
         for bucket in sent.iter().rev().take(AHEAD).rev() {
-            lines.receive(here.speaker(), numbered(TAKEN, round, *bucket))?;
+            self.lines.receive(self.here.speaker(), numbered(TAKEN, round, *bucket))?;
         }
         Ok(())
     }
@@ -165,27 +149,24 @@ impl Alike {
     /// A bucket of the gradient, put together.
     pub fn join(
         &self,
-        lines: &Lines,
-        here: &Place,
         (bucket, range): (usize, &Range<usize>),
         (sum, round): (&[f32], u64),
         to: &mut Vec<f32>,
     ) -> Result<(), Broke> {
         to.clear();
         to.resize(range.len(), 0.0);
-        let within = |whole: Range<usize>| whole.start - range.start..whole.end - range.start;
-        for (whole, local) in self.sent(here.slice.at, bucket).iter().flat_map(Run::each) {
-            to[within(whole)].copy_from_slice(&sum[local]);
+        for (whole, local) in self.sent(self.here.slice.at, bucket).iter().flat_map(Run::each) {
+            to[from(range, whole)].copy_from_slice(&sum[local]);
         }
-        for (place, slice, first) in here.alike().skip(1) {
+        for (place, slice, first) in self.here.alike().skip(1) {
             let runs = self.sent(slice, bucket);
             if runs.is_empty() {
                 continue;
             }
-            let values = lines.receive(place, numbered(JOIN, round, bucket))?;
-            lines.send(place, numbered(TAKEN, round, bucket), Vec::new())?;
+            let values = self.lines.receive(place, numbered(JOIN, round, bucket))?;
+            self.lines.send(place, numbered(TAKEN, round, bucket), Vec::new())?;
             let put = if first { <[f32]>::copy_from_slice } else { plus };
-            scatter(&runs, &values, to, |run| within(run.0), put)?;
+            scatter(&runs, &values, to, |run| from(range, run.0), put)?;
         }
         Ok(())
     }
@@ -194,8 +175,6 @@ impl Alike {
 /// A pull of who speaks with the servers: each bucket goes to all who have some of it.
 pub(super) struct Dealing<'a> {
     alike: &'a Alike,
-    here: &'a Place,
-    lines: &'a Lines,
     buckets: &'a [Range<usize>],
     weights: &'a mut [f32],
     /// One that has come, of a model that is cut in slices.
@@ -205,30 +184,17 @@ pub(super) struct Dealing<'a> {
 }
 
 impl<'a> Dealing<'a> {
-    pub fn new(
-        alike: &'a mut Alike,
-        here: &'a Place,
-        lines: &'a Lines,
-        (buckets, weights): (&'a [Range<usize>], &'a mut [f32]),
-    ) -> Self {
+    pub fn new(alike: &'a mut Alike, (buckets, weights): (&'a [Range<usize>], &'a mut [f32])) -> Self {
         alike.deals += 1;
-        Self {
-            alike,
-            here,
-            lines,
-            buckets,
-            weights,
-            bucket: Vec::new(),
-            dealt: BTreeSet::new(),
-            broken: None,
-        }
+        let (bucket, dealt) = (Vec::new(), BTreeSet::new());
+        Self { alike, buckets, weights, bucket, dealt, broken: None }
     }
 }
 
 impl Places for Dealing<'_> {
     fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]> {
         let range = self.buckets.get(bucket.0 as usize)?;
-        match self.here.slice.of {
+        match self.alike.here.slice.of {
             1 => self.weights.get_mut(range.clone()),
             _ => {
                 self.bucket.resize(range.len(), 0.0);
@@ -243,30 +209,29 @@ impl Places for Dealing<'_> {
         if !self.dealt.insert(i) {
             // From another leader, or in another session: the others may have had it already, as it was.
             let why = "a shard's weights have come twice in a pull";
-            self.broken = Some(self.lines.break_up(why));
+            self.broken = Some(self.alike.lines.break_up(why));
             return;
         }
-        let within = |whole: Range<usize>| whole.start - range.start..whole.end - range.start;
-        let sliced = self.here.slice.of > 1;
+        let sliced = self.alike.here.slice.of > 1;
         let whole = if sliced { &self.bucket } else { &self.weights[range.clone()] };
-        for (place, slice, _) in self.here.alike().skip(1) {
+        for (place, slice, _) in self.alike.here.alike().skip(1) {
             let runs = &self.alike.runs[slice][i];
             if !runs.is_empty() {
-                let values = if changed { gather(runs, whole, |run| within(run.0)) } else { Vec::new() };
-                let sent = self.lines.send(place, numbered(DEAL, self.alike.deals, i), values);
+                let values = if changed { gather(runs, whole, |run| from(range, run.0)) } else { Vec::new() };
+                let sent = self.alike.lines.send(place, numbered(DEAL, self.alike.deals, i), values);
                 self.broken = sent.err().or(self.broken.take());
             }
         }
         if sliced && changed {
-            for (from, to) in self.alike.runs[self.here.slice.at][i].iter().flat_map(Run::each) {
-                self.weights[to].copy_from_slice(&self.bucket[within(from)]);
+            for (of_bucket, to) in self.alike.runs[self.alike.here.slice.at][i].iter().flat_map(Run::each) {
+                self.weights[to].copy_from_slice(&self.bucket[from(range, of_bucket)]);
             }
         }
     }
 }
 
-/// What runs have in a range of the model's vector.
-fn within(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
+/// What runs have in a bucket.
+fn in_bucket(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
     let mut parts: Vec<Run> = Vec::new();
     for run in runs {
         let stride = run.stride.max(1);
@@ -289,6 +254,11 @@ fn within(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
         }
     }
     parts
+}
+
+/// A range of the model's vector, in that of a bucket.
+fn from(bucket: &Range<usize>, whole: Range<usize>) -> Range<usize> {
+    whole.start - bucket.start..whole.end - bucket.start
 }
 
 fn numbered(kind: u32, round: u64, bucket: usize) -> Tag {
@@ -376,7 +346,7 @@ mod tests {
             let mut seen = Vec::new();
             for begin in (0..60).step_by(cut) {
                 let range = begin..begin + cut;
-                for (whole, local) in within(&[run], &range).iter().flat_map(Run::each) {
+                for (whole, local) in in_bucket(&[run], &range).iter().flat_map(Run::each) {
                     assert!(range.start <= whole.start && whole.end <= range.end && !whole.is_empty());
                     seen.extend(whole.zip(local));
                 }

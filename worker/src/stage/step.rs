@@ -268,7 +268,7 @@ impl Stage<'_> {
             lines.send(*to, tag, self.sum[loan.range.clone()].to_vec())?;
             self.sum.release(loan.range.clone());
         }
-        self.join(lines, round, push.as_deref_mut())?;
+        self.join(round, push.as_deref_mut())?;
         if next.hear(self, lines, round)?.is_none() {
             // What was asked for comes before anything else is.
             self.arrive(push.map(|p| p.client()), lines)?;
@@ -364,7 +364,7 @@ impl Stage<'_> {
     fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), Broke> {
         let Some(pull) = self.asked.take() else { return Ok(()) };
         if let Some(client) = client {
-            let pulled = self.pull_by(client, pull.clone(), lines)?;
+            let pulled = self.pull_by(client, pull.clone())?;
             if self.has_moved(&pulled) || pulled.done != pull.done {
                 self.done = pulled.done;
                 let why = "a rank's session was lost";
@@ -393,16 +393,16 @@ impl Stage<'_> {
     }
 
     /// The gradient of who has the same stages goes to the one that speaks for them, which pushes it with its own.
-    fn join(&mut self, lines: &Lines, round: u64, mut push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
+    fn join(&mut self, round: u64, mut push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
         let (Some(alike), Some(own)) = (&self.alike, self.own()) else { return Ok(()) };
         let buckets = self.own_buckets();
         match self.here.speaks() {
-            false => alike.send(lines, &self.here, buckets, (&self.sum, round))?,
+            false => alike.send(buckets, (&self.sum, round))?,
             true => {
                 let mut bucket = Vec::new();
                 for i in buckets.rev() {
                     let sum = (&*self.sum, round);
-                    alike.join(lines, &self.here, (i, &self.buckets[i]), sum, &mut bucket)?;
+                    alike.join((i, &self.buckets[i]), sum, &mut bucket)?;
                     if let Some(push) = &mut push {
                         push.values(i, &bucket);
                     }

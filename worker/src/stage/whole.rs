@@ -8,7 +8,6 @@ use super::{
 use crate::{engine::Broke, streamed::scratch};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, Evaluation, Forward, Model, ModelError, Pass, Run};
-use std::ops::Range;
 
 /// Rounds of evaluations, beside those of steps.
 const EVALUATION: u64 = 1 << 40;
@@ -86,7 +85,7 @@ impl Stage<'_> {
         // Of a bucket, what a slice has of it that no other one sends.
         let runs = |slice: usize, bucket: usize| match &self.alike {
             Some(alike) => alike.sent(slice, bucket),
-            None => vec![whole_run(&self.buckets[bucket])],
+            None => vec![Run::whole(self.buckets[bucket].clone())],
         };
         if here.stages.is_empty() || here.mesh > 0 {
             return Ok(());
@@ -126,10 +125,4 @@ impl Stage<'_> {
         self.whole = Some(whole);
         Ok(())
     }
-}
-
-/// A bucket of a model that is not cut in slices.
-fn whole_run(bucket: &Range<usize>) -> Run {
-    let len = bucket.len();
-    Run { whole: bucket.start, local: bucket.start, rows: 1, len, stride: len, shared: false }
 }
