@@ -4,6 +4,7 @@ use crate::{
     authority::CERT,
     credentials::{Credentials, CredentialsError},
     handshake::TlsError,
+    refusals::Noted,
     role::Rights,
     stream::{Failed, Stream, Wire},
     verify,
@@ -147,7 +148,7 @@ impl Access {
         &self,
     ) -> impl tower::Service<
         http::Uri,
-        Response = hyper_util::rt::TokioIo<Wire>,
+        Response = hyper_util::rt::TokioIo<Noted>,
         Error = io::Error,
         Future: Send,
     > + Clone
@@ -162,7 +163,8 @@ impl Access {
                 let dials = tokio::time::timeout(CONNECT, access.dial(address, &Expected::SERVER));
                 let late =
                     || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT:?}"));
-                Ok(hyper_util::rt::TokioIo::new(dials.await.map_err(|_| late())??))
+                let wire = dials.await.map_err(|_| late())??;
+                Ok(hyper_util::rt::TokioIo::new(Noted::new(wire, address)))
             }
         })
     }

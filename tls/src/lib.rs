@@ -10,6 +10,7 @@
 //! - [`access`]: how a process comes by connections: under TLS, in plain text, or only within its host.
 //! - `verify`: whose certificate is taken.
 //! - `handshake`, by rustls, and `record`: how a connection begins and goes on, without a socket; `incoming`: what has come over one.
+//! - `refusals`: who does not take us, and why.
 //! - [`stream`]: a connection for tokio; [`blocking`]: one for threads that wait. [`listen`]: a port of a process that is no server.
 //!
 //! Which request needs which role is not decided here, but by who serves it (`paraft_server::rpc::rights`).
@@ -22,6 +23,7 @@ mod handshake;
 mod incoming;
 pub mod listen;
 mod record;
+mod refusals;
 pub mod role;
 pub mod stream;
 mod verify;
@@ -29,5 +31,6 @@ mod verify;
 pub use access::Access;
 pub use credentials::{Credentials, CredentialsError};
 pub use handshake::TlsError;
+pub use refusals::{Noted, refusal};
 pub use role::{Need, Rights, Role};
 pub use stream::{Stream, Wire};

@@ -13,6 +13,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
+use tower::Service;
 
 fn with(authority: &Authority, roles: &[&str], lasting: Duration) -> Arc<Credentials> {
     let roles: Vec<Role> = roles.iter().map(|r| r.parse().expect("a role")).collect();
@@ -95,6 +96,39 @@ async fn who_is_of_the_fleet_is_taken_and_nobody_else() {
     let (rights, said) = meet(peer, short, Expected::SERVER).await;
     assert!(rights.is_err_and(|e| e.to_string().contains("expired")));
     assert!(said.as_ref().is_err_and(|e| e.contains("CertificateExpired")), "{said:?}");
+}
+
+#[tokio::test]
+async fn why_a_connection_was_refused_is_known_until_something_is_heard_there() {
+    let ours = Authority::new("ours").expect("made");
+    let (peer, good) = (with(&ours, &["peer"], DAY), with(&ours, &["admin"], DAY));
+    let short = with(&ours, &["admin"], Duration::from_secs(2));
+    tokio::time::sleep(Duration::from_millis(3100)).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let at = listener.local_addr().expect("bound").to_string();
+    let serves = tokio::spawn(async move {
+        for _ in 0..2 {
+            let (socket, _) = listener.accept().await.expect("accepted");
+            match Stream::accept(socket, &peer, &Expected::ANYBODY, false).await {
+                Ok((mut stream, _)) => stream.write_all(b"welcome").await.expect("written"),
+                Err(mut failed) => failed.socket.shutdown().await.expect("shut down"),
+            }
+        }
+    });
+    for (shows, words) in [(short, Some("CertificateExpired")), (good, None)] {
+        let uri = format!("http://{at}").parse().expect("an address");
+        let dialled = Access::Certificates(shows).connector().call(uri).await;
+        // Nothing is asked: an HTTP client finds out before it has said anything.
+        let mut dialled = dialled.expect("the server says later that it does not take us").into_inner();
+        let read = dialled.read(&mut [0; 7]).await;
+        assert_eq!(read.is_err(), words.is_some(), "{read:?}");
+        let why = paraft_tls::refusal(&at);
+        match words {
+            Some(words) => assert!(why.as_ref().is_some_and(|w| w.contains(words)), "{why:?}"),
+            None => assert_eq!(why, None),
+        }
+    }
+    serves.await.expect("it ran");
 }
 
 #[tokio::test]

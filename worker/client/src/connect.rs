@@ -182,8 +182,10 @@ fn endpoint(address: &str) -> Result<Endpoint, String> {
 }
 
 /// What a call has failed with, in words: a server's own, or what has become of the connection.
-pub(crate) fn words(status: &tonic::Status) -> String {
-    std::error::Error::source(status).map_or_else(|| status.message().to_string(), cause)
+pub(crate) fn words(address: &str, status: &tonic::Status) -> String {
+    let of_the_connection =
+        |why: &dyn std::error::Error| paraft_tls::refusal(address).unwrap_or_else(|| cause(why));
+    std::error::Error::source(status).map_or_else(|| status.message().to_string(), of_the_connection)
 }
 
 /// The innermost cause: "transport error" alone helps nobody.
@@ -205,7 +207,7 @@ pub async fn status(address: &str, digest: bool, within: Duration) -> Result<Sta
     let ask = async {
         let mut client = shards(channel(address, Transport::Auto).await?);
         let reply = client.status(StatusRequest { digest }).await;
-        reply.map(|r| r.into_inner()).map_err(|s| words(&s))
+        reply.map(|r| r.into_inner()).map_err(|s| words(address, &s))
     };
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,
@@ -219,7 +221,7 @@ pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, 
     let ask = async {
         let mut client = ControlClient::new(channel(address, Transport::Auto).await?);
         let reply = client.describe(DescribeRequest {}).await;
-        reply.map(|r| r.into_inner()).map_err(|s| words(&s))
+        reply.map(|r| r.into_inner()).map_err(|s| words(address, &s))
     };
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,
@@ -237,7 +239,7 @@ pub async fn switch_mode(
     let failed = |message: String| Refused { message, ..Refused::default() };
     let ask = async {
         let mut client = shards(channel(address, Transport::Auto).await.map_err(failed)?);
-        let reply = client.switch_mode(request).await.map_err(|s| failed(words(&s)))?.into_inner();
+        let reply = client.switch_mode(request).await.map_err(|s| failed(words(address, &s)))?.into_inner();
         reply.refused.map_or(Ok((reply.number, reply.mode)), Err)
     };
     match tokio::time::timeout(within, ask).await {

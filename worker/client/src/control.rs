@@ -43,7 +43,7 @@ where
         }
         let one = async {
             let channel = channel(&address, transport).await?;
-            call(ControlClient::new(channel)).await.map_err(|s| words(&s))
+            call(ControlClient::new(channel)).await.map_err(|s| words(&address, &s))
         };
         match tokio::time::timeout(ANSWER_PATIENCE, one).await {
             Ok(Ok(ControlReply::Done(done))) => return Ok(done),

@@ -89,7 +89,7 @@ async fn order<T>(
 ) -> Result<T, (String, String)> {
     let asking = async {
         let channel = channel(address, Transport::Auto).await.map_err(|e| (e, String::new()))?;
-        ask(ControlClient::new(channel)).await.map_err(|s| (words(&s), String::new()))?
+        ask(ControlClient::new(channel)).await.map_err(|s| (words(address, &s), String::new()))?
     };
     let late = |_| Err((format!("no answer within {within:?}"), String::new()));
     tokio::time::timeout(within, asking).await.unwrap_or_else(late)
