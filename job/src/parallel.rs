@@ -169,6 +169,13 @@ impl ParallelConfig {
                     "set as many as parallel.pipeline, or more; train.batch may have to grow",
                 );
             }
+            if job.clip.norm.is_some() {
+                return bad(
+                    "clip.norm",
+                    "the norm of the whole gradient is known when all stages have ended a step, and with schedule \"2bw\" none of them waits for that",
+                    "set parallel.schedule = \"1f1b\", or use clip.value",
+                );
+            }
             if job.algorithm.algorithm().keeps().pulled {
                 let why = format!(
                     "{} corrects a gradient by the weights of the last pull, and with schedule \"2bw\" it is of the one before",
@@ -215,13 +222,6 @@ impl ParallelConfig {
                 "memory.resident",
                 "holds its stages' layers whole",
                 "take [memory] or [parallel] out",
-            );
-        }
-        if job.clip.norm.is_some() {
-            return no(
-                "clip.norm",
-                "has no stage that sees the whole gradient's norm",
-                "take it out, or use clip.value",
             );
         }
         if !matches!(job.round, RoundConfig::All(_)) {

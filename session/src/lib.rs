@@ -15,7 +15,7 @@
 //! - `link`: one shard: finds the leader, keeps what is not acknowledged, sends it again after a break; asks others about a leader that is silent.
 //! - `io`: what goes in and comes out.
 //! - `search`: which server to ask next for the leader.
-//! - `norms`: the norm of a gradient over all shards.
+//! - `norms`: the norm of a gradient over all shards, some of which other processes of the worker may have.
 //! - [`encoders`]: how a worker's pushes are written, and what it keeps from one to the next.
 //! - [`error`]: few kinds, which say what to do.
 
@@ -30,4 +30,5 @@ pub mod session;
 pub use encoders::Encoders;
 pub use error::SessionError;
 pub use io::{Acked, Effect, Input};
+pub use norms::sum_of_parts;
 pub use session::{Arrived, Event, HANDOVER, Next, Options, Pull, Pulled, Reported, Session};

@@ -1,36 +1,64 @@
 //! The global norm over all shards, for BSP jobs that clip by it: each shard's leader says its part, the worker
 //! adds the parts up in the order of the shards and tells every shard the sum.
+//!
+//! Where other processes of the worker have the rest of its shards, nobody has all parts by itself: they give each other what
+//! their shards have said, and each tells its own shards the sum.
 
 use paraft_common::ShardId;
 use std::collections::BTreeMap;
 
-/// Parts by step. Kept for a few steps, since a shard whose leader changed asks again.
+/// Parts by step. Kept for a few steps, since a shard whose leader changed asks again, and a group of ranks that broke does.
 #[derive(Debug)]
 pub struct Norms {
     shards: Vec<ShardId>,
+    /// Other processes have the rest of the shards.
+    shared: bool,
     parts: BTreeMap<u64, BTreeMap<ShardId, f64>>,
+    /// The sums that are known.
+    whole: BTreeMap<u64, f64>,
 }
 
 const KEPT_STEPS: usize = 4;
 
+/// What parts come to, in the order of the shards: whoever has them all has the same bits.
+pub fn sum_of_parts(parts: impl IntoIterator<Item = (ShardId, f64)>) -> f64 {
+    parts.into_iter().collect::<BTreeMap<_, _>>().values().sum()
+}
+
 impl Norms {
-    /// `shards` are those that hold trained buckets.
-    pub fn new(shards: Vec<ShardId>) -> Self {
-        Self { shards, parts: BTreeMap::new() }
+    /// `shards` are those of this process that hold trained buckets; `shared`: other processes have more.
+    pub fn new(shards: Vec<ShardId>, shared: bool) -> Self {
+        Self { shards, shared, parts: BTreeMap::new(), whole: BTreeMap::new() }
     }
 
-    /// Takes one part; gives the sum, and whom to tell, when all are in. A part that comes again goes back to
-    /// its shard alone.
-    pub fn add(&mut self, step: u64, shard: ShardId, part: f64) -> Option<(f64, Vec<ShardId>)> {
-        let parts = self.parts.entry(step).or_default();
-        let again = parts.len() == self.shards.len();
-        parts.entry(shard).or_insert(part);
-        let complete = self.shards.iter().all(|s| parts.contains_key(s));
-        let sum = parts.values().sum();
+    /// Whether other processes have more of the shards.
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Takes one part; where the sum is known already, it goes back to that shard alone.
+    pub fn add(&mut self, step: u64, shard: ShardId, part: f64) -> Option<f64> {
+        self.parts.entry(step).or_default().entry(shard).or_insert(part);
         while self.parts.len() > KEPT_STEPS {
             self.parts.pop_first();
         }
-        complete.then(|| (sum, if again { vec![shard] } else { self.shards.clone() }))
+        self.whole.get(&step).copied()
+    }
+
+    /// The parts of a step, and the shards that have said none.
+    pub fn parts(&self, step: u64) -> (BTreeMap<ShardId, f64>, Vec<ShardId>) {
+        let parts = self.parts.get(&step).cloned().unwrap_or_default();
+        let missing = self.shards.iter().copied().filter(|s| !parts.contains_key(s)).collect();
+        (parts, missing)
+    }
+
+    /// The sum is known; gives whom to tell.
+    pub fn tell(&mut self, step: u64, sum: f64) -> Vec<ShardId> {
+        self.whole.insert(step, sum);
+        while self.whole.len() > KEPT_STEPS {
+            self.whole.pop_first();
+        }
+        self.shards.clone()
     }
 }
 
@@ -39,15 +67,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everyone_is_told_once_and_who_asks_again_is_told_again() {
+    fn everyone_is_told_and_who_asks_again_is_told_again() {
         let all = vec![ShardId(0), ShardId(2)];
-        let mut n = Norms::new(all.clone());
+        let mut n = Norms::new(all.clone(), false);
         assert_eq!(n.add(1, ShardId(2), 4.0), None);
-        assert_eq!(n.add(1, ShardId(0), 1.0), Some((5.0, all)));
-        assert_eq!(n.add(1, ShardId(2), 4.0), Some((5.0, vec![ShardId(2)])));
+        assert_eq!(n.parts(1), (BTreeMap::from([(ShardId(2), 4.0)]), vec![ShardId(0)]));
+        assert_eq!(n.add(1, ShardId(0), 1.0), None);
+        assert_eq!(n.parts(1), (BTreeMap::from([(ShardId(0), 1.0), (ShardId(2), 4.0)]), Vec::new()));
+        assert_eq!(n.tell(1, 5.0), all);
+        assert_eq!(n.add(1, ShardId(2), 4.0), Some(5.0));
         for step in 2..20 {
             n.add(step, ShardId(0), 1.0);
+            n.tell(step, 1.0);
         }
-        assert!(n.parts.len() <= KEPT_STEPS);
+        assert!(n.parts.len() <= KEPT_STEPS && n.whole.len() <= KEPT_STEPS);
+    }
+
+    #[test]
+    fn parts_are_added_up_by_shard_in_whatever_order_they_come() {
+        let (a, b, c) = ((ShardId(0), 1e16), (ShardId(1), 1.0), (ShardId(2), 1.0));
+        assert_eq!(sum_of_parts([c, b, a]).to_bits(), sum_of_parts([a, b, c]).to_bits());
+        assert_ne!(sum_of_parts([a, b, c]).to_bits(), (1.0 + 1.0 + 1e16_f64).to_bits());
     }
 }

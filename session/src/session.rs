@@ -16,7 +16,7 @@ use crate::{
     error::SessionError,
     io::{Effect, Input},
     link::{Fixed, Link, LinkEvent, Outlet},
-    norms::Norms,
+    norms::{Norms, sum_of_parts},
 };
 use bytes::Bytes;
 use chunks::Chunks;
@@ -70,6 +70,9 @@ pub enum Event {
     Joined(Step),
     /// Weights of one bucket.
     Weights(Arrived),
+    /// Once in a pull at most, where other processes of the worker have more shards: what those of this one have said of the norm
+    /// of the step that was pulled. They wait for the sum of all ([`Session::tell_norm`]).
+    NormParts(Vec<(ShardId, f64)>),
     /// The pull is answered in full.
     Pulled(Pulled),
     /// Every push is acknowledged; or the session was lost, and the worker goes on from a step once it has pulled.
@@ -104,6 +107,16 @@ enum Wait {
     Leave(BTreeSet<ShardId>),
 }
 
+/// What was pushed last, where somebody needs its norm.
+#[derive(Default)]
+struct Pushed {
+    step: u64,
+    /// The sum of squares of each bucket.
+    squares: BTreeMap<u32, f64>,
+    /// The shards that applied pushes as they came.
+    asynchronous: BTreeSet<ShardId>,
+}
+
 /// See the [module](self).
 pub struct Session {
     fixed: Fixed,
@@ -129,8 +142,11 @@ pub struct Session {
     versions: Vec<u64>,
     /// Whether they are weights as the servers have them: the version does not tell, where the job's algorithm looks ahead.
     holds_plain: bool,
-    /// Pushes of this step that wait for the norm of the whole gradient, with their sums of squares.
-    held: Vec<(Push, Duration, f64)>,
+    /// Pushes of this step that wait for the norm of the whole gradient.
+    held: Vec<(Push, Duration)>,
+    pushed: Pushed,
+    /// The step of a pull whose parts of the norm were not given out.
+    awaits_parts: Option<u64>,
     /// That the next pushes are computed from.
     samples: u32,
     /// At which the next pushes are to be applied; none: at the job's own.
@@ -158,11 +174,17 @@ impl Session {
     pub fn new(options: Options) -> Self {
         let layout = options.job.layout();
         let mut links = BTreeMap::new();
-        let mut trained = BTreeSet::new();
+        let (mut trained, mut all_trained) = (BTreeSet::new(), BTreeSet::new());
         let stages = options.stages.unwrap_or(0..layout.stages());
         let own = layout.buckets_in(stages.start).start..layout.buckets_in(stages.end).start;
-        for (i, b) in (0u32..).zip(layout.buckets()).filter(|(i, _)| own.contains(i)) {
+        for (i, b) in (0u32..).zip(layout.buckets()) {
             let shard = placement::shard_of(&layout, BucketId(i), options.shards);
+            if b.kind == TensorKind::Param {
+                all_trained.insert(shard);
+            }
+            if !own.contains(&i) {
+                continue;
+            }
             if b.kind == TensorKind::Param {
                 trained.insert(shard);
             }
@@ -174,6 +196,7 @@ impl Session {
                 Link::new(shard, servers)
             });
         }
+        let clips = options.job.clip.norm.is_some();
         Self {
             fixed: Fixed {
                 worker: options.worker.0,
@@ -200,13 +223,15 @@ impl Session {
                 dials: 0,
                 draw: options.draw,
             },
-            norms: Norms::new(trained.into_iter().collect()),
+            norms: Norms::new(trained.iter().copied().collect(), clips && trained != all_trained),
             founding: 0,
             wait: Wait::Nothing,
             joining: None,
             pulling: None,
             requests: 0,
             held: Vec::new(),
+            pushed: Pushed::default(),
+            awaits_parts: None,
             samples: 1,
             rates: Vec::new(),
             computed_at: Vec::new(),
@@ -240,17 +265,23 @@ impl Session {
             },
         }
         for (shard, step, part) in std::mem::take(&mut self.out.norms) {
-            if let Some((sum, tell)) = self.norms.add(step, shard, part) {
-                for shard in tell {
-                    if let Some(link) = self.links.get(&shard) {
-                        link.norm(step, sum, &mut self.out);
-                    }
-                }
+            if let Some(sum) = self.norms.add(step, shard, part) {
+                self.tell(step, sum, vec![shard]);
+            } else if let Some(parts) = self.parts(step).filter(|_| !self.norms.is_shared()) {
+                self.tell_norm(Step(step), sum_of_parts(parts));
             }
         }
         // A new leader repeats the latest one, since the answer may have been lost with the old.
         let new = std::mem::take(&mut self.out.reported).into_iter();
         self.evaluations.extend(new.filter(|r| self.evaluated.insert(r.epoch)));
+    }
+
+    fn tell(&mut self, step: u64, sum: f64, shards: Vec<ShardId>) {
+        for shard in shards {
+            if let Some(link) = self.links.get(&shard) {
+                link.norm(step, sum, &mut self.out);
+            }
+        }
     }
 
     /// What is to be done next, in order; `None`: nothing.
@@ -371,7 +402,8 @@ impl Session {
         let shard = self.shard_of(bucket);
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before the last
         // bucket is known. (BSP clips the mean; there the servers exchange the norm.)
-        let waits = self.job.clip.norm.is_some() && self.any_asynchronous();
+        // What follows something that waits goes out behind it: the servers take pushes in their order.
+        let waits = self.job.clip.norm.is_some() && (self.any_asynchronous() || !self.held.is_empty());
         let spec = self.layout.buckets()[bucket.0 as usize];
         let of_group = self.rates.get(usize::from(spec.group));
         let rate = of_group.filter(|_| spec.kind == TensorKind::Param).copied();
@@ -389,15 +421,53 @@ impl Session {
             rate,
             skip: false,
         };
+        if !waits && !self.norms.is_shared() {
+            return link.push(push, now, now, &mut self.out);
+        }
+        // Where they are shared, in every mode: the shards of another process may be in another one.
+        let squares = self.squares(&push);
+        if self.pushed.step != step.0 {
+            let asynchronous = self.links.keys().copied().filter(|s| !self.modes.of(*s).averages()).collect();
+            self.pushed = Pushed { step: step.0, squares: BTreeMap::new(), asynchronous };
+        }
+        self.pushed.squares.insert(bucket.0, squares);
         if waits {
-            let squares = self.squares(&push);
-            self.held.push((push, now, squares));
-            if self.held.len() == self.own.len() {
-                self.release(now);
+            self.held.push((push, now));
+            if self.held.len() == self.own.len() && !self.norms.is_shared() {
+                self.release(now, sum_of_parts(self.by_shard(&self.pushed.squares)));
             }
-        } else {
+        } else if let Some(link) = self.links.get_mut(&shard) {
             link.push(push, now, now, &mut self.out);
         }
+    }
+
+    /// Of a step that was pushed whole in this session, the sums of squares by shard, where some shards apply pushes one by one or other
+    /// processes of the worker have the rest of the gradient.
+    pub fn pushed_squares(&self, step: Step) -> Option<Vec<(ShardId, f64)>> {
+        let Pushed { step: of, squares, .. } = &self.pushed;
+        let trained = |b: &u32| self.layout.buckets()[*b as usize].kind == TensorKind::Param;
+        let all = self.own.clone().filter(trained).all(|b| *of == step.0 && squares.contains_key(&b));
+        all.then(|| self.by_shard(squares).into_iter().collect())
+    }
+
+    /// Whether a shard applies the pushes of this step as they come, as far as was known when they were made.
+    pub fn is_one_by_one(&self, step: Step) -> bool {
+        self.pushed.step == step.0 && !self.pushed.asynchronous.is_empty()
+    }
+
+    /// The sum of squares of the worker's whole gradient of a step that this process has pushed its part of: what waits for it
+    /// goes out.
+    pub fn clip_by(&mut self, now: Duration, step: Step, sum_of_squares: f64) {
+        if self.held.first().is_some_and(|(p, _)| p.step == step.0) {
+            self.release(now, sum_of_squares);
+        }
+    }
+
+    /// Tells the shards of this process what the parts of all shards come to, of a step of which [`Event::NormParts`] was heard.
+    /// Where they know it from another worker nothing comes of it.
+    pub fn tell_norm(&mut self, step: Step, sum_of_squares: f64) {
+        let shards = self.norms.tell(step.0, sum_of_squares);
+        self.tell(step.0, sum_of_squares, shards);
     }
 
     /// Says that the worker has nothing for `step`, in the place of its pushes: of every bucket, kept and sent as they are. A
@@ -415,6 +485,7 @@ impl Session {
         assert!(!(whole && pushed), "{step} was pushed, and cannot be skipped");
         // What waits for the rest of its step was sent to nobody.
         self.held.clear();
+        self.pushed = Pushed::default();
         let all = (0u32..).zip(&self.versions);
         for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
             let Some(link) =
@@ -441,13 +512,17 @@ impl Session {
 
     /// Added up as the servers do for BSP, by shard and in it by bucket, whatever order the backward pass has: the last bit of
     /// the sum depends on it, and one worker must get the same bits in every mode.
-    fn release(&mut self, now: Duration) {
-        let mut parts = BTreeMap::<ShardId, BTreeMap<u32, f64>>::new();
-        for (p, _, squares) in &self.held {
-            parts.entry(self.shard_of(BucketId(p.bucket))).or_default().insert(p.bucket, *squares);
+    fn by_shard(&self, squares: &BTreeMap<u32, f64>) -> BTreeMap<ShardId, f64> {
+        let mut parts = BTreeMap::new();
+        for (bucket, squares) in squares {
+            *parts.entry(self.shard_of(BucketId(*bucket))).or_insert(0.0) += squares;
         }
-        let total: f64 = parts.values().map(|buckets| buckets.values().sum::<f64>()).sum();
-        for (mut p, at, _) in std::mem::take(&mut self.held) {
+        parts
+    }
+
+    /// What waits for the sum of squares goes out with it.
+    fn release(&mut self, now: Duration, total: f64) {
+        for (mut p, at) in std::mem::take(&mut self.held) {
             p.sum_of_squares = total;
             let shard = self.shard_of(BucketId(p.bucket));
             if let Some(link) = self.links.get_mut(&shard) {
@@ -525,7 +600,32 @@ impl Session {
 
     /// Whether [`Self::poll`] has something to say.
     pub fn has_news(&self) -> bool {
-        !self.out.heard.is_empty() || self.failed.is_some()
+        !self.out.heard.is_empty() || self.failed.is_some() || self.unsaid_parts().is_some()
+    }
+
+    /// The parts of a step's norm that this process's shards have said, once all have that will.
+    ///
+    /// While the mode is switched some may apply the step's pushes one by one, and say nothing of a mean: theirs are the squares of
+    /// what this worker has pushed to them.
+    fn parts(&self, step: u64) -> Option<BTreeMap<ShardId, f64>> {
+        let (mut parts, missing) = self.norms.parts(step);
+        if missing.is_empty() {
+            return Some(parts);
+        }
+        // As it was when they were pushed: by now it may have been switched back.
+        let one_by_one = |shard| self.pushed.step == step && self.pushed.asynchronous.contains(shard);
+        if parts.is_empty() || !missing.iter().all(one_by_one) {
+            return None;
+        }
+        let own = self.pushed_squares(Step(step))?.into_iter();
+        parts.extend(own.filter(|(shard, _)| missing.contains(shard)));
+        Some(parts)
+    }
+
+    /// Those of the step that is pulled, where they are to be given out.
+    fn unsaid_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
+        let pulls = matches!(self.wait, Wait::Pull) && self.norms.is_shared();
+        self.awaits_parts.filter(|_| pulls).and_then(|step| self.parts(step))
     }
 
     /// What comes of the wait that was begun last; `None`: nothing before the next input.
@@ -539,6 +639,11 @@ impl Session {
             return Err(e.clone());
         }
         loop {
+            // Before the pull is over: the other processes may need them.
+            if let Some(parts) = self.unsaid_parts() {
+                self.awaits_parts = None;
+                return Ok(Some(Event::NormParts(parts.into_iter().collect())));
+            }
             if let Some(event) = self.over() {
                 return Ok(Some(event));
             }
@@ -638,6 +743,7 @@ impl Session {
         }
         self.joining = Some(BTreeMap::new());
         self.held.clear();
+        self.pushed = Pushed::default();
         self.refused.clear();
         self.computed_at.clear();
         for link in self.links.values_mut() {

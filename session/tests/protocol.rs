@@ -5,13 +5,14 @@ use paraft_common::{
     BucketId, Mode, ParamGroup, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy,
 };
 use paraft_proto::{
-    Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, ToShard, Weights, WireKind, from_shard, limits,
-    to_shard::Kind,
+    Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, RoundNorm, ToShard, Weights, WireKind, from_shard,
+    limits, to_shard::Kind,
 };
 use paraft_session::{Effect, Event, HANDOVER, Input, Options, Pull, Session, SessionError};
 use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::Range,
     time::Duration,
 };
 
@@ -24,6 +25,10 @@ fn session(job: ServerJob, shards: u32) -> Session {
 }
 
 fn patient(job: ServerJob, shards: u32, deadline: Duration) -> Session {
+    with_stages(job, shards, deadline, None)
+}
+
+fn with_stages(job: ServerJob, shards: u32, deadline: Duration, stages: Option<Range<usize>>) -> Session {
     let mut session = Session::new(Options {
         servers: vec!["a".into(), "b".into(), "c".into()],
         shards,
@@ -33,7 +38,7 @@ fn patient(job: ServerJob, shards: u32, deadline: Duration) -> Session {
         job,
         retry: RetryPolicy { base: Duration::from_millis(10), max: Duration::from_millis(100), deadline },
         handover: HANDOVER,
-        stages: None,
+        stages,
         draw: Box::new(|| 0.5),
     });
     session.join();
@@ -297,6 +302,109 @@ fn what_waits_for_the_norm_of_a_step_that_is_skipped_is_sent_to_nobody() {
     let skips = |k: &Kind| if let Kind::Push(p) = k { Some((p.bucket, p.skip)) } else { None };
     let came: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(skips).collect();
     assert_eq!(came, [(0, true), (1, true), (2, true), (3, true)]);
+}
+
+/// The first of two stages, with two shards of four.
+fn first_stage(mode: Mode) -> (Session, Servers) {
+    let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
+    let job = ServerJob { clip, stages: vec![BUCKETS / 2 * LEN; 2], ..job(mode) };
+    let (mut session, mut servers) =
+        (with_stages(job, 4, Duration::from_secs(5), Some(0..1)), Servers::new());
+    assert_eq!(session.shards().collect::<Vec<_>>(), [ShardId(0), ShardId(2)]);
+    joined(&mut session, &mut servers, &[0, 0, 0]);
+    (session, servers)
+}
+
+fn norms(servers: &Servers, shard: u32) -> Vec<f64> {
+    let of = |k: &Kind| if let Kind::Norm(n) = k { Some(n.sum_of_squares) } else { None };
+    servers.came.get(&ShardId(shard)).into_iter().flatten().filter_map(of).collect()
+}
+
+#[test]
+fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
+    let (mut session, mut servers) = first_stage(Mode::Bsp);
+    let part = |shard: u32, sum_of_squares: f64| {
+        (ShardId(shard), from_shard::Kind::RoundNorm(RoundNorm { step: 1, sum_of_squares }))
+    };
+    let parts = |session: &mut Session, servers: &Servers| match session.poll(servers.now) {
+        Ok(Some(Event::NormParts(parts))) => Some(parts),
+        Ok(None) => None,
+        other => panic!("{other:?}"),
+    };
+    (0..2).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    // One comes before the pull, one in it.
+    let said =
+        |session: &mut Session, servers: &mut Servers, (shard, kind)| servers.says(session, shard, kind);
+    said(&mut session, &mut servers, part(2, 4.0));
+    session.pull(servers.now, Pull::of(Step(1)), false);
+    servers.carry_out(&mut session);
+    assert_eq!(parts(&mut session, &servers), None);
+    said(&mut session, &mut servers, part(0, 1.0));
+    assert!(session.has_news(), "who waits is woken");
+    let both = vec![(ShardId(0), 1.0), (ShardId(2), 4.0)];
+    assert_eq!(parts(&mut session, &servers), Some(both.clone()));
+    assert_eq!(parts(&mut session, &servers), None, "once in a pull");
+    assert!(norms(&servers, 0).is_empty() && norms(&servers, 2).is_empty());
+    // The group broke, and makes the pull again.
+    session.pull(servers.now, Pull::of(Step(1)), false);
+    assert_eq!(parts(&mut session, &servers), Some(both));
+    session.tell_norm(Step(1), 11.0);
+    servers.carry_out(&mut session);
+    assert_eq!((norms(&servers, 0), norms(&servers, 2)), (vec![11.0], vec![11.0]));
+    // A new leader closes the round once more.
+    servers.breaks(&mut session, ShardId(2));
+    servers.passes(&mut session, Duration::from_secs(1));
+    servers.opens(&mut session, ShardId(2), 7, 0);
+    said(&mut session, &mut servers, part(2, 4.0));
+    assert_eq!((norms(&servers, 0), norms(&servers, 2)), (vec![11.0], vec![11.0]), "it alone is told again");
+    assert_eq!(parts(&mut session, &servers), None);
+}
+
+#[test]
+fn pushes_of_some_stages_wait_for_the_norm_of_all() {
+    let (mut session, mut servers) = first_stage(Mode::Asp);
+    let push = |session: &mut Session, servers: &mut Servers, bucket: u32, value: f32| {
+        let payload = Bytes::from(value.to_le_bytes().repeat(LEN));
+        session.push(servers.now, BucketId(bucket), Step(1), payload);
+        servers.carry_out(session);
+    };
+    push(&mut session, &mut servers, 1, 3.0);
+    assert_eq!(session.pushed_squares(Step(1)), None, "not of all buckets");
+    push(&mut session, &mut servers, 0, 1.0);
+    assert!(servers.pushes(ShardId(0)).is_empty() && servers.pushes(ShardId(2)).is_empty());
+    let own = session.pushed_squares(Step(1)).expect("all are pushed");
+    assert_eq!(own, [(ShardId(0), 2.0), (ShardId(2), 18.0)]);
+    session.clip_by(servers.now, Step(1), 99.0);
+    servers.carry_out(&mut session);
+    for shard in [0, 2] {
+        let of = |k: &Kind| if let Kind::Push(p) = k { Some((p.seq, p.sum_of_squares)) } else { None };
+        let came: Vec<_> = servers.came[&ShardId(shard)].iter().filter_map(of).collect();
+        assert_eq!(came, [(1, 99.0)]);
+    }
+    // The group broke behind it: the others may still need them.
+    assert_eq!(session.pushed_squares(Step(1)), Some(own));
+    session.clip_by(servers.now, Step(1), 99.0);
+    servers.carry_out(&mut session);
+    assert_eq!(servers.pushes(ShardId(0)), [1], "once");
+    assert_eq!(session.pushed_squares(Step(2)), None);
+}
+
+/// A switch comes to one shard after the other: one closes a round of the step, and waits; the other has applied its pushes as they came.
+#[test]
+fn a_shard_that_averages_alone_is_told_the_norm_with_what_was_pushed_to_the_others() {
+    let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
+    let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 2), Servers::new());
+    joined(&mut session, &mut servers, &[0, 0]);
+    for bucket in 0..BUCKETS as u32 {
+        let payload = Bytes::from(3f32.to_le_bytes().repeat(LEN));
+        session.push(servers.now, BucketId(bucket), Step(1), payload);
+    }
+    servers.carry_out(&mut session);
+    let part = |step| from_shard::Kind::RoundNorm(paraft_proto::RoundNorm { step, sum_of_squares: 7.0 });
+    servers.says(&mut session, ShardId(1), part(1));
+    assert_eq!(norms(&servers, 1), [7.0 + (BUCKETS * LEN / 2) as f64 * 9.0]);
+    servers.says(&mut session, ShardId(1), part(2));
+    assert_eq!(norms(&servers, 1).len(), 1, "of that step nothing was pushed yet");
 }
 
 #[test]

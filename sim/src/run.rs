@@ -115,6 +115,12 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
                 "set cluster.durability = \"quorum-memory\", or leave --server-mttf-s out",
             );
         }
+        if job.clip.norm.is_some() {
+            return no(
+                "stages that clip by the norm of the whole gradient (clip.norm)",
+                "take clip.norm or [parallel] out, or use clip.value",
+            );
+        }
         if job.parallel.schedule.goes_on() && job.eval.early_stop.is_some() {
             return no(
                 "early stopping between minibatches that go in behind each other",

@@ -210,7 +210,8 @@ fn staged<'a>(
     let micro = job.micro_batches();
     let schedule = (job.parallel.schedule, micro, job.train.batch.div_ceil(micro));
     let (slices, meshes) = (job.parallel.tensor as usize, job.train.group_size as usize);
-    Stage::new((stages, slices, meshes), schedule, buckets, join, &scratch_folder(options))
+    let clips = job.clip.norm.is_some() && job.parallel.pipeline > 1;
+    Stage::new((stages, slices, meshes), schedule, clips, buckets, join, &scratch_folder(options))
 }
 
 /// Where files lie that end with the process.

@@ -114,6 +114,7 @@ impl Session {
     /// Waits until the consistency rule lets the worker go on: [`Event::Weights`] for each bucket, then [`Event::Pulled`].
     /// `holds` as in [`Self::ask_ahead`], and not read where the pull was asked for ahead.
     pub fn pull(&mut self, now: Duration, pull: Pull, holds: bool) {
+        self.awaits_parts = Some(pull.done.0);
         if !self.is_asked(&pull) {
             self.ask(now, pull, holds);
         }

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod checks;
+mod clipping;
 mod crowds;
 mod durability_leader;
 mod elastic;

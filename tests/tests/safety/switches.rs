@@ -19,12 +19,22 @@ use std::{
 
 /// Asks the shard's leader, whoever that is by then; gives the switch's number.
 fn switch(fleet: &Fleet, shard: u32, mode: ModeChoice, number: u64) -> Result<u64> {
+    switch_job(fleet, ("ledger", shard), mode, number)
+}
+
+/// The same of another job.
+pub(super) fn switch_job(
+    fleet: &Fleet,
+    (job, shard): (&str, u32),
+    mode: ModeChoice,
+    number: u64,
+) -> Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut why = String::new();
     for _ in 0..100 {
         let (leader, _) = fleet.leader(ShardId(shard));
         let address = fleet.status(leader, false)?.address;
-        let (job, mode) = ("ledger".into(), mode.to_string());
+        let (job, mode) = (job.into(), mode.to_string());
         let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
         match runtime.block_on(paraft_client::switch_mode(&address, request, Duration::from_secs(5))) {
             Ok((number, _)) => return Ok(number),

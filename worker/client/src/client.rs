@@ -20,7 +20,9 @@ use paraft_common::{
 };
 use paraft_lanes::shared::{Memory, SHARED_BYTES};
 use paraft_proto::limits;
-use paraft_session::{Arrived, Encoders, Event, Next, Pull, Pulled, Reported, Session, SessionError};
+use paraft_session::{
+    Arrived, Encoders, Event, Next, Pull, Pulled, Reported, Session, SessionError, sum_of_parts,
+};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     ops::Range,
@@ -30,6 +32,10 @@ use std::{
 
 /// Buffers of a bucket that a client keeps for its next pushes.
 const POOLED: usize = 16;
+
+/// Shards that wait for the norm of a step, where not all parts of it are known to this worker's processes, wait so long for
+/// another worker, which may know them.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How to take part in a job.
 #[derive(Clone, Debug)]
@@ -93,6 +99,20 @@ impl Places for () {
         None
     }
 }
+
+/// Of a norm, what the processes of a worker know together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// Of what they know.
+    pub sum_of_squares: f64,
+    /// Whether that is all of the gradient.
+    pub whole: bool,
+}
+
+/// Called once in a pull: with the parts of the step's norm that this process's shards have said, and that they are all of it. Where the pull
+/// is answered without, with the squares of what this process has pushed, as far as it knows them: they are all where the
+/// shards apply pushes one by one. Gives what this worker's processes know together.
+pub type Shares<'a> = dyn FnMut(&[(ShardId, f64)], bool) -> Result<Norm, ClientError> + 'a;
 
 /// Bytes of payload, both ways, and time spent waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -480,7 +500,7 @@ impl Client {
 
     /// As [`Self::pull`], of what `pull` says. Of some buckets only: into the buffer of the pull before.
     pub fn pull_by(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_held(pull, address(weights), |client, arrived| {
+        self.pull_held(pull, address(weights), None, |client, arrived| {
             let spec = client.layout.bucket(BucketId(arrived.weights.bucket));
             let into = spec.and_then(|spec| weights.get_mut(spec.range()));
             client.take(arrived, into)
@@ -489,6 +509,9 @@ impl Client {
 
     /// As [`Self::pull_by`], of weights that lie in a buffer at this [address], to where `places` wants each bucket.
     ///
+    /// Where other processes of the worker have more shards and the job clips by the norm of the whole gradient, `shares` is how they give each
+    /// other the parts. They pull the same steps in the same order. Where it says an error the pull ends with that, and can be made again.
+    ///
     /// # Errors
     /// As of [`Self::pull`].
     pub fn pull_parts(
@@ -496,8 +519,9 @@ impl Client {
         pull: Pull,
         buffer: (usize, usize),
         places: &mut dyn Places,
+        shares: Option<&mut Shares<'_>>,
     ) -> Result<Pulled, ClientError> {
-        self.pull_held(pull, buffer, |client, arrived| {
+        self.pull_held(pull, buffer, shares, |client, arrived| {
             let (bucket, changed) = (BucketId(arrived.weights.bucket), !arrived.weights.not_modified);
             client.take(arrived, places.place(bucket))?;
             places.placed(bucket, changed);
@@ -509,9 +533,10 @@ impl Client {
         &mut self,
         pull: Pull,
         buffer: (usize, usize),
+        shares: Option<&mut Shares<'_>>,
         take: impl FnMut(&mut Self, &Arrived) -> Result<(), ClientError>,
     ) -> Result<Pulled, ClientError> {
-        let began = Instant::now();
+        let (began, step) = (Instant::now(), pull.done);
         let into = Some(buffer);
         let (holds, whole) = (self.holds == into, pull.only.is_empty());
         {
@@ -523,7 +548,7 @@ impl Client {
             session.pull(io::now(), pull, holds);
         }
         let before = self.holds.take(); // until it is filled
-        let pulled = self.receive(began, take)?;
+        let pulled = self.receive((began, step), shares, take)?;
         // What it has of the other buckets does not change, unless it had to join anew.
         self.holds = if whole || pulled.rejoined { into } else { before };
         Ok(pulled)
@@ -535,10 +560,10 @@ impl Client {
     /// # Errors
     /// As of [`Self::pull`].
     pub fn pull_to(&mut self, pull: Pull, places: &mut dyn Places) -> Result<Pulled, ClientError> {
-        let began = Instant::now();
+        let (began, step) = (Instant::now(), pull.done);
         self.holds = None;
         self.io.session().pull(io::now(), pull, false);
-        self.receive(began, |client, arrived| {
+        self.receive((began, step), None, |client, arrived| {
             let into = places.place(BucketId(arrived.weights.bucket));
             if into.is_none() {
                 client.counters.bytes_pulled += arrived.payload.len() as u64;
@@ -548,29 +573,66 @@ impl Client {
         })
     }
 
-    /// Waits until the pull that `began` then is answered, and has each bucket taken as it comes.
+    /// Waits until the pull of this step that `began` then is answered, and has each bucket taken as it comes.
     fn receive(
         &mut self,
-        began: Instant,
+        (began, step): (Instant, Step),
+        mut shares: Option<&mut Shares<'_>>,
         mut take: impl FnMut(&mut Self, &Arrived) -> Result<(), ClientError>,
     ) -> Result<Pulled, ClientError> {
+        // A norm of which not all is known: when the shards are told what is.
+        let mut late: Option<(Instant, f64)> = None;
         let pulled = loop {
-            match self.next()? {
-                Event::Weights(arrived) => {
+            match self.io.next(self.interrupt.as_deref(), late.map(|(at, _)| at))? {
+                Some(Event::Weights(arrived)) => {
                     take(self, &arrived)?;
                     let shard = arrived.shard;
                     drop(arrived);
                     self.io.give_back(shard);
                 }
-                Event::Pulled(pulled) => break pulled,
-                _ => {}
+                Some(Event::NormParts(parts)) => {
+                    let norm = match shares.take() {
+                        Some(shares) => shares(&parts, true)?,
+                        None => Norm { sum_of_squares: sum_of_parts(parts), whole: false },
+                    };
+                    match norm.whole {
+                        true => self.io.session().tell_norm(step, norm.sum_of_squares),
+                        false => late = Some((Instant::now() + PATIENCE, norm.sum_of_squares)),
+                    }
+                }
+                Some(Event::Pulled(pulled)) => break pulled,
+                Some(_) => {}
+                // What of the norm went down with whoever knew it, nobody will say: the step is clipped by the rest of it.
+                None => {
+                    if let Some((_, sum_of_squares)) = late.take() {
+                        tracing::warn!(%step, "the norm of a step is not known whole, and is taken to be that of what is");
+                        self.io.session().tell_norm(step, sum_of_squares);
+                    }
+                }
             }
         };
         if pulled.rejoined {
             self.encoders.forget();
         }
+        if let Some(shares) = shares.take() {
+            let own = self.pushed_squares(step);
+            let whole = own.is_some() && self.io.session().is_one_by_one(step);
+            shares(own.as_deref().unwrap_or_default(), whole)?;
+        }
         self.counters.waited += began.elapsed();
         Ok(pulled)
+    }
+
+    /// Of a step that this process has pushed whole, where other processes of the worker have the rest of the gradient and the
+    /// job clips by its norm: the sums of squares by shard. `None`: its session has not pushed all of it.
+    pub fn pushed_squares(&self, step: Step) -> Option<Vec<(ShardId, f64)>> {
+        self.io.session().pushed_squares(step)
+    }
+
+    /// What those of all its processes come to ([`sum_of_parts`]). In modes that apply pushes one by one none of the step
+    /// goes out before.
+    pub fn clip_by(&mut self, step: Step, sum_of_squares: f64) {
+        self.io.session().clip_by(io::now(), step, sum_of_squares);
     }
 
     /// The mode in force, as the shards have said with the last pull, and how often it was switched.

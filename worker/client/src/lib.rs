@@ -36,11 +36,11 @@ mod out;
 mod pool;
 
 pub use acks::Acked;
-pub use client::{Client, ClientOptions, Counters, Places, address};
+pub use client::{Client, ClientOptions, Counters, Norm, Places, Shares, address};
 pub use connect::{Transport, describe, status, switch_mode};
 pub use error::ClientError;
 pub use initial::{Initial, Values};
 pub use interrupt::Interrupt;
 pub use orders::{abandon, drain, end_job, forget, submit};
 pub use paraft_proto::{WireKind, limits::PULL_AHEAD_BYTES};
-pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported, SessionError};
+pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported, SessionError, sum_of_parts};

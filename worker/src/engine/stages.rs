@@ -45,7 +45,12 @@ impl Engine<'_> {
             return Err(alone_only().into());
         };
         ranks.say(&ControlMessage::Pull(pull.clone()))?;
-        let mut pulled = stage.pull_by(client, pull.clone())?;
+        let lost = stage.is_lost();
+        if lost {
+            client.advance_to(pull.done);
+        }
+        let mut pulled = stage.pull_sharing(client, pull.clone(), ranks.lines()?)?;
+        pulled.rejoined |= lost;
         // Who had lost its session is put where the other workers are, and the others come along.
         while let Some(done) = stage.level(ranks, pulled.done, pull)? {
             if pulled.done < done {

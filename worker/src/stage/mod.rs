@@ -12,6 +12,7 @@
 //! There may be fewer ranks than stages, after one has died: they have several, one behind the other. There may be more: the last ones
 //! wait.
 
+mod norms;
 mod place;
 mod slices;
 mod step;
@@ -21,7 +22,7 @@ mod whole;
 pub(crate) use step::Batches;
 
 use crate::{engine::Broke, group::Ranks, worker::WorkerError};
-use paraft_client::{Client, Pull, Pulled, address};
+use paraft_client::{Client, Pull, Pulled, Shares, address};
 use paraft_common::{Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
@@ -51,6 +52,8 @@ const DEAL: u32 = 9;
 const JOIN: u32 = 10;
 const SLICES: u32 = 11;
 const DEALT: u32 = 12;
+/// Between those who speak with servers.
+const NORM: u32 = 13;
 
 /// Messages that nobody has taken: in an evaluation, of gradients of the same stage, and of final weights.
 const AHEAD: usize = 8;
@@ -68,6 +71,8 @@ pub(crate) struct Stage<'a> {
     meshes: usize,
     alike: Option<Alike>,
     schedule: PipelineSchedule,
+    /// By the norm of the whole gradient, which is that of several stages.
+    clips: bool,
     micro_batches: usize,
     /// Samples of the largest one.
     part: usize,
@@ -88,6 +93,8 @@ pub(crate) struct Stage<'a> {
     evaluations: u64,
     /// Pulls of this group.
     pulls: u64,
+    /// Exchanges of norms of this group.
+    norms: u64,
     /// Times that weights have landed.
     editions: u64,
     /// Of a rank that does not lead.
@@ -97,6 +104,8 @@ pub(crate) struct Stage<'a> {
     pushed: Option<(Step, usize)>,
     /// The session was opened anew in this step.
     moved: bool,
+    /// It was opened anew in a pull that came to nothing.
+    lost: bool,
     /// The next step, where it is under way.
     going: Option<Going>,
     slots: Slots,
@@ -119,6 +128,7 @@ impl<'a> Stage<'a> {
     pub fn new(
         (stages, tensor, meshes): (Stages, usize, usize),
         (schedule, micro_batches, part): (PipelineSchedule, usize, usize),
+        clips: bool,
         buckets: Vec<Range<usize>>,
         join: Option<Box<Join<'a>>>,
         folder: &Path,
@@ -130,6 +140,7 @@ impl<'a> Stage<'a> {
             meshes,
             alike: None,
             schedule,
+            clips,
             micro_batches,
             part,
             buckets,
@@ -141,11 +152,13 @@ impl<'a> Stage<'a> {
             rounds: 0,
             evaluations: 0,
             pulls: 0,
+            norms: 0,
             editions: 0,
             join,
             client: None,
             pushed: None,
             moved: false,
+            lost: false,
             going: None,
             slots: Slots::default(),
             asked: None,
@@ -159,10 +172,20 @@ impl<'a> Stage<'a> {
 
     /// The weights of this rank's stages from the servers, also to those with the same stages.
     pub fn pull_by(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, Broke> {
-        let Some(alike) = &mut self.alike else { return Ok(client.pull_by(pull, &mut self.weights)?) };
+        self.pull_with(client, pull, None)
+    }
+
+    /// The same, and the parts of a norm go as `shares` says.
+    fn pull_with(
+        &mut self,
+        client: &mut Client,
+        pull: Pull,
+        shares: Option<&mut Shares<'_>>,
+    ) -> Result<Pulled, Broke> {
         let buffer = address(&self.weights);
-        let mut dealing = Dealing::new(alike, (&self.buckets, &mut self.weights.values));
-        let pulled = client.pull_parts(pull, buffer, &mut dealing)?;
+        let weights = (&self.buckets[..], &mut self.weights.values[..]);
+        let mut dealing = Dealing::new(self.alike.as_mut(), weights);
+        let pulled = client.pull_parts(pull, buffer, &mut dealing, shares)?;
         match dealing.broken {
             Some(broken) => Err(broken.into()),
             None => Ok(pulled),
@@ -204,7 +227,7 @@ impl<'a> Stage<'a> {
     /// speaks with other shards from now on.
     pub fn meet(&mut self, ranks: &mut Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
         self.formed(ranks);
-        (self.rounds, self.evaluations, self.pulls) = (0, 0, 0);
+        (self.rounds, self.evaluations, self.pulls, self.norms) = (0, 0, 0, 0);
         self.cut(model, ranks.lines()?)?;
         // What was asked for comes before anything else does.
         if let Some(pull) = self.asked.take()
@@ -233,7 +256,11 @@ impl<'a> Stage<'a> {
         // A step that some have pushed is made again by all; where steps go on into each other it may be two. More is what a session had to
         // skip that was opened anew.
         let apart = if self.schedule.goes_on() { 2 } else { 1 };
-        Ok(if most.0 - least.0 > apart { most } else { least })
+        let step = if most.0 - least.0 > apart { most } else { least };
+        if ranks.leads() && self.pulled == Pull::default() {
+            self.pulled.done = step;
+        }
+        Ok(step)
     }
 
     /// A group was formed. Where this rank has other stages in it, or was in none meanwhile, its session is another's by now, and nobody
@@ -246,7 +273,7 @@ impl<'a> Stage<'a> {
         self.alike = None;
         if !here.has_what(&self.here) || !next {
             self.weights.values.release(0..self.weights.values.len());
-            (self.client, self.pushed, self.asked) = (None, None, None);
+            (self.client, self.pushed, self.asked, self.lost) = (None, None, None, false);
         }
         self.going = None;
         self.stash.values.release(0..self.stash.values.len());
@@ -320,7 +347,18 @@ impl<'a> Stage<'a> {
 
     /// The pull that whoever comes now has to make, to be where the leader is.
     pub fn behind(&self) -> Pull {
-        further(&self.pulled, self.done.max(self.pulled.done))
+        let done = match self.clips {
+            // The leader does not take part in it, and may have to say its part of the norm of the step behind: that is
+            // pulled once all pull together again.
+            true => self.pulled.done,
+            false => self.done.max(self.pulled.done),
+        };
+        further(&self.pulled, done)
+    }
+
+    /// Whether its session was opened anew in a pull that came to nothing, since this was asked last: it has pushed nothing then.
+    pub fn is_lost(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
     }
 
     /// The layers that this rank computes.
@@ -388,17 +426,21 @@ impl<'a> Stage<'a> {
     /// The leader's pull was said: a rank that doesn't lead pulls its own stages.
     pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), Broke> {
         let mut pulled = Pulled { done: pull.done, ..Pulled::default() };
+        let lost = self.is_lost();
         if let Some(client) = &mut self.client {
             // To what is pushed whole its shards come by themselves.
-            if self.done < pull.done && self.pushed != Some((pull.done, 0)) {
+            if lost || self.done < pull.done && self.pushed != Some((pull.done, 0)) {
                 client.advance_to(pull.done);
             }
             if pull.last {
                 client.finish();
             }
         }
-        if let Some(of_own) = self.pull_own(pull.clone())? {
+        let lines = ranks.lines()?.clone();
+        let shared = self.by_own_client(|this, client| this.pull_sharing(client, pull.clone(), &lines))?;
+        if let Some(of_own) = shared {
             pulled = of_own;
+            pulled.rejoined |= lost;
         }
         let own = self.own_buckets();
         if let Some(alike) = self.alike.as_mut().filter(|_| !self.here.speaks()) {
@@ -421,10 +463,17 @@ impl<'a> Stage<'a> {
 
     /// Of its stages, where it speaks with their shards.
     fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, Broke> {
+        self.by_own_client(|this, client| this.pull_by(client, pull))
+    }
+
+    fn by_own_client<T>(
+        &mut self,
+        ask: impl FnOnce(&mut Self, &mut Client) -> Result<T, Broke>,
+    ) -> Result<Option<T>, Broke> {
         let mut client = self.client.take();
-        let pulled = client.as_mut().map(|client| self.pull_by(client, pull)).transpose();
+        let asked = client.as_mut().map(|client| ask(self, client)).transpose();
         self.client = client;
-        pulled
+        asked
     }
 
     /// Whether the session was opened anew by a pull. What was pushed in the one before is not known to be in.

@@ -172,9 +172,9 @@ impl Alike {
     }
 }
 
-/// A pull of who speaks with the servers: each bucket goes to all who have some of it.
+/// A pull of who speaks with the servers: each bucket goes to all who have some of it, where there are others.
 pub(super) struct Dealing<'a> {
-    alike: &'a Alike,
+    alike: Option<&'a Alike>,
     buckets: &'a [Range<usize>],
     weights: &'a mut [f32],
     /// One that has come, of a model that is cut in slices.
@@ -184,9 +184,14 @@ pub(super) struct Dealing<'a> {
 }
 
 impl<'a> Dealing<'a> {
-    pub fn new(alike: &'a mut Alike, (buckets, weights): (&'a [Range<usize>], &'a mut [f32])) -> Self {
-        alike.deals += 1;
-        let (bucket, dealt) = (Vec::new(), BTreeSet::new());
+    pub fn new(
+        mut alike: Option<&'a mut Alike>,
+        (buckets, weights): (&'a [Range<usize>], &'a mut [f32]),
+    ) -> Self {
+        if let Some(alike) = &mut alike {
+            alike.deals += 1;
+        }
+        let (alike, bucket, dealt) = (alike.map(|alike| &*alike), Vec::new(), BTreeSet::new());
         Self { alike, buckets, weights, bucket, dealt, broken: None }
     }
 }
@@ -194,7 +199,7 @@ impl<'a> Dealing<'a> {
 impl Places for Dealing<'_> {
     fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]> {
         let range = self.buckets.get(bucket.0 as usize)?;
-        match self.alike.here.slice.of {
+        match self.alike.map_or(1, |alike| alike.here.slice.of) {
             1 => self.weights.get_mut(range.clone()),
             _ => {
                 self.bucket.resize(range.len(), 0.0);
@@ -205,25 +210,27 @@ impl Places for Dealing<'_> {
 
     fn placed(&mut self, bucket: BucketId, changed: bool) {
         let i = bucket.0 as usize;
-        let (Some(range), None) = (self.buckets.get(i), &self.broken) else { return };
+        let (Some(alike), Some(range), None) = (self.alike, self.buckets.get(i), &self.broken) else {
+            return;
+        };
         if !self.dealt.insert(i) {
             // From another leader, or in another session: the others may have had it already, as it was.
             let why = "a shard's weights have come twice in a pull";
-            self.broken = Some(self.alike.lines.break_up(why));
+            self.broken = Some(alike.lines.break_up(why));
             return;
         }
-        let sliced = self.alike.here.slice.of > 1;
+        let sliced = alike.here.slice.of > 1;
         let whole = if sliced { &self.bucket } else { &self.weights[range.clone()] };
-        for (place, slice, _) in self.alike.here.alike().skip(1) {
-            let runs = &self.alike.runs[slice][i];
+        for (place, slice, _) in alike.here.alike().skip(1) {
+            let runs = &alike.runs[slice][i];
             if !runs.is_empty() {
                 let values = if changed { gather(runs, whole, |run| from(range, run.0)) } else { Vec::new() };
-                let sent = self.alike.lines.send(place, numbered(DEAL, self.alike.deals, i), values);
+                let sent = alike.lines.send(place, numbered(DEAL, alike.deals, i), values);
                 self.broken = sent.err().or(self.broken.take());
             }
         }
         if sliced && changed {
-            for (of_bucket, to) in self.alike.runs[self.alike.here.slice.at][i].iter().flat_map(Run::each) {
+            for (of_bucket, to) in alike.runs[alike.here.slice.at][i].iter().flat_map(Run::each) {
                 self.weights[to].copy_from_slice(&self.bucket[from(range, of_bucket)]);
             }
         }

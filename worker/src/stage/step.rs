@@ -269,6 +269,9 @@ impl Stage<'_> {
             self.sum.release(loan.range.clone());
         }
         self.join(round, push.as_deref_mut())?;
+        if let Some(push) = &mut push {
+            self.share_squares(lines, step, push.client())?;
+        }
         if next.hear(self, lines, round)?.is_none() {
             // What was asked for comes before anything else is.
             self.arrive(push.map(|p| p.client()), lines)?;

@@ -331,14 +331,15 @@ impl Leader {
         let Some(e) = self.epoch.as_mut().filter(|e| e.phase == Phase::Leads) else { return };
         let Some((number, mode, auto)) = e.switching.propose() else { return };
         let after = match conf.job.clip.norm {
-            // The step of which nobody has the weights after it, nor will before what is proposed now is applied.
-            Some(_) => {
+            // To a mode that averages it is in force at once: who hears of it sends no norm any more, and a round needs none.
+            Some(_) if !mode.averages() => {
+                // The step of which nobody has the weights after it, nor will before what is proposed now is applied.
                 let steps = |m: &crate::shard::state::Meta| {
                     m.members.iter().flat_map(|(_, m)| m.steps().iter().copied()).max()
                 };
                 self.shard.read(steps).max(e.pending.last_proposed()).unwrap_or_default().next()
             }
-            None => paraft_common::Step(0),
+            _ => paraft_common::Step(0),
         };
         self.propose(Purpose::SwitchMode, Command::SwitchMode { number, mode, after, auto }.into());
     }
