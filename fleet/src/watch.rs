@@ -1,10 +1,11 @@
 //! What happens when a process of a running job ends: it is started again, the others go on, or the run is over.
 
 use crate::{failure::Failure, fleet::Fleet, process::Process, progress::Progress};
+use paraft_host::cpu_seconds_of;
 use paraft_record::{Event, MetricsWriter, event};
 use paraft_worker::{Job, exit};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -22,32 +23,52 @@ pub(crate) struct Watch<'a> {
     started: bool,
     /// How often each was started again.
     restarts: BTreeMap<Which, u32>,
-    /// Workers that are groups, and when the first of their ranks ended well: the others have nothing to do.
-    over: BTreeMap<usize, Instant>,
+    /// Workers that are groups, and have a rank that ended well: the others have little to do.
+    over: BTreeSet<usize>,
+    /// The ranks of those that have not ended.
+    rests: BTreeMap<usize, Rest>,
     /// Those that ended before their time, and when they are started again, if they are.
     pending: Vec<(Which, Option<Instant>)>,
 }
 
-/// A rank of a group whose job is done has this long to end.
+/// A rank of a group whose job is done hangs if it has done nothing for so long: it may still evaluate, or save a large model.
 const HUNG: Duration = Duration::from_secs(15);
+/// Seconds of a processor that are more than nothing.
+const LITTLE: f64 = 0.3;
+
+/// How long a process has done nothing.
+struct Rest {
+    /// The processor time that it had then.
+    cpu_seconds: f64,
+    since: Instant,
+}
+
+impl Rest {
+    /// With the processor time that it has had so far; whether it hangs.
+    fn hangs(&mut self, cpu_seconds: f64, now: Instant) -> bool {
+        if cpu_seconds - self.cpu_seconds > LITTLE {
+            *self = Self { cpu_seconds, since: now };
+        }
+        now.duration_since(self.since) > HUNG
+    }
+}
 
 impl<'a> Watch<'a> {
     /// Over the processes of a job that has just been started.
     pub(crate) fn new(job: &'a Job) -> Self {
-        Self { job, started: false, restarts: BTreeMap::new(), over: BTreeMap::new(), pending: Vec::new() }
+        Self {
+            job,
+            started: false,
+            restarts: BTreeMap::new(),
+            over: BTreeSet::new(),
+            rests: BTreeMap::new(),
+            pending: Vec::new(),
+        }
     }
 
     /// Takes in what workers have written.
     pub(crate) fn follow(&mut self, events: &[Event]) {
         self.started |= events.iter().any(|e| matches!(e, Event::Train(_)));
-        for event in events {
-            // Who evaluates when the other ranks have ended does not hang.
-            if let Event::Evaluating(e) = event
-                && let Some(over) = self.over.get_mut(&(e.worker.0 as usize))
-            {
-                *over = Instant::now();
-            }
-        }
     }
 
     /// True when all workers have ended. A process that was killed is started again while `cluster.max_restarts`
@@ -74,9 +95,12 @@ impl<'a> Watch<'a> {
         let mut running = 0;
         let size = self.job.ranks_of_worker() as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
-            let over = self.over.get(&(i / size)).copied().filter(|_| size > 1);
+            let over = size > 1 && self.over.contains(&(i / size));
             let Some(status) = worker.ended() else {
-                if over.is_some_and(|o| o.elapsed() > HUNG) {
+                let cpu_seconds = cpu_seconds_of(worker.id()).unwrap_or_default();
+                let now = Instant::now();
+                let rest = || Rest { cpu_seconds, since: now };
+                if over && self.rests.entry(i).or_insert_with(rest).hangs(cpu_seconds, now) {
                     progress.note(&format!(
                         "warning: {} hangs, and its group is done; it is killed",
                         worker.name
@@ -87,8 +111,8 @@ impl<'a> Watch<'a> {
                 continue;
             };
             if status.success() {
-                self.over.entry(i / size).or_insert_with(Instant::now);
-            } else if over.is_some() {
+                self.over.insert(i / size);
+            } else if over {
                 continue;
             }
             if status.success() || self.is_down(Which::Worker(i)) {
@@ -209,4 +233,23 @@ fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
 /// Unix time, as lines of the record have it.
 pub(crate) fn wall() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_something_does_not_hang() {
+        let began = Instant::now();
+        let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
+        let new = || Rest { cpu_seconds: 7.0, since: began };
+        let mut saves = new();
+        assert!((1..60).all(|n| !saves.hangs(7.0 + 0.1 * f64::from(n), at(f64::from(n)))));
+        let mut stopped = new();
+        assert!(!stopped.hangs(7.0, at(15.0)) && stopped.hangs(7.0, at(15.1)));
+        // It looks whether others are there, and no more.
+        let mut waits = new();
+        assert!((1..60).any(|n| waits.hangs(7.0 + 0.001 * f64::from(n), at(f64::from(n)))));
+    }
 }

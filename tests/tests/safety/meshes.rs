@@ -3,7 +3,18 @@
 
 use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, on_text};
 use anyhow::{Result, ensure};
-use paraft_tests::train::{distance, replay, train};
+use paraft_common::ShardId;
+use paraft_tests::{
+    train::{distance, replay, train, worker_until},
+    wait,
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+};
 
 /// What meshes add up comes in another order.
 const NEAR: f64 = 2e-3;
@@ -67,4 +78,37 @@ fn meshes_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_p
 fn whichever_rank_of_a_mesh_leaves_the_others_go_on() -> Result<()> {
     leave_one_by_one(&["train.group_size=2", "parallel.tensor=2", "parallel.spares=1"])?;
     leave_one_by_one(&["train.group_size=2", "parallel.pipeline=2", "parallel.schedule=2bw"])
+}
+
+#[test]
+fn a_leader_whose_stages_others_have_whole_goes_on_in_its_session_without_them() -> Result<()> {
+    let fleet = fleet(4)?;
+    let set = ["train.group_size=3", "parallel.pipeline=2", "train.mode=asp"];
+    let long = ["train.workers=1", "train.max_steps=400", "train.epochs=99"];
+    let job = on_digits(&fleet.at, MLP, &[&set[..], &long].concat())?;
+    let stops: Vec<Arc<AtomicBool>> = (0..job.ranks()).map(|_| Arc::default()).collect();
+    thread::scope(|s| {
+        let all: Vec<_> = (0u32..)
+            .zip(&stops)
+            .map(|(rank, stop)| {
+                let job = &job;
+                s.spawn(move || worker_until(job, rank, stop.clone()))
+            })
+            .collect();
+        let session = |pushes: u64| {
+            let of = || fleet.leader(ShardId(0)).1;
+            let then = wait::until("steps", of, |s| s.pushes >= pushes);
+            then.members.iter().map(|m| m.session).collect::<Vec<_>>()
+        };
+        let before = session(100);
+        stops[4].store(true, SeqCst);
+        // Two meshes are left.
+        let after = session(fleet.leader(ShardId(0)).1.pushes + 600);
+        assert_eq!((before.len(), &before), (1, &after));
+        for (rank, report) in all.into_iter().map(|t| t.join()).enumerate() {
+            let report = report.map_err(|_| anyhow::anyhow!("a rank panicked"))?;
+            ensure!(report.is_ok() || rank == 4, "rank {rank}: {:?}", report.err());
+        }
+        Ok(())
+    })
 }

@@ -4,11 +4,13 @@
 use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, text_learns_the_same};
 use anyhow::{Result, ensure};
 use paraft_checkpoint::Folder;
+use paraft_common::ShardId;
 use paraft_tests::{
     fleet::At,
     train::{distance, replay, train},
+    wait,
 };
-use std::fs;
+use std::{fs, thread};
 
 /// What slices add up comes in another order.
 const NEAR: f64 = 2e-3;
@@ -46,6 +48,30 @@ fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one
         let job = on_digits(&fleet.at, MLP, &[&set[..], more].concat())?;
         let far = distance(&learn(&job)?, &replay(&job)?);
         assert!(far < NEAR, "{more:?}: {far} away");
+    }
+    Ok(())
+}
+
+/// Where it dies among the buckets of a pull the next one gives them all again, and some have been dealt.
+#[test]
+fn a_leader_of_a_shard_that_dies_leaves_all_slices_with_the_same_weights() -> Result<()> {
+    let wide = "[model]\nkind = \"mlp\"\nhidden = [500, 500]";
+    let set = ["train.workers=1", "train.max_steps=60", "train.epochs=99", "cluster.bucket_bytes=4096"];
+    let whole = train(&on_digits(&fleet(4)?.at, wide, &set)?)?;
+    for (shard, step) in (0..5u32).map(|n| (n % 4, 5 + 9 * u64::from(n))) {
+        let mut fleet = fleet(4)?;
+        let slices = ["parallel.tensor=2", "parallel.micro_batches=1"];
+        let job = on_digits(&fleet.at, wide, &[&set[..], &slices].concat())?;
+        let learning = thread::spawn(move || learn(&job));
+        let of = || fleet.leader(ShardId(shard));
+        let (leader, _) = wait::until("the shard to come further", of, |(_, s)| {
+            s.version >= step * u64::from(s.buckets.max(1))
+        });
+        fleet.kill(leader);
+        let learned = learning.join().map_err(|_| anyhow::anyhow!("a rank panicked"))??;
+        let far = distance(&learned, &whole);
+        assert!(far < NEAR, "the leader of {shard} died at {step}: {far} away");
+        fleet.replicas_agree()?;
     }
     Ok(())
 }

@@ -57,6 +57,7 @@ impl Engine<'_> {
         }
         ranks.say(&ControlMessage::Pull(pull.clone()))?;
         stage.shares_nothing(ranks.lines()?)?;
+        stage.deal()?;
         while let Some(done) = stage.level(ranks, pull.done, &pull)? {
             if done > pull.done {
                 // The others are in this pull, and this rank can't take part with the weights that it computes with.

@@ -22,8 +22,8 @@ mod whole;
 pub(crate) use step::Batches;
 
 use crate::{engine::Broke, group::Ranks, worker::WorkerError};
-use paraft_client::{Client, Pull, Pulled, Shares, address};
-use paraft_common::{Step, pipeline::PipelineSchedule};
+use paraft_client::{Client, Places, Pull, Pulled, Shares, address};
+use paraft_common::{BucketId, Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Slice, Stages};
@@ -329,10 +329,19 @@ impl<'a> Stage<'a> {
         self.stages.values()
     }
 
-    /// Whether the rank that leads this group has what it had, and needs to give nobody of it.
+    /// Whether the rank that leads this group has what it had, and all that it has to give to others.
     pub fn stays(&self, ranks: &Ranks) -> bool {
         let there = self.place(ranks.place());
-        there.has_what(&self.here) && !there.are_several()
+        there.has_what(&self.here) && there.slice.of == 1
+    }
+
+    /// The weights that this rank has, which leads, go to those with the same stages.
+    pub fn deal(&mut self) -> Result<(), Broke> {
+        let own = self.own_buckets();
+        let Some(alike) = &mut self.alike else { return Ok(()) };
+        let mut dealing = Dealing::new(Some(alike), (&self.buckets, &mut self.weights.values));
+        own.for_each(|bucket| dealing.placed(BucketId(bucket as u32), true));
+        dealing.broken.map_or(Ok(()), |broken| Err(broken.into()))
     }
 
     /// The leader has pulled this.
