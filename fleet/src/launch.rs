@@ -348,8 +348,11 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
         let stages = match job.parallel.is_cut() {
             false => Vec::new(),
             true => {
-                job.check_slices(&*model).map_err(|e| Failure::new(exit::CONFIG, e))?;
-                let stages = job.stages(&model.layers()).map_err(|e| Failure::new(exit::CONFIG, e))?;
+                let no = |e| {
+                    Failure::new(exit::CONFIG, e).help("`paraft plan JOB` says how this model can be cut")
+                };
+                job.check_slices(&*model).map_err(no)?;
+                let stages = job.stages(&model.layers()).map_err(no)?;
                 say_cut(job, &stages, Plan::new(job, &data.train)?.between_ends(job));
                 stages.values()
             }

@@ -14,11 +14,22 @@ use std::{
 /// nothing by itself.
 const LOCK_FILE: &str = "launcher.lock";
 
-/// A run's folder, held by this process until dropped.
+/// A run's folder, held by this process until dropped. One that was made for a run that did not begin goes.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
     _lock: Option<File>,
+    made: bool,
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        let is_lock = |e: io::Result<fs::DirEntry>| e.is_ok_and(|e| e.file_name() == LOCK_FILE);
+        if self.made && fs::read_dir(&self.path).is_ok_and(|mut all| all.all(is_lock)) {
+            let _ = fs::remove_file(self.path.join(LOCK_FILE));
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
 }
 
 impl Deref for RunDir {
@@ -76,7 +87,11 @@ impl RunDir {
         for n in 1.. {
             let dir = runs.join(format!("{name}-{n}"));
             match fs::create_dir(&dir) {
-                Ok(()) => return Self::hold(&dir),
+                Ok(()) => {
+                    let mut held = Self::hold(&dir)?;
+                    held.made = true;
+                    return Ok(held);
+                }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(Failure::write(&dir, e)),
             }
@@ -102,6 +117,7 @@ impl RunDir {
 
     /// Makes the folder where there is none, and takes it before anything else in it is touched.
     fn hold(dir: &Path) -> Result<Self, Failure> {
+        let made = !dir.exists();
         fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
         let path = dir.join(LOCK_FILE);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -119,7 +135,7 @@ impl RunDir {
             }
             Err(TryLockError::Error(e)) => return Err(Failure::write(&path, e)),
         };
-        Ok(Self { path: dir.to_path_buf(), _lock: lock })
+        Ok(Self { path: dir.to_path_buf(), _lock: lock, made })
     }
 }
 
@@ -147,6 +163,10 @@ mod tests {
     fn one_launcher_has_a_folder_and_it_is_free_when_that_has_ended() {
         let scratch = tempfile::tempdir().expect("scratch");
         let dir = scratch.path().join("run");
+        drop(RunDir::new(Some(&dir), "t").expect("free"));
+        assert!(!dir.exists(), "nothing has begun in it");
+        drop(RunDir::new(Some(scratch.path()), "t").expect("free"));
+        assert!(scratch.path().exists(), "it is somebody's");
         let held = RunDir::new(Some(&dir), "t").expect("free");
         fs::write(dir.join(METRICS_FILE), "{}").expect("a record");
         for again in [RunDir::again(&dir), RunDir::new(Some(&dir), "t")] {

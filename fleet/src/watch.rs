@@ -136,7 +136,11 @@ impl<'a> Watch<'a> {
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
             let (name, size) = (worker.name.clone(), size as u32);
-            let then = self.down(Which::Worker(i), "the others go on");
+            let without = match self.job.parallel.is_cut() {
+                true => "the other ranks take its part of the model over",
+                false => "the others go on",
+            };
+            let then = self.down(Which::Worker(i), without);
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
