@@ -64,10 +64,12 @@ pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
 fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     Certs::can_be_told()?;
     let job = Job::load(&args.job, &args.set)?;
-    let dir = RunDir::of(args.run_dir.as_deref(), &job.name, args.resume.is_some())?.to_path_buf();
+    let held = RunDir::of(args.run_dir.as_deref(), &job.name, args.resume.is_some())?;
+    let dir = held.to_path_buf();
     let log = dir.join(LAUNCHER_LOG);
     let written = |e| Failure::write(&log, e);
     let said = File::create(&log).map_err(written)?;
+    drop(held); // the launcher holds it
     // What is in it is of an earlier run, where this one goes on.
     let file = dir.join(JOB_FILE);
     match fs::remove_file(&file) {

@@ -113,8 +113,6 @@ struct Pushed {
     step: u64,
     /// The sum of squares of each bucket.
     squares: BTreeMap<u32, f64>,
-    /// The shards that applied pushes as they came.
-    asynchronous: BTreeSet<ShardId>,
 }
 
 /// See the [module](self).
@@ -144,6 +142,8 @@ pub struct Session {
     holds_plain: bool,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<(Push, Duration)>,
+    /// The step that is pushed, and whether its pushes wait for that.
+    pushing: (u64, bool),
     pushed: Pushed,
     /// The step of a pull whose parts of the norm were not given out.
     awaits_parts: Option<u64>,
@@ -230,6 +230,7 @@ impl Session {
             pulling: None,
             requests: 0,
             held: Vec::new(),
+            pushing: (0, false),
             pushed: Pushed::default(),
             awaits_parts: None,
             samples: 1,
@@ -400,10 +401,15 @@ impl Session {
     /// again after a break.
     pub fn push(&mut self, now: Duration, bucket: BucketId, step: Step, payload: Bytes) {
         let shard = self.shard_of(bucket);
-        // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before the last
-        // bucket is known. (BSP clips the mean; there the servers exchange the norm.)
-        // What follows something that waits goes out behind it: the servers take pushes in their order.
-        let waits = self.job.clip.norm.is_some() && (self.any_asynchronous() || !self.held.is_empty());
+        if self.pushing.0 != step.0 {
+            // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before the last
+            // bucket is known. (BSP clips the mean; there the servers exchange the norm.) All of a step or nothing, whatever
+            // is heard meanwhile.
+            self.pushing = (step.0, self.job.clip.norm.is_some() && self.any_asynchronous());
+            // Of a step that was given up: nobody has been sent it.
+            self.held.clear();
+        }
+        let waits = self.pushing.1;
         let spec = self.layout.buckets()[bucket.0 as usize];
         let of_group = self.rates.get(usize::from(spec.group));
         let rate = of_group.filter(|_| spec.kind == TensorKind::Param).copied();
@@ -427,8 +433,7 @@ impl Session {
         // Where they are shared, in every mode: the shards of another process may be in another one.
         let squares = self.squares(&push);
         if self.pushed.step != step.0 {
-            let asynchronous = self.links.keys().copied().filter(|s| !self.modes.of(*s).averages()).collect();
-            self.pushed = Pushed { step: step.0, squares: BTreeMap::new(), asynchronous };
+            self.pushed = Pushed { step: step.0, squares: BTreeMap::new() };
         }
         self.pushed.squares.insert(bucket.0, squares);
         if waits {
@@ -450,9 +455,9 @@ impl Session {
         all.then(|| self.by_shard(squares).into_iter().collect())
     }
 
-    /// Whether a shard applies the pushes of this step as they come, as far as was known when they were made.
+    /// Whether the pushes of this step bring the norm, and are applied as they come.
     pub fn is_one_by_one(&self, step: Step) -> bool {
-        self.pushed.step == step.0 && !self.pushed.asynchronous.is_empty()
+        self.pushing == (step.0, true)
     }
 
     /// The sum of squares of the worker's whole gradient of a step that this process has pushed its part of: what waits for it
@@ -485,6 +490,7 @@ impl Session {
         assert!(!(whole && pushed), "{step} was pushed, and cannot be skipped");
         // What waits for the rest of its step was sent to nobody.
         self.held.clear();
+        self.pushing = (0, false);
         self.pushed = Pushed::default();
         let all = (0u32..).zip(&self.versions);
         for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
@@ -603,23 +609,10 @@ impl Session {
         !self.out.heard.is_empty() || self.failed.is_some() || self.unsaid_parts().is_some()
     }
 
-    /// The parts of a step's norm that this process's shards have said, once all have that will.
-    ///
-    /// While the mode is switched some may apply the step's pushes one by one, and say nothing of a mean: theirs are the squares of
-    /// what this worker has pushed to them.
+    /// The parts of a step's norm that this process's shards have said, once all have.
     fn parts(&self, step: u64) -> Option<BTreeMap<ShardId, f64>> {
-        let (mut parts, missing) = self.norms.parts(step);
-        if missing.is_empty() {
-            return Some(parts);
-        }
-        // As it was when they were pushed: by now it may have been switched back.
-        let one_by_one = |shard| self.pushed.step == step && self.pushed.asynchronous.contains(shard);
-        if parts.is_empty() || !missing.iter().all(one_by_one) {
-            return None;
-        }
-        let own = self.pushed_squares(Step(step))?.into_iter();
-        parts.extend(own.filter(|(shard, _)| missing.contains(shard)));
-        Some(parts)
+        let (parts, missing) = self.norms.parts(step);
+        missing.is_empty().then_some(parts)
     }
 
     /// Those of the step that is pulled, where they are to be given out.
@@ -743,6 +736,7 @@ impl Session {
         }
         self.joining = Some(BTreeMap::new());
         self.held.clear();
+        self.pushing = (0, false);
         self.pushed = Pushed::default();
         self.refused.clear();
         self.computed_at.clear();

@@ -11,7 +11,7 @@ use paraft_proto::{
 use paraft_session::{Effect, Event, HANDOVER, Input, Options, Pull, Session, SessionError};
 use proptest::prelude::*;
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     ops::Range,
     time::Duration,
 };
@@ -389,22 +389,53 @@ fn pushes_of_some_stages_wait_for_the_norm_of_all() {
     assert_eq!(session.pushed_squares(Step(2)), None);
 }
 
-/// A switch comes to one shard after the other: one closes a round of the step, and waits; the other has applied its pushes as they came.
+/// A switch comes to one shard after the other, and in the middle of a step: all of its pushes go out as the first one did.
 #[test]
-fn a_shard_that_averages_alone_is_told_the_norm_with_what_was_pushed_to_the_others() {
+fn the_pushes_of_a_step_all_bring_the_norm_or_none_does() {
     let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
-    let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 2), Servers::new());
-    joined(&mut session, &mut servers, &[0, 0]);
-    for bucket in 0..BUCKETS as u32 {
-        let payload = Bytes::from(3f32.to_le_bytes().repeat(LEN));
-        session.push(servers.now, BucketId(bucket), Step(1), payload);
+    for (mode, switched) in [(Mode::Asp, "bsp"), (Mode::Bsp, "asp")] {
+        let (mut session, mut servers) = (session(ServerJob { clip, ..job(mode) }, 2), Servers::new());
+        joined(&mut session, &mut servers, &[0, 0]);
+        let push = |session: &mut Session, bucket: usize, step: u64| {
+            let payload = Bytes::from(1f32.to_le_bytes().repeat(LEN));
+            session.push(Duration::ZERO, BucketId(bucket as u32), Step(step), payload);
+        };
+        push(&mut session, 0, 1);
+        session.pull(servers.now, Pull::of(Step(0)), false);
+        servers.carry_out(&mut session);
+        for shard in [0, 1] {
+            let weights = Weights {
+                bucket: shard,
+                last: true,
+                mode: switched.into(),
+                mode_number: 1,
+                ..Weights::default()
+            };
+            servers.says(&mut session, ShardId(shard), from_shard::Kind::Weights(weights));
+        }
+        while session.poll(servers.now).expect("it goes on").is_some() {}
+        (1..BUCKETS).for_each(|bucket| push(&mut session, bucket, 1));
+        (0..BUCKETS).for_each(|bucket| push(&mut session, bucket, 2));
+        servers.carry_out(&mut session);
+        let of = |k: &Kind| if let Kind::Push(p) = k { Some((p.step, p.sum_of_squares > 0.0)) } else { None };
+        let came: BTreeSet<_> = servers.came.values().flatten().filter_map(of).collect();
+        let alone = mode == Mode::Asp;
+        assert_eq!(came, BTreeSet::from([(1, alone), (2, !alone)]), "{mode}");
     }
+}
+
+/// A step that is given up was sent to nobody, and keeps nothing back that follows.
+#[test]
+fn pushes_that_wait_for_a_norm_that_never_comes_are_forgotten_with_the_next_step() {
+    let (mut session, mut servers) = first_stage(Mode::Asp);
+    (0..2).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    session.advance_to(Step(4));
+    (0..2).for_each(|bucket| push(&mut session, &mut servers, bucket, 5));
+    session.clip_by(servers.now, Step(5), 9.0);
     servers.carry_out(&mut session);
-    let part = |step| from_shard::Kind::RoundNorm(paraft_proto::RoundNorm { step, sum_of_squares: 7.0 });
-    servers.says(&mut session, ShardId(1), part(1));
-    assert_eq!(norms(&servers, 1), [7.0 + (BUCKETS * LEN / 2) as f64 * 9.0]);
-    servers.says(&mut session, ShardId(1), part(2));
-    assert_eq!(norms(&servers, 1).len(), 1, "of that step nothing was pushed yet");
+    let of = |k: &Kind| if let Kind::Push(p) = k { Some((p.step, p.sum_of_squares)) } else { None };
+    let came: Vec<_> = servers.came.values().flatten().filter_map(of).collect();
+    assert_eq!(came, [(5, 9.0), (5, 9.0)]);
 }
 
 #[test]

@@ -61,6 +61,8 @@ pub struct Pulled {
 pub(super) struct Pulling {
     asked: Pull,
     waiting: BTreeSet<ShardId>,
+    /// Something has come.
+    begun: bool,
     /// The smallest of the worker's own clocks.
     clock: Step,
     pulled: Pulled,
@@ -74,7 +76,7 @@ impl Pulling {
             checkpoint: asked.checkpoint,
             ..Pulled::default()
         };
-        Self { asked, waiting, clock: Step(u64::MAX), pulled }
+        Self { asked, waiting, begun: false, clock: Step(u64::MAX), pulled }
     }
 
     pub fn is_answered(&self) -> bool {
@@ -82,6 +84,7 @@ impl Pulling {
     }
 
     fn takes(&mut self, shard: ShardId, w: &Weights) {
+        self.begun = true;
         if !w.not_modified {
             self.pulled.changed.insert(BucketId(w.bucket));
         }
@@ -104,6 +107,11 @@ impl Session {
     /// last pull left them, so that a bucket that has not changed is not sent.
     pub fn ask_ahead(&mut self, now: Duration, pull: Pull, holds: bool) {
         self.ask(now, pull, holds);
+    }
+
+    /// Whether some of the pull that is under way has come.
+    pub fn has_begun(&self) -> bool {
+        self.pulling.as_ref().is_some_and(|p| p.begun)
     }
 
     /// Whether this pull is asked for already.

@@ -554,6 +554,11 @@ impl Client {
         Ok(pulled)
     }
 
+    /// Whether a pull that was broken off has brought something. The same pull would bring the rest only.
+    pub fn has_begun(&self) -> bool {
+        self.io.session().has_begun()
+    }
+
     /// As [`Self::pull_by`], to where `places` wants each bucket; what it does not want is not kept. The next pull brings everything that
     /// it asks for.
     ///

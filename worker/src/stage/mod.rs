@@ -106,6 +106,8 @@ pub(crate) struct Stage<'a> {
     moved: bool,
     /// It was opened anew in a pull that came to nothing.
     lost: bool,
+    /// A pull was broken off when it had brought something: the rest would be all that the next one brings, which has it for others too.
+    spoiled: bool,
     /// The next step, where it is under way.
     going: Option<Going>,
     slots: Slots,
@@ -159,6 +161,7 @@ impl<'a> Stage<'a> {
             pushed: None,
             moved: false,
             lost: false,
+            spoiled: false,
             going: None,
             slots: Slots::default(),
             asked: None,
@@ -271,7 +274,7 @@ impl<'a> Stage<'a> {
         let next = ranks.leads() || self.generation == generation || self.generation + 1 == generation;
         // The lines that they had between them are others too.
         self.alike = None;
-        if !here.has_what(&self.here) || !next {
+        if !here.has_what(&self.here) || !next || std::mem::take(&mut self.spoiled) {
             self.weights.values.release(0..self.weights.values.len());
             (self.client, self.pushed, self.asked, self.lost) = (None, None, None, false);
         }
@@ -332,7 +335,7 @@ impl<'a> Stage<'a> {
     /// Whether the rank that leads this group has what it had, and all that it has to give to others.
     pub fn stays(&self, ranks: &Ranks) -> bool {
         let there = self.place(ranks.place());
-        there.has_what(&self.here) && there.slice.of == 1
+        there.has_what(&self.here) && there.slice.of == 1 && !self.spoiled
     }
 
     /// The weights that this rank has, which leads, go to those with the same stages.
@@ -346,7 +349,7 @@ impl<'a> Stage<'a> {
 
     /// The leader has pulled this.
     pub fn is_at(&mut self, pull: &Pull) {
-        (self.done, self.pulled) = (pull.done, pull.clone());
+        (self.done, self.pulled, self.lost) = (pull.done, pull.clone(), false);
     }
 
     /// All ranks have made a step.
@@ -365,9 +368,9 @@ impl<'a> Stage<'a> {
         further(&self.pulled, done)
     }
 
-    /// Whether its session was opened anew in a pull that came to nothing, since this was asked last: it has pushed nothing then.
-    pub fn is_lost(&mut self) -> bool {
-        std::mem::take(&mut self.lost)
+    /// Whether its session was opened anew in a pull that came to nothing: it has pushed nothing then.
+    pub fn is_lost(&self) -> bool {
+        self.lost
     }
 
     /// The layers that this rank computes.
@@ -464,7 +467,7 @@ impl<'a> Stage<'a> {
                 pulled.rejoined |= rejoined;
             }
         }
-        self.done = pulled.done;
+        (self.done, self.lost) = (pulled.done, false);
         self.has_moved(&pulled);
         self.agree(ranks, pull, &mut pulled)?;
         self.landed(ranks.lines()?)

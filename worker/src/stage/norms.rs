@@ -85,11 +85,12 @@ impl Stage<'_> {
             })
         };
         let pulled = self.pull_with(client, pull, Some(&mut share));
-        let Some(e) = broke else { return pulled };
         if client.counters().rejoins != before {
             // What was pushed in the session before is not known to be in.
             (self.pushed, self.lost) = (None, true);
         }
+        let Some(e) = broke else { return pulled };
+        self.spoiled = client.has_begun();
         Err(e.into())
     }
 

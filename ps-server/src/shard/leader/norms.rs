@@ -26,6 +26,11 @@ impl Norms {
         (sums.len() == trained).then(|| sums.values().map(|s| s.mean_sum_of_squares).sum())
     }
 
+    /// Whether the shard's part of a step is known.
+    pub fn is_known(&self, conf: &Configured, step: Step) -> bool {
+        self.part(step, trained(conf)).is_some()
+    }
+
     /// The shard's parts that are known, of steps whose norm is not.
     pub fn known(&self, conf: &Configured) -> Vec<(Step, f64)> {
         let trained = trained(conf);
@@ -65,6 +70,7 @@ mod tests {
                 let whole = norms.0[&step].len() == trained.len();
                 prop_assert_eq!(part, whole.then(|| seen[&step]));
                 prop_assert_eq!(norms.known(&conf).contains(&(step, seen[&step])), whole);
+                prop_assert_eq!(norms.is_known(&conf, step), whole);
             }
             for step in (1..=4).map(Step) {
                 prop_assert_eq!(norms.take(step).into_keys().collect::<Vec<_>>(), trained.clone());

@@ -71,7 +71,9 @@ impl Leader {
             return;
         };
         let now = self.now.at;
-        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        let Some(conf) = self.shard.configured() else { return };
+        let averages = self.averages(&conf, step, sum_of_squares);
+        let Some(e) = &mut self.epoch else { return };
         let contribution = Contribution { worker, session, seq, step, pulled, samples };
         let precedes_weights = !e.deltas.has_answered(worker);
         let push = Push {
@@ -85,7 +87,6 @@ impl Leader {
             arrived,
             precedes_weights,
         };
-        let averages = self.shard.read(|m| m.in_force.of_push(step)).averages();
         // A round has room, but a worker's pushes keep their order.
         let has_room = averages && !e.pending.waits_for_room(worker)
             || !e.pending.any_waits_for_room() && e.deltas.has_room(&conf.job, now);
@@ -99,6 +100,13 @@ impl Leader {
             let kind = RefusalKind::Overloaded(why.into());
             self.refuse(conn, Refusal { kind, seq: seq.0 });
         }
+    }
+
+    /// Whether a push of a step comes to a round. Where the job clips by the norm of the whole gradient, one that brings that norm is
+    /// applied by itself in every mode: so are all of its worker's of that step, and no step is split by a switch.
+    fn averages(&self, conf: &Configured, step: Step, sum_of_squares: f64) -> bool {
+        let alone = conf.job.clip.norm.is_some() && sum_of_squares > 0.0;
+        !alone && self.shard.read(|m| m.in_force.of_push(step)).averages()
     }
 
     /// Takes the pushes that wait for room, as long as there is some.
@@ -120,7 +128,9 @@ impl Leader {
     /// Decides over one push and applies it to the working copy, proposes it, or adds it to its round.
     pub(super) fn take_push(&mut self, push: Push) {
         let now = self.now.at;
-        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        let Some(conf) = self.shard.configured() else { return };
+        let averages = self.averages(&conf, push.contribution.step, push.sum_of_squares);
+        let Some(e) = &mut self.epoch else { return };
         if e.broken {
             return; // it comes again
         }
@@ -130,7 +140,6 @@ impl Leader {
         let leader_acks = conf.job.durability.is_leader();
         let working = leader_acks.then(|| e.deltas.working().data(&conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
-        let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
         if leader_acks {
             // What a leader shows at this level may not be replicated yet, so after a change of leadership a worker may
             // come with a version of a state that is gone: with the first push, or later, where it computes at weights before the latest.
@@ -340,6 +349,10 @@ impl Leader {
     pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let Some(max) = conf.job.clip.norm else { return };
+        // Before all of the step is summed here it says nothing of it; who has said this is asked then, and says it again.
+        if !e.norms.is_known(&conf, step) {
+            return;
+        }
         let closes = conf.job.round.drops_late();
         for (bucket, sum) in e.norms.take(step) {
             let clipped = norm_factor(max, sum_of_squares);

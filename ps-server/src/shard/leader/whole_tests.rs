@@ -116,7 +116,11 @@ impl World {
 
     /// Its bucket gets its weights.
     fn init(&mut self) {
-        let (bucket, part, payload) = (BucketId(0), InitPart::FRESH, vec![0u8; 32].into());
+        self.init_bucket(0);
+    }
+
+    fn init_bucket(&mut self, bucket: u32) {
+        let (bucket, part, payload) = (BucketId(bucket), InitPart::FRESH, vec![0u8; 32].into());
         self.hears(Input::Message(1, Message::Init { bucket, part, payload }));
         self.commit();
     }
@@ -126,9 +130,13 @@ impl World {
     }
 
     fn push_with(&mut self, step: u64, rate: Option<f64>, skip: bool) {
+        self.push_to(0, step, 1.0, rate, skip);
+    }
+
+    fn push_to(&mut self, bucket: usize, step: u64, sum_of_squares: f64, rate: Option<f64>, skip: bool) {
         let payload = Payload::from(vec![0u8; if skip { 0 } else { 32 }]);
-        let (seq, step, bucket, pulled) = (Seq(step), Step(step), 0, Version(0));
-        let (samples, sum_of_squares, arrived) = (1, 1.0, Moment::default());
+        let (seq, step, pulled) = (Seq(step), Step(step), Version(0));
+        let (samples, arrived) = (1, Moment::default());
         let push = Message::Push {
             seq,
             step,
@@ -236,6 +244,49 @@ fn a_skipped_step_is_acknowledged_and_lets_its_worker_go_with_the_weights_that_i
         let skips = world.committed.iter().filter(|c| matches!(c, Command::Skip { .. })).count();
         assert_eq!(skips, usize::from(change.is_none()), "{mode}: at the level leader no entry has it");
     }
+}
+
+/// Of a job that clips by the norm of the whole gradient, which is in two buckets.
+fn clips(mode: Mode) -> World {
+    let mut world = World::with(mode, |job| {
+        (job.params_len, job.clip.norm) = (16, Some(1.0));
+    });
+    (0..2).for_each(|bucket| world.init_bucket(bucket));
+    world
+}
+
+fn is_answered(world: &mut World, done: u64) -> bool {
+    world.pull(done);
+    world.commit();
+    world.sent().iter().any(|(_, reply)| matches!(reply, Reply::Weights(w) if w.last))
+}
+
+#[test]
+fn a_step_whose_pushes_bring_the_norm_is_not_split_by_a_switch() {
+    let mut world = clips(Mode::Asp);
+    world.push_to(0, 1, 4.0, None, false);
+    world.commit();
+    world.hears(Input::Message(1, Message::SwitchMode { number: 1, mode: Mode::Bsp }));
+    world.commit();
+    world.push_to(1, 1, 4.0, None, false);
+    world.commit();
+    assert!(is_answered(&mut world, 1), "both buckets of the step are applied");
+    // And of the next one none brings it.
+    (0..2).for_each(|bucket| world.push_to(bucket, 2, 0.0, None, false));
+    world.commit();
+    assert!(is_answered(&mut world, 2));
+}
+
+#[test]
+fn a_norm_that_comes_before_all_of_a_step_is_summed_takes_nothing_of_it_apart() {
+    let mut world = clips(Mode::Bsp);
+    world.push_to(0, 1, 0.0, None, false);
+    world.commit();
+    world.hears(Input::Message(1, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+    world.commit();
+    world.push_to(1, 1, 0.0, None, false);
+    world.commit();
+    assert!(is_answered(&mut world, 1));
 }
 
 #[test]
