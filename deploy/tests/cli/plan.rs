@@ -76,10 +76,10 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     assert!(row("whole").contains(" no "), "{rows}");
     contains(&row("2 stages"), &[" yes ", "parallel.pipeline = 2"]);
     // What `train` refuses is left out, and why is said.
-    let out = run(&["plan", &job, "--set", "clip.norm=1"]);
+    let out = run(&["plan", &job, "--set", "train.mode=auto"]);
     let (rows, said) = (text(&out.stdout), text(&out.stderr));
     assert!(out.status.success() && !rows.contains("parallel.") && rows.contains("streamed"), "{rows}");
-    contains(&said, &["left out: stages and slices: clip.norm"]);
+    contains(&said, &["left out: stages and slices: train.mode"]);
     let out = run(&["plan", &job, "--memory", "1MiB"]);
     assert_eq!(out.status.code(), Some(1));
     contains(&text(&out.stderr), &["no process of 1.0 MiB", "the least is", "train.batch"]);
