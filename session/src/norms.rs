@@ -45,11 +45,10 @@ impl Norms {
         self.whole.get(&step).copied()
     }
 
-    /// The parts of a step, and the shards that have said none.
-    pub fn parts(&self, step: u64) -> (BTreeMap<ShardId, f64>, Vec<ShardId>) {
+    /// The parts of a step, once all shards have said theirs.
+    pub fn parts(&self, step: u64) -> Option<BTreeMap<ShardId, f64>> {
         let parts = self.parts.get(&step).cloned().unwrap_or_default();
-        let missing = self.shards.iter().copied().filter(|s| !parts.contains_key(s)).collect();
-        (parts, missing)
+        self.shards.iter().all(|s| parts.contains_key(s)).then_some(parts)
     }
 
     /// The sum is known; gives whom to tell.
@@ -71,9 +70,9 @@ mod tests {
         let all = vec![ShardId(0), ShardId(2)];
         let mut n = Norms::new(all.clone(), false);
         assert_eq!(n.add(1, ShardId(2), 4.0), None);
-        assert_eq!(n.parts(1), (BTreeMap::from([(ShardId(2), 4.0)]), vec![ShardId(0)]));
+        assert_eq!(n.parts(1), None);
         assert_eq!(n.add(1, ShardId(0), 1.0), None);
-        assert_eq!(n.parts(1), (BTreeMap::from([(ShardId(0), 1.0), (ShardId(2), 4.0)]), Vec::new()));
+        assert_eq!(n.parts(1), Some(BTreeMap::from([(ShardId(0), 1.0), (ShardId(2), 4.0)])));
         assert_eq!(n.tell(1, 5.0), all);
         assert_eq!(n.add(1, ShardId(2), 4.0), Some(5.0));
         for step in 2..20 {

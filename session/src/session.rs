@@ -268,7 +268,7 @@ impl Session {
         for (shard, step, part) in std::mem::take(&mut self.out.norms) {
             if let Some(sum) = self.norms.add(step, shard, part) {
                 self.tell(step, sum, vec![shard]);
-            } else if let Some(parts) = self.parts(step).filter(|_| !self.norms.is_shared()) {
+            } else if let Some(parts) = self.norms.parts(step).filter(|_| !self.norms.is_shared()) {
                 self.tell_norm(Step(step), sum_of_parts(parts));
             }
         }
@@ -609,16 +609,10 @@ impl Session {
         !self.out.heard.is_empty() || self.failed.is_some() || self.unsaid_parts().is_some()
     }
 
-    /// The parts of a step's norm that this process's shards have said, once all have.
-    fn parts(&self, step: u64) -> Option<BTreeMap<ShardId, f64>> {
-        let (parts, missing) = self.norms.parts(step);
-        missing.is_empty().then_some(parts)
-    }
-
-    /// Those of the step that is pulled, where they are to be given out.
+    /// The parts of the norm of the step that is pulled, where they are to be given out.
     fn unsaid_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
         let pulls = matches!(self.wait, Wait::Pull) && self.norms.is_shared();
-        self.awaits_parts.filter(|_| pulls).and_then(|step| self.parts(step))
+        self.awaits_parts.filter(|_| pulls).and_then(|step| self.norms.parts(step))
     }
 
     /// What comes of the wait that was begun last; `None`: nothing before the next input.
