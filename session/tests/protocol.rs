@@ -361,6 +361,24 @@ fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
 }
 
 #[test]
+fn what_has_come_of_a_pull_that_was_broken_off_is_no_answer_to_another() {
+    let (mut session, mut servers) = first_stage(Mode::Bsp);
+    session.pull(servers.now, Pull::of(Step(1)), false);
+    servers.carry_out(&mut session);
+    for (bucket, shard) in [(0, 0), (1, 2)] {
+        let weights =
+            Weights { bucket, version: 7, done: 1, last: true, mode: "bsp".into(), ..Weights::default() };
+        servers.says(&mut session, ShardId(shard), from_shard::Kind::Weights(weights));
+    }
+    // Nobody has looked at it.
+    let last = Pull { last: true, ..Pull::of(Step(1)) };
+    session.pull(servers.now, last, false);
+    servers.carry_out(&mut session);
+    assert!(matches!(session.poll(servers.now), Ok(None)), "it waits for its own");
+    assert_eq!(session.untaken(), 0);
+}
+
+#[test]
 fn pushes_of_some_stages_wait_for_the_norm_of_all() {
     let (mut session, mut servers) = first_stage(Mode::Asp);
     let push = |session: &mut Session, servers: &mut Servers, bucket: u32, value: f32| {

@@ -1,7 +1,7 @@
 //! Pulls: which weights a worker waits for, and what comes of it.
 
 use super::{Arrived, Event, Session, Wait};
-use crate::error::SessionError;
+use crate::{error::SessionError, link::LinkEvent};
 use paraft_common::{BucketId, ShardId, Step, WorkerId, placement};
 use paraft_proto::Weights;
 use std::{collections::BTreeSet, time::Duration};
@@ -131,6 +131,15 @@ impl Session {
 
     fn ask(&mut self, now: Duration, pull: Pull, holds: bool) {
         let said = self.loss.take();
+        // What has come of another pull, which was broken off, is no answer to this one.
+        let out = &mut self.out;
+        out.heard.retain(|heard| match heard {
+            LinkEvent::Weights { payload, .. } => {
+                out.untaken -= payload.len();
+                false
+            }
+            _ => true,
+        });
         let looks_ahead = self.job.algorithm.algorithm().looks_ahead();
         let holds = holds && (!looks_ahead || self.holds_plain == pull.is_plain());
         let mut waiting = BTreeSet::new();

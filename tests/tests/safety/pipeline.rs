@@ -265,6 +265,17 @@ fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
     Ok(())
 }
 
+/// A scope waits for its threads also where it panics: they leave then.
+struct StopAll<'a>(&'a [Arc<AtomicBool>]);
+
+impl Drop for StopAll<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.iter().for_each(|stop| stop.store(true, SeqCst));
+        }
+    }
+}
+
 /// Each rank of one worker, at three moments of a run.
 pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
     let set = [&["train.workers=1", "train.max_steps=400", "train.epochs=99"][..], mesh].concat();
@@ -288,7 +299,9 @@ pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
                     s.spawn(move || worker_until(job, rank, stop))
                 })
                 .collect();
+            let on_panic = StopAll(&stops);
             wait::until("steps", || fleet.leader(ShardId(0)).1.pushes, |at| *at >= when);
+            drop(on_panic);
             stops[leaves as usize].store(true, SeqCst);
             all.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?).collect()
         });

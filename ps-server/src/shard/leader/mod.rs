@@ -414,7 +414,12 @@ pub(crate) mod tests {
 
     /// A shard of this job, with its initial weights.
     pub fn shard_of(job: &ServerJob) -> Shard {
-        let shard = Shard::new(ShardId(0), 1);
+        first_shard_of(job, 1)
+    }
+
+    /// The first of so many shards.
+    pub fn first_shard_of(job: &ServerJob, shards: u32) -> Shard {
+        let shard = Shard::new(ShardId(0), shards);
         let text = job.to_toml().expect("a valid job");
         shard.apply(&Command::Admit { form: JOB_FORM, job: text }.into());
         let conf = shard.configured().expect("the job is taken");

@@ -1,45 +1,84 @@
 //! Closed rounds that wait for the norm of the whole gradient, which is known when every trained bucket of the step is
 //! summed, on every shard. Leader-only: may vanish at any moment.
 
-use crate::shard::{round::Sum, state::Configured};
+use crate::shard::{command::Contribution, round::Sum, state::Configured};
 use paraft_common::{Step, TensorKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The sums, by step and local bucket.
+/// By step.
 #[derive(Debug, Default)]
-pub struct Norms(BTreeMap<Step, BTreeMap<usize, Sum>>);
+pub struct Norms(BTreeMap<Step, OfStep>);
+
+#[derive(Debug, Default)]
+struct OfStep {
+    /// By local bucket.
+    sums: BTreeMap<usize, Sum>,
+    /// Trained buckets that are in: an earlier leader was told the norm, and went before it had proposed all.
+    applied: BTreeSet<usize>,
+}
+
+impl OfStep {
+    /// The part of what is not in, once all of it is summed. Who was told the norm before tells it again.
+    fn part(&self, trained: usize) -> Option<f64> {
+        let both = self.sums.keys().filter(|b| self.applied.contains(b)).count();
+        let all = self.sums.len() + self.applied.len() - both == trained;
+        all.then(|| self.sums.values().map(|s| s.mean_sum_of_squares).sum())
+    }
+}
 
 /// Buckets of a shard that the norm is of.
-fn trained(conf: &Configured) -> usize {
-    conf.buckets.iter().filter(|b| b.spec.kind == TensorKind::Param).count()
+fn trained(conf: &Configured) -> impl Iterator<Item = usize> {
+    let buckets = conf.buckets.iter().enumerate();
+    buckets.filter(|(_, b)| b.spec.kind == TensorKind::Param).map(|(at, _)| at)
 }
 
 impl Norms {
-    /// A round is summed. Gives the shard's part of the norm of its step, once it is known.
-    pub fn summed(&mut self, conf: &Configured, step: Step, bucket: usize, sum: Sum) -> Option<f64> {
-        self.0.entry(step).or_default().insert(bucket, sum);
-        self.part(step, trained(conf))
-    }
-
-    fn part(&self, step: Step, trained: usize) -> Option<f64> {
-        let sums = self.0.get(&step)?;
-        (sums.len() == trained).then(|| sums.values().map(|s| s.mean_sum_of_squares).sum())
+    /// A round is summed. Gives the shard's part of the norm of its step, once it is known. `is_in`: whether a bucket has nothing
+    /// to come for this step.
+    pub fn summed(
+        &mut self,
+        conf: &Configured,
+        step: Step,
+        bucket: usize,
+        sum: Sum,
+        is_in: impl Fn(usize) -> bool,
+    ) -> Option<f64> {
+        let of = self.0.entry(step).or_insert_with(|| {
+            let applied = trained(conf).filter(|b| *b != bucket && is_in(*b)).collect();
+            OfStep { sums: BTreeMap::new(), applied }
+        });
+        of.sums.insert(bucket, sum);
+        of.part(trained(conf).count())
     }
 
     /// Whether the shard's part of a step is known.
     pub fn is_known(&self, conf: &Configured, step: Step) -> bool {
-        self.part(step, trained(conf)).is_some()
+        self.0.get(&step).is_some_and(|of| of.part(trained(conf).count()).is_some())
     }
 
     /// The shard's parts that are known, of steps whose norm is not.
     pub fn known(&self, conf: &Configured) -> Vec<(Step, f64)> {
-        let trained = trained(conf);
-        self.0.keys().filter_map(|step| Some((*step, self.part(*step, trained)?))).collect()
+        let trained = trained(conf).count();
+        self.0.iter().filter_map(|(step, of)| Some((*step, of.part(trained)?))).collect()
+    }
+
+    /// Takes out the sums of a bucket all of whose pushes are so.
+    pub fn take_orphans(
+        &mut self,
+        is_over: impl Fn(usize, &Contribution) -> bool,
+    ) -> Vec<(Step, usize, Sum)> {
+        let mut taken = Vec::new();
+        self.0.retain(|step, of| {
+            let orphans = of.sums.extract_if(.., |b, sum| sum.contributions.iter().all(|c| is_over(*b, c)));
+            taken.extend(orphans.map(|(bucket, sum)| (*step, bucket, sum)));
+            !of.sums.is_empty()
+        });
+        taken
     }
 
     /// The norm of a step is known: its sums, by local bucket.
     pub fn take(&mut self, step: Step) -> BTreeMap<usize, Sum> {
-        self.0.remove(&step).unwrap_or_default()
+        self.0.remove(&step).unwrap_or_default().sums
     }
 }
 
@@ -66,8 +105,8 @@ mod tests {
                 let square = 1.0 + i as f64;
                 let sum = Sum { contributions: Vec::new(), payload: Payload::default(), factor: 1.0, mean_sum_of_squares: square, rate: None, skip: false };
                 *seen.entry(step).or_default() += square;
-                let part = norms.summed(&conf, step, trained[at], sum);
-                let whole = norms.0[&step].len() == trained.len();
+                let part = norms.summed(&conf, step, trained[at], sum, |_| false);
+                let whole = norms.0[&step].sums.len() == trained.len();
                 prop_assert_eq!(part, whole.then(|| seen[&step]));
                 prop_assert_eq!(norms.known(&conf).contains(&(step, seen[&step])), whole);
                 prop_assert_eq!(norms.is_known(&conf, step), whole);

@@ -66,6 +66,9 @@ impl Leader {
                 Some(_) => e.rounds.touch_all(),
             }
         }
+        if matches!(changed, Some(Changed::Member(_))) {
+            self.forget_orphans();
+        }
         let mut again = Vec::new();
         match (purpose, outcome) {
             (Purpose::DeltaPart, _) => {
@@ -130,7 +133,7 @@ impl Leader {
         let Some(e) = &mut self.epoch else { return };
         // Its predecessor's part would make the new session's push of the same step look in flight.
         e.rounds.forget(worker);
-        e.pending.forget_unproposed(worker);
+        e.pending.forget_all(worker);
         if e.streams.begins(conn, session) {
             return self.attach(conn, worker, session);
         }
@@ -152,6 +155,20 @@ impl Leader {
         if !back {
             e.rounds.forget(worker);
             e.pending.forget_all(worker);
+        }
+    }
+
+    /// Sums of closed rounds change nothing any more where all their pushes are of sessions that are over, or of workers that have gone on
+    /// without them: no norm is of them, and nothing waits for it.
+    fn forget_orphans(&mut self) {
+        let Some(e) = &mut self.epoch else { return };
+        let orphans = self.shard.read(|m| {
+            let member = |c: &Contribution| m.members.in_session(c.worker, c.session);
+            e.norms.take_orphans(|bucket, c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
+        });
+        for (step, bucket, sum) in orphans {
+            e.rounds.applied(bucket, step);
+            sum.contributions.iter().for_each(|c| e.pending.given_up(bucket, c));
         }
     }
 

@@ -364,6 +364,14 @@ impl<C> Pushes<C> {
         }
     }
 
+    /// The sum that a push is in comes to nothing.
+    pub fn given_up(&mut self, bucket: usize, c: &Contribution) {
+        let key = (c.worker, bucket, c.step);
+        if matches!(self.get(key), Some(Pending::Norm { session, .. }) if *session == c.session) {
+            self.take(key);
+        }
+    }
+
     /// Drops what waits for room of a worker whose session ends.
     pub fn forget_room(&mut self, worker: WorkerId) {
         if self.waits_for_room(worker) {
@@ -371,14 +379,10 @@ impl<C> Pushes<C> {
         }
     }
 
-    /// Drops what is not in a closed round or proposed, of a worker whose session is over.
-    pub fn forget_unproposed(&mut self, worker: WorkerId) {
-        self.forget(worker, |p| !matches!(p, Pending::Norm { .. } | Pending::Outcome { .. }));
-    }
-
-    /// Drops all but what is in a closed round, of a worker that is no member any more.
+    /// Drops everything of a worker whose session is over: what its next one pushes of the same steps would look in flight, and nobody
+    /// would hear of it again.
     pub fn forget_all(&mut self, worker: WorkerId) {
-        self.forget(worker, |p| !matches!(p, Pending::Norm { .. }));
+        self.forget(worker, |_| true);
     }
 
     fn forget(&mut self, worker: WorkerId, drops: impl Fn(&Pending) -> bool) {
@@ -561,17 +565,11 @@ mod tests {
                         model.all.retain(|(of, what, _)| (*of, *what) != ((w, b, s), What::Outcome));
                     }
                     Op::Forget(w, n) => {
-                        let drops = |what: What| match n {
-                            0 => what == What::Room,
-                            1 => !matches!(what, What::Norm | What::Outcome),
-                            _ => what != What::Norm,
-                        };
                         match n {
                             0 => pushes.forget_room(WorkerId(w)),
-                            1 => pushes.forget_unproposed(WorkerId(w)),
                             _ => pushes.forget_all(WorkerId(w)),
                         }
-                        model.all.retain(|((worker, ..), what, _)| *worker != w || !drops(*what));
+                        model.all.retain(|((worker, ..), what, _)| *worker != w || n == 0 && *what != What::Room);
                     }
                     Op::Says(w) => {
                         let waits = model.holds(w) || model.said.iter().any(|(worker, _)| *worker == w);

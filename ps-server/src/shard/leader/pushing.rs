@@ -244,7 +244,11 @@ impl Leader {
     fn update(&mut self, conf: &Configured, bucket: usize, update: Applies) {
         let Applies { contributions, factor, closes, payload, rate, skip } = update;
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
-        for c in &contributions {
+        // Nobody waits for what those have pushed whose sessions are over.
+        let heard =
+            |c: &&Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
+        let heard: Vec<_> = contributions.iter().filter(heard).copied().collect();
+        for c in &heard {
             let waited = self.epoch.as_mut().and_then(|e| e.pending.proposed(bucket, c));
             if let Some((arrived, pushed)) = waited {
                 self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), pushed);
@@ -332,10 +336,17 @@ impl Leader {
             let closes = conf.job.round.drops_late();
             return self.update(&conf, bucket, Applies::round(sum, 1.0, closes));
         }
+        // Its workers have other sessions by now, and push it again.
+        let is_over =
+            |c: &Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_none());
+        if sum.contributions.iter().all(is_over) {
+            return e.rounds.applied(bucket, step);
+        }
         // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
         // norm; with several, the workers add the parts up and send the sum to every shard, so that no server has to know
         // another shard's leader.
-        let Some(partial) = e.norms.summed(&conf, step, bucket, sum) else { return };
+        let is_in = |b| self.shard.read(|m| m.members.behind(b, step) == 0);
+        let Some(partial) = e.norms.summed(&conf, step, bucket, sum, is_in) else { return };
         let layout = conf.job.layout();
         let trained = layout.buckets().iter().filter(|b| b.kind == TensorKind::Param).count();
         if trained.min(self.shard.shards() as usize) == 1 {

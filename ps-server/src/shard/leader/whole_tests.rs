@@ -1,6 +1,6 @@
 //! The leader as a whole, one input after the other: what single schedules of the simulation seldom come to.
 
-use super::{tests::shard_of, *};
+use super::{tests::first_shard_of, *};
 use crate::{
     raft::{Leadership, ProposeError, Replicated, Role},
     shard::{InitPart, Outcome},
@@ -50,9 +50,14 @@ impl World {
     }
 
     fn with(mode: Mode, change: impl FnOnce(&mut ServerJob)) -> Self {
+        Self::of(1, mode, change)
+    }
+
+    /// The first of so many shards.
+    fn of(shards: u32, mode: Mode, change: impl FnOnce(&mut ServerJob)) -> Self {
         let mut job = ServerJob { workers: 1, ..ServerJob::new("whole", mode, 8, 8) };
         change(&mut job);
-        let shard = Arc::new(shard_of(&job));
+        let shard = Arc::new(first_shard_of(&job, shards));
         let mut sessions = 0;
         let draw = move || {
             sessions += 1;
@@ -134,6 +139,18 @@ impl World {
     }
 
     fn push_to(&mut self, bucket: usize, step: u64, sum_of_squares: f64, rate: Option<f64>, skip: bool) {
+        self.push_on(1, bucket, step, sum_of_squares, rate, skip);
+    }
+
+    fn push_on(
+        &mut self,
+        conn: ConnId,
+        bucket: usize,
+        step: u64,
+        sum_of_squares: f64,
+        rate: Option<f64>,
+        skip: bool,
+    ) {
         let payload = Payload::from(vec![0u8; if skip { 0 } else { 32 }]);
         let (seq, step, pulled) = (Seq(step), Step(step), Version(0));
         let (samples, arrived) = (1, Moment::default());
@@ -149,7 +166,7 @@ impl World {
             skip,
             arrived,
         };
-        self.hears(Input::Message(1, push));
+        self.hears(Input::Message(conn, push));
     }
 
     fn pull(&mut self, done: u64) {
@@ -287,6 +304,83 @@ fn a_norm_that_comes_before_all_of_a_step_is_summed_takes_nothing_of_it_apart() 
     world.push_to(1, 1, 0.0, None, false);
     world.commit();
     assert!(is_answered(&mut world, 1));
+}
+
+/// Whoever was told a step's norm may die before it has told all shards, and others of its worker do the step again.
+#[test]
+fn a_step_that_waits_for_its_norm_is_pushed_again_by_who_takes_its_worker_s_place() {
+    for told in [None, Some(0), Some(1)] {
+        // Two of four buckets are here.
+        let change = |job: &mut ServerJob| (job.params_len, job.clip.norm) = (32, Some(1.0));
+        let mut world = World::of(2, Mode::Bsp, change);
+        (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
+        world.commit();
+        let waits = |sent: &[(ConnId, Reply)]| {
+            sent.iter().filter(|(_, r)| matches!(r, Reply::RoundNorm { step: Step(1), .. })).count()
+        };
+        assert_eq!(waits(world.sent()), 1);
+        world.hears(Input::Closed(1));
+        let (worker, job, liveness) = (WorkerId(0), world.job.clone(), Arc::default());
+        world.hears(Input::Open { conn: 2, worker, session: None, job, liveness });
+        world.commit();
+        assert_eq!(waits(world.sent()), 0, "what its predecessor has pushed is of no norm any more");
+        // As from a session that has heard the norm of its predecessor's pushes, at any moment.
+        let tells = |world: &mut World, at| {
+            if told == Some(at) {
+                world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+                world.commit();
+            }
+        };
+        for bucket in 0..2 {
+            tells(&mut world, bucket);
+            world.push_on(2, bucket, 1, 0.0, None, false);
+            world.commit();
+        }
+        assert_eq!(waits(world.sent()), 1, "told at {told:?}");
+        world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+        world.commit();
+        assert_eq!(world.acks(), [1, 1], "told at {told:?}");
+    }
+}
+
+#[test]
+fn a_leader_that_goes_on_with_a_step_of_which_some_is_in_asks_for_the_norm_of_the_rest() {
+    let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
+    (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
+    world.commit();
+    world.hears(Input::Message(1, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+    let first = world.applies();
+    world.hears(first);
+    assert_eq!(world.acks(), [1]);
+    // The other entry is lost with the leadership.
+    let (number, _) = world.log.pop_front().expect("it is proposed");
+    world.hears(Input::Outcome(number, Err(ProposeError::new("lost"))));
+    world.now = world.leader.deadline().expect("it comes back");
+    world.hears(Input::Time);
+    world.commit();
+    let (worker, session, job, liveness) =
+        (WorkerId(0), Some(SessionId(1)), world.job.clone(), Arc::default());
+    world.hears(Input::Open { conn: 2, worker, session, job, liveness });
+    world.sent();
+    (0..2).for_each(|bucket| world.push_on(2, bucket, 1, 0.0, None, false));
+    world.commit();
+    let sent = world.sent();
+    assert!(sent.iter().any(|(_, r)| matches!(r, Reply::RoundNorm { step: Step(1), .. })), "{sent:?}");
+    world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+    world.commit();
+    assert_eq!(world.acks(), [1]);
+}
+
+#[test]
+fn a_worker_that_goes_on_behind_a_step_that_waits_for_its_norm_can_finish() {
+    let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
+    (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
+    world.commit();
+    world.hears(Input::Message(1, Message::Advance { step: Step(1) }));
+    world.commit();
+    world.hears(Input::Message(1, Message::Finish));
+    world.commit();
+    assert!(matches!(world.committed.last(), Some(Command::Finish { .. })), "{:?}", world.committed);
 }
 
 #[test]
