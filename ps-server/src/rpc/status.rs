@@ -9,8 +9,8 @@ use crate::{
 };
 use paraft_common::{JobShard, WorkerId, histogram::LogHistogram, need::Need};
 use paraft_proto::{
-    self as proto, Bin, Chunks, Member, PROTOCOL, ServerMemory, ShardStatus, StatusReply, StoppedReplica,
-    WorkerStaleness,
+    self as proto, Bin, Chunks, Member, PROTOCOL, Reported, ServerMemory, ShardStatus, StatusReply,
+    StoppedReplica, WorkerStaleness,
 };
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -122,6 +122,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
     let staged = w.shard.staged_bytes();
     let (c, log) = (&w.counters, w.group.log_size());
     let leases = c.leases.lock().clone();
+    let progress = c.progress.lock().clone();
     let membership = w.group.membership();
     w.shard.view(|conf, m| ShardStatus {
         shard: w.shard.id().0,
@@ -185,6 +186,25 @@ fn shard_status(w: &Replica) -> ShardStatus {
         log_bytes: log.bytes,
         log_memory_bytes: log.in_memory,
         snapshots_installed: w.group.snapshots_installed(),
+        loss_sum: progress.losses.0,
+        losses: progress.losses.1,
+        samples: progress.samples,
+        waits: progress
+            .waits()
+            .map(|(worker, of, waited)| proto::Wait {
+                worker: worker.0,
+                of: of.0,
+                seconds: waited.time.as_secs_f64(),
+                pulls: waited.pulls,
+            })
+            .collect(),
+        evaluated: m.stopping(None).evaluated.map(|e| Reported {
+            epoch: e.epoch,
+            loss_sum: e.loss_sum,
+            correct: e.correct,
+            count: e.count,
+            stop: m.stop,
+        }),
         chunks: m.chunks.as_ref().map(|c| {
             let s = c.summary();
             let (epoch, per_epoch, done, held, returned) = (s.epoch, s.per_epoch, s.done, s.held, s.returned);

@@ -55,6 +55,10 @@ impl Leader {
             if go.whole && !go.pull.last {
                 let lead = go.pull.done.0.saturating_sub(go.slowest.0);
                 e.tally.pulled(go.held, lead, now);
+                if let Some(held) = go.held {
+                    let waited = now.saturating_duration_since(held);
+                    self.counters.progress.lock().waited(go.pull.worker, waited);
+                }
                 self.counters.max_step_lead.fetch_max(lead, Relaxed);
             }
             match go.pull.records {

@@ -1,6 +1,6 @@
 //! What goes between a worker's stream and its shard's leader. Converted from and to the wire in `rpc/`.
 
-use super::Wanted;
+use super::{Wanted, progress::Progress};
 use crate::shard::{
     bucket::BucketData,
     chunks::Answer,
@@ -306,6 +306,8 @@ pub struct Counters {
     pub auto: Mutex<Option<auto::Report>>,
     /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
+    /// What people see of the training.
+    pub progress: Mutex<Progress>,
     /// How late the pushes were that were applied while this replica led.
     pub staleness: Arc<Staleness>,
     /// The process's, for all its shards.

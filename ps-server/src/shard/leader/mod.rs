@@ -21,7 +21,7 @@
 //! - [`rounds`]: BSP's open rounds. [`norms`]: those that wait for the norm of the whole gradient.
 //! - [`pulls`]: who may go on.
 //! - [`deltas`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are written.
-//! - [`switching`]: the live switch of the mode. [`tally`]: what the rule goes by that may ask for one.
+//! - [`switching`]: the live switch of the mode. [`tally`]: what the rule goes by that may ask for one. [`progress`]: what people see of it.
 //! - `replication`: what it needs of its group.
 //! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
 //! - `epoch`, `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
@@ -39,6 +39,7 @@ pub mod norms;
 mod opening;
 mod outcomes;
 pub mod pending;
+pub mod progress;
 pub mod pulls;
 mod purpose;
 mod pushing;

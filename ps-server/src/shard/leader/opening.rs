@@ -241,6 +241,7 @@ impl Leader {
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
                 let records = !last && !barrier && conf.is_some_and(|c| c.job.keeps().pulled);
                 e.tally.loss(loss);
+                self.counters.progress.lock().loss(loss);
                 let part = !only.is_empty();
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
                 let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };

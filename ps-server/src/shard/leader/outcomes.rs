@@ -97,6 +97,10 @@ impl Leader {
                 self.updated(bucket, &contributions, version, applied);
                 if let Some(e) = self.epoch.as_mut().filter(|_| applied) {
                     contributions.iter().for_each(|c| e.tally.pushed(version, c.pulled));
+                    if bucket == 0 {
+                        let samples: u64 = contributions.iter().map(|c| u64::from(c.samples)).sum();
+                        self.counters.progress.lock().samples += samples;
+                    }
                 }
                 // Decides again over the pushes that waited for it.
                 again = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();

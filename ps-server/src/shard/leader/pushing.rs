@@ -75,6 +75,7 @@ impl Leader {
         let averages = self.averages(&conf, step, sum_of_squares);
         let Some(e) = &mut self.epoch else { return };
         let contribution = Contribution { worker, session, seq, step, pulled, samples };
+        self.counters.progress.lock().pushed(worker);
         let precedes_weights = !e.deltas.has_answered(worker);
         let push = Push {
             conn,
@@ -424,6 +425,9 @@ impl Leader {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let version = e.deltas.working_mut().pushed(&conf, replicated, bucket, c, bytes, data, now);
         e.tally.pushed(version, c.pulled);
+        if bucket == 0 {
+            self.counters.progress.lock().samples += u64::from(c.samples);
+        }
         self.send(conn, Reply::Ack { seq: c.seq, version });
     }
 

@@ -1,0 +1,80 @@
+//! What whoever looks at a training sees of it, counted by the leader since its process began: losses, samples, and who waits for whom.
+
+use paraft_common::WorkerId;
+use std::{collections::BTreeMap, time::Duration};
+
+/// See the module. Everything only grows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// The training losses that workers have said with their pulls, and how many.
+    pub losses: (f64, u64),
+    /// That the applied pushes of the shard's first bucket were computed from.
+    pub samples: u64,
+    /// How long pulls of one worker were held up by another: by whose push came last before they were answered.
+    waits: BTreeMap<(WorkerId, WorkerId), Waited>,
+    /// Whose push came last.
+    last: Option<WorkerId>,
+}
+
+/// How long, and how many pulls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// Together.
+    pub time: Duration,
+    /// Of so many pulls.
+    pub pulls: u64,
+}
+
+/// Workers that come and go must not make it grow without end.
+const MOST_PAIRS: usize = 1 << 16;
+
+impl Progress {
+    /// A worker says its loss.
+    pub fn loss(&mut self, loss: Option<f32>) {
+        if let Some(loss) = loss.filter(|l| l.is_finite()) {
+            self.losses.0 += f64::from(loss);
+            self.losses.1 += 1;
+        }
+    }
+
+    /// A push has come.
+    pub fn pushed(&mut self, by: WorkerId) {
+        self.last = Some(by);
+    }
+
+    /// A pull that was held up for so long is answered.
+    pub fn waited(&mut self, worker: WorkerId, time: Duration) {
+        let Some(of) = self.last.filter(|of| *of != worker) else { return };
+        if self.waits.len() < MOST_PAIRS || self.waits.contains_key(&(worker, of)) {
+            let waited = self.waits.entry((worker, of)).or_default();
+            waited.time += time;
+            waited.pulls += 1;
+        }
+    }
+
+    /// Who has waited, for whom, and how long.
+    pub fn waits(&self) -> impl Iterator<Item = (WorkerId, WorkerId, Waited)> + '_ {
+        self.waits.iter().map(|((worker, of), waited)| (*worker, *of, *waited))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_for_who_came_last() {
+        let (a, b) = (WorkerId(0), WorkerId(1));
+        let mut progress = Progress::default();
+        progress.waited(a, Duration::from_secs(9)); // for nobody
+        for by in [b, a] {
+            progress.pushed(by);
+            progress.waited(a, Duration::from_secs(1));
+            progress.waited(b, Duration::from_secs(2));
+        }
+        let of = |seconds| Waited { time: Duration::from_secs(seconds), pulls: 1 };
+        assert_eq!(progress.waits().collect::<Vec<_>>(), [(a, b, of(1)), (b, a, of(2))]);
+        [Some(1.5), None, Some(f32::NAN), Some(0.5)].into_iter().for_each(|l| progress.loss(l));
+        assert_eq!(progress.losses, (2.0, 2));
+    }
+}
