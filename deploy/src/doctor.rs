@@ -152,6 +152,7 @@ fn loopback() -> Row {
             let address = listener.local_addr().map_err(|e| e.to_string())?.to_string();
             let election = Duration::from_millis(100);
             let options = ServerOptions {
+                page: String::new(),
                 place: Place::Listed(ServerId(0)),
                 address: address.clone(),
                 servers: vec![address.clone()],

@@ -34,6 +34,7 @@ mod launch;
 mod memory;
 mod mode;
 mod on;
+mod page;
 mod plan;
 mod replay;
 mod role;

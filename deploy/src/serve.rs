@@ -1,6 +1,6 @@
 //! `paraft server`.
 
-use crate::{disk_faults as disk, drain, memory};
+use crate::{disk_faults as disk, drain, memory, page};
 use clap::Args;
 use paraft_common::{Durability, ServerId, need::Bytes};
 use paraft_fleet::{failure::Failure, faults::process};
@@ -76,6 +76,10 @@ pub struct ServerArgs {
     /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// Serve the fleet's live page here, for example 127.0.0.1:8080 (port 0: any). Who has the token in its address may act there; it is
+    /// in PARAFT_DASHBOARD_TOKEN, the same on all servers, or else in the data folder.
+    #[arg(long, value_name = "ADDR")]
+    pub dashboard: Option<SocketAddr>,
     /// Record the stages of gradients on this server in this folder, as server-ID.jsonl; `paraft trace` merges what the
     /// processes of a job have recorded.
     #[arg(long, value_name = "FOLDER")]
@@ -267,8 +271,16 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             )));
         }
         closed_to_others(&data)?;
+        let page = match args.dashboard {
+            None => None,
+            Some(at) => Some(page::bind(at, &address, &data).await.map_err(|e| match e {
+                Ok(e) => taken(args, &at.to_string(), &e),
+                Err(failure) => failure,
+            })?),
+        };
         let options = ServerOptions {
             place,
+            page: page.as_ref().map(|p| p.address.clone()).unwrap_or_default(),
             shape,
             election,
             timeouts: Timeouts::new(election, Duration::from_millis(cluster.replace_ms)),
@@ -304,6 +316,12 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             if let Some(m) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
                 eprintln!("{id} metrics on http://{m}/metrics");
             }
+            if let Some(page) = &page {
+                eprintln!("{id} page on {}", page.link());
+            }
+        }
+        if let Some(page) = page {
+            page.serve(address.clone());
         }
         let signal = Arc::new(AtomicI32::new(0));
         let noted = signal.clone();

@@ -51,6 +51,8 @@ pub struct ServerOptions {
     pub place: Place,
     /// Its address, as the others and the workers reach it.
     pub address: String,
+    /// host:port of the page that this process serves; empty: none.
+    pub page: String,
     /// The addresses of the servers that form the fleet, the same list in the same order on each.
     pub servers: Vec<String>,
     /// Shards, replicas, durability: fixed when the fleet is founded; a server that joins takes the fleet's.
@@ -314,6 +316,7 @@ impl Server {
             control: control.clone(),
             connections: connections.clone(),
             digests: Arc::default(),
+            page: options.page.clone(),
         };
         Ok(Self {
             shards: ShardsService {

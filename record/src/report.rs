@@ -21,8 +21,10 @@ use text::escape;
 
 const PAGE: &str = include_str!("../assets/report.html");
 const RUN: &str = include_str!("../assets/run.html");
+const LIVE: &str = include_str!("../assets/live.html");
 const STYLE: &str = include_str!("../assets/report.css");
 const SCRIPT: &str = include_str!("../assets/report.js");
+const CHARTS_SCRIPT: &str = include_str!("../assets/charts.js");
 const UPLOT_STYLE: &str = include_str!("../assets/uPlot.min.css");
 // Its terms travel with every copy, and each report is one.
 const UPLOT_LICENCE: &str = include_str!("../assets/uPlot-LICENSE");
@@ -69,12 +71,29 @@ fn page(title: &str, body: &str, data: &str) -> String {
         "title" => escape(title),
         "body" => body.into(),
         "style" => STYLE.into(),
+        "charts_script" => CHARTS_SCRIPT.into(),
         "script" => SCRIPT.into(),
         "uplot_style" => UPLOT_STYLE.into(),
         "uplot_licence" => UPLOT_LICENCE.into(),
         "uplot_script" => UPLOT_SCRIPT.into(),
         "data" => data.into(),
         other => unreachable!("report.html asks for `{other}`"),
+    })
+}
+
+/// A page of another's with the report's look and its charts (`paraftCharts` of `assets/charts.js`): `html` is the body, and has no
+/// place that is to be filled.
+pub fn live_page(html: &str, style: &str, script: &str) -> String {
+    fill(LIVE, |name| match name {
+        "body" => html.into(),
+        "report_style" => STYLE.into(),
+        "style" => style.into(),
+        "charts_script" => CHARTS_SCRIPT.into(),
+        "script" => script.into(),
+        "uplot_style" => UPLOT_STYLE.into(),
+        "uplot_licence" => UPLOT_LICENCE.into(),
+        "uplot_script" => UPLOT_SCRIPT.into(),
+        other => unreachable!("live.html asks for `{other}`"),
     })
 }
 

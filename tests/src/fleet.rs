@@ -214,6 +214,7 @@ impl Fleet {
     fn run_at(&mut self, id: u32, listener: TcpListener, place: Place) -> Result<()> {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
+            page: String::new(),
             place,
             address: self.at.addresses[id as usize].clone(),
             servers: self.at.addresses.clone(),

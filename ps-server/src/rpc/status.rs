@@ -21,6 +21,8 @@ pub struct StatusService {
     pub server: u64,
     /// Where it listens.
     pub address: String,
+    /// host:port of the page that this process serves.
+    pub page: String,
     /// The replicas hosted here.
     pub replicas: Arc<Replicas>,
     /// This server's replica of the control group.
@@ -64,6 +66,7 @@ impl StatusService {
             memory,
             server: self.server,
             address: self.address.clone(),
+            page: self.page.clone(),
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").into(),
             shards,

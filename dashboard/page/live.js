@@ -1,0 +1,340 @@
+// The live page: what the fleet is comes as events of a stream; views are drawn from it, tables at each event, charts as they go on.
+// The address says which view: #fleet, #job/NAME, #compare; a token in it is put aside at once, so that no history has it.
+(() => {
+  "use strict";
+  const root = document.documentElement, view = document.getElementById("view");
+  const params = new URLSearchParams(location.search), dark = matchMedia("(prefers-color-scheme: dark)");
+  const theme = () => {
+    const asked = params.get("theme");
+    root.dataset.theme = asked === "dark" || asked === "light" ? asked : dark.matches ? "dark" : "light";
+  };
+  theme();
+  const hash = location.hash.match(/token=(\w+)/);
+  if (hash) {
+    sessionStorage.setItem("token", hash[1]);
+    history.replaceState(null, "", location.pathname + location.search + (location.hash.split("&")[1] ? "#" + location.hash.split("&")[1] : ""));
+  }
+  const token = () => sessionStorage.getItem("token") || "";
+
+  // --- what is known ---
+  let facts = null, curves = {}, events = [];
+
+  const element = (tag, attrs, ...inside) => {
+    const e = document.createElement(tag);
+    for (const k in attrs || {}) {
+      if (k.startsWith("on")) e[k] = attrs[k];
+      else if (attrs[k] != null && attrs[k] !== false) e.setAttribute(k === "cls" ? "class" : k, attrs[k] === true ? "" : attrs[k]);
+    }
+    e.append(...inside.filter((i) => i != null));
+    return e;
+  };
+  const number = (v, digits = 4) => {
+    if (v == null) return "-";
+    const a = Math.abs(v), t = (x) => String(+x.toPrecision(digits));
+    return a >= 1e9 ? t(v / 1e9) + "G" : a >= 1e6 ? t(v / 1e6) + "M" : a >= 1e4 ? t(v / 1e3) + "k" : t(v);
+  };
+  const bytes = (v) => {
+    if (v == null) return "-";
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let i = 0;
+    while (v >= 1024 && i < 4) { v /= 1024; i++; }
+    return (i ? v.toFixed(v < 10 ? 1 : 0) : v) + " " + units[i];
+  };
+  const percent = (v) => (v == null ? "-" : (100 * v).toFixed(v < 0.1 ? 1 : 0) + " %");
+  const clock = (at) => new Date(at).toLocaleTimeString();
+  const server = (id) => facts.servers.find((s) => s.id === id);
+  const jobName = (j) => j.name || "job " + j.id;
+  const last = (id) => { const p = (curves[id] || { points: [] }).points; return p[p.length - 1]; };
+  const steps = (j) => Math.max(0, ...j.members.map((m) => m.clock));
+
+  const table = (caption, head, rows, cls) => element("div", { cls: "scroll " + (cls || ""), tabindex: "0", role: "region", "aria-label": caption },
+    element("table", null, element("thead", null, element("tr", null, ...head.map((h) => element("th", { scope: "col", cls: h.left ? "left" : null }, h.text ?? h)))),
+      element("tbody", null, ...rows)));
+  const row = (first, ...cells) => element("tr", null, element("th", { scope: "row" }, first), ...cells.map((c) => (c instanceof HTMLTableCellElement ? c : element("td", null, c ?? "-"))));
+  const left = (text, cls) => element("td", { cls: "left wrap " + (cls || "") }, text);
+  const section = (title, ...inside) => element("section", null, element("h2", null, title), ...inside);
+  const stateOf = (state) => element("span", { cls: ["up", "serving", "running", "finished"].includes(state) ? "good" : ["silent", "unreachable", "lost", "no-majority", "storage-stopped"].includes(state) ? "bad" : null }, state);
+
+  // --- acting ---
+  const said = document.getElementById("said");
+  let hides;
+  const say = (text, bad) => {
+    said.textContent = text;
+    said.className = bad ? "bad" : "";
+    said.hidden = false;
+    clearTimeout(hides);
+    hides = setTimeout(() => { said.hidden = true; }, 8000);
+  };
+  const ask = (what, why, yes, act) => {
+    const dialog = document.getElementById("ask");
+    document.getElementById("ask-what").textContent = what;
+    document.getElementById("ask-why").textContent = why;
+    document.getElementById("ask-yes").textContent = yes;
+    dialog.returnValue = "no";
+    dialog.onclose = async () => {
+      if (dialog.returnValue !== "yes") return;
+      try {
+        const answer = await fetch("act", { method: "POST", headers: { authorization: "Bearer " + token(), "content-type": "application/json" }, body: JSON.stringify(act) });
+        say(await answer.text(), !answer.ok);
+      } catch (e) {
+        say("nobody answered: " + e.message, true);
+      }
+    };
+    dialog.showModal();
+  };
+  const button = (text, act) => element("button", { type: "button", onclick: act }, text);
+
+  // --- charts ---
+  let charts = null, drawn = [];
+  const figure = (place, title, chart) => {
+    const f = element("figure", null, element("h3", null, title));
+    place.append(f);
+    const lines = chart().lines.filter((l) => l.x.length).length;
+    drawn.push({ f, title, chart, lines, update: charts.lineChart(f, chart()) });
+  };
+  const goOn = () => {
+    for (const d of drawn) {
+      const now = d.chart(), lines = now.lines.filter((l) => l.x.length).length;
+      if (d.update && lines === d.lines) d.update(now);
+      else {
+        d.f.replaceChildren(element("h3", null, d.title));
+        [d.lines, d.update] = [lines, charts.lineChart(d.f, now)];
+      }
+    }
+  };
+  const begin = (id) => { const c = curves[id]; return c && c.points.length ? c.points[0].at : 0; };
+  const line = (id, of) => {
+    const x = [], y = [], from = begin(id);
+    for (const p of (curves[id] || { points: [] }).points) {
+      const v = of(p);
+      if (v != null) { x.push((p.at - from) / 1000); y.push(v); }
+    }
+    return { x, y };
+  };
+  const scores = (id, of) => {
+    const x = [], y = [], from = begin(id);
+    for (const e of (curves[id] || { evaluations: [] }).evaluations) { x.push(Math.max(0, (e.at - from) / 1000)); y.push(of(e)); }
+    return { x, y };
+  };
+  const marks = (id) => events.filter((e) => (e.job === id || e.job == null && e.kind !== "action") && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id))
+    .slice(-12).map((e) => ({ run: 0, x: (e.at - begin(id)) / 1000, text: e.kind }));
+  const CHARTS = [
+    ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id) => [line(id, (p) => p.loss), scores(id, (e) => e.loss)]],
+    ["Training loss", (ids) => ids.length > 1 ? {} : null, (id) => [line(id, (p) => p.loss)]],
+    ["Held-out accuracy", () => ({ percent: true, points: true }), (id) => [scores(id, (e) => e.accuracy || null)]],
+    ["Samples a second", () => ({ zero: true }), (id) => [line(id, (p) => p.samples)]],
+    ["Steps ahead of the slowest worker", () => ({ zero: true }), (id) => [line(id, (p) => p.ahead)]],
+    ["Mean delay of a push, in versions", () => ({ zero: true }), (id) => [line(id, (p) => p.delay)]],
+    ["Share of the time that workers wait for each other", () => ({ zero: true, percent: true }), (id) => [line(id, (p) => p.waited)]],
+    ["Megabytes a second", (ids) => ids.length > 1 ? null : { names: ["pushed", "pulled"], zero: true }, (id) => [line(id, (p) => p.pushed == null ? null : p.pushed / 1e6), line(id, (p) => p.pulled == null ? null : p.pulled / 1e6)]],
+  ];
+  const drawCharts = (place, ids) => {
+    const names = ids.map((id) => jobName(facts.jobs.find((j) => j.id === id) || { id }));
+    charts = paraftCharts({ runs: names, hidden: [] });
+    drawn = [];
+    for (const [title, options, lines] of CHARTS) {
+      const o = options(ids);
+      if (o) figure(place, title, () => ({ x: "seconds", names, empty: "nothing yet", marks: ids.length === 1 ? marks(ids[0]) : [], ...o, lines: ids.flatMap(lines) }));
+    }
+  };
+
+  // --- views ---
+  const happened = (of) => {
+    const list = events.filter(of).slice(-100).reverse();
+    return list.length ? element("ul", { cls: "events", tabindex: "0", "aria-label": "Events" }, ...list.map((e) => element("li", null, element("time", { datetime: new Date(e.at).toISOString() }, clock(e.at)),
+      element("span", { cls: "kind" }, e.kind), element("span", { cls: "what" }, e.what)))) : element("p", { cls: "empty" }, "Nothing has happened since this page's server looks.");
+  };
+  const replicas = () => {
+    const many = facts.jobs.filter((j) => facts.shards.some((s) => s.job === j.id));
+    const cell = (s, id) => {
+      const lag = s.lag[id], how = s.leader === id ? "leads" : s.silent.includes(id) ? "silent" : s.voters.includes(id) ? "votes" : s.learners.includes(id) ? "learns" : null;
+      if (!how) return element("td", null, "");
+      const behind = how !== "leads" && lag ? " −" + number(lag) : "";
+      return element("td", null, element("span", { cls: how, title: how + (lag ? ", " + lag + " entries behind" : "") }, how + behind));
+    };
+    return table("Who replicates what", [{ text: "shard", left: true }, ...facts.servers.map((s) => "s" + s.id), { text: "state", left: true }],
+      facts.shards.map((s) => row(many.length > 1 ? jobName(facts.jobs.find((j) => j.id === s.job) || { id: s.job }) + " / " + s.shard : "shard " + s.shard,
+        ...facts.servers.map((v) => cell(s, v.id)), element("td", { cls: "left wrap" }, stateOf(s.state), s.trouble ? ": " + s.trouble : ""))), "grid tall");
+  };
+  const fleet = () => ({
+    fixed: [],
+    moving: () => [
+      element("h1", null, "Fleet of " + facts.servers.length + " servers"),
+      element("p", { cls: "headline" }, facts.leader == null ? element("span", { cls: "bad" }, "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
+      section("Jobs", facts.jobs.length ? table("Jobs", [{ text: "job", left: true }, "state", "mode", "workers", "steps", "samples/s", "loss", "accuracy", "bytes"],
+        facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOf(j.stopping ? "stopping" : j.state), j.mode || "-",
+          j.members.filter((m) => !m.finished).length + " of " + j.workers, number(steps(j)), number((last(j.id) || {}).samples), number((last(j.id) || {}).loss),
+          j.evaluated && j.evaluated.accuracy ? (100 * j.evaluated.accuracy).toFixed(2) + " %" : "-", bytes(j.bytes)))) : element("p", { cls: "empty" }, "This fleet has no jobs.")),
+      section("Who replicates what", replicas()),
+      section("Servers", table("Servers", [{ text: "server", left: true }, { text: "address", left: true }, "state", "leads", "holds", "bytes", "memory, at most", "free", "processor", ""],
+        facts.servers.map((s) => row("s" + s.id, left(s.address), element("td", null, stateOf(s.state), s.trouble ? ": " + s.trouble : ""), String(s.leads), String(s.holds), bytes(s.bytes),
+          bytes(s.peak_rss_bytes), bytes(s.free), s.cpu_seconds == null ? "-" : number(s.cpu_seconds, 3) + " s", drainButton(s))))),
+      section("What has happened", happened(() => true)),
+    ],
+  });
+  const drainButton = (s) => s.state === "draining"
+    ? button("fill again", () => ask("Fill s" + s.id + " again?", "It takes replicas and leaders again.", "Fill it", { act: "drain", server: s.id, undo: true }))
+    : button("drain", () => ask("Empty s" + s.id + "?", "Its " + s.leads + " leaders and " + s.holds + " replicas move to other servers; training goes on. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
+
+  const modeOf = (j) => {
+    const select = element("select", { "aria-label": "Mode" }, ...["bsp", "ssp:1", "ssp:4", "ssp:16", "asp", "auto"].map((m) => element("option", { value: m, selected: m === j.mode }, m)));
+    return [select, button("switch mode", () => ask("Switch " + jobName(j) + " from " + j.mode + " to " + select.value + "?",
+      { bsp: "Workers wait for each other in every step.", asp: "Workers no longer wait for each other; gradients may be late.", auto: "A rule chooses how far workers may be apart." }[select.value] || "Workers may be so many steps apart.",
+      "Switch", { act: "mode", job: j.name, mode: select.value }))];
+  };
+  const waits = (j) => {
+    const ids = j.members.map((m) => m.worker);
+    if (ids.length < 2 || !j.waits.length) return element("p", { cls: "empty" }, "No worker has waited for another.");
+    const of = (a, b) => j.waits.find((w) => w.worker === a && w.of === b);
+    const some = ids.length > 24 ? [...new Set(j.waits.slice().sort((a, b) => b.seconds - a.seconds).map((w) => w.of))].slice(0, 12).sort((a, b) => a - b) : ids;
+    return table("Who waits for whom, in seconds", [{ text: "waits ↓ for →", left: true }, ...some.map((b) => "w" + b)],
+      ids.map((a) => row("w" + a, ...some.map((b) => { const w = of(a, b); return element("td", null, w ? number(w.seconds, 3) : ""); }))), "grid tall");
+  };
+  const delays = (j) => {
+    const all = j.delays.reduce((a, b) => a + b, 0);
+    if (!all) return element("p", { cls: "empty" }, "No pushes yet.");
+    const most = Math.max(...j.delays), shown = j.delays.map((n, d) => [d, n]).filter(([, n]) => n).slice(0, 40);
+    return element("div", { cls: "shares" }, ...shown.map(([d, n]) => element("div", { cls: "share" }, element("span", { cls: "what" }, d + " versions"),
+      element("span", { cls: "bar" }, element("b", { style: "width: " + (100 * n) / most + "%" })), element("span", { cls: "value" }, percent(n / all)), element("span", { cls: "each" }, number(n)))));
+  };
+  const job = (id) => ({
+    fixed: [id],
+    moving: () => {
+      const j = facts.jobs.find((j) => j.id === id);
+      if (!j) return [element("h1", null, "No such job"), element("p", { cls: "empty" }, "It is deleted, or of another fleet.")];
+      const p = last(id) || {}, runs = ["running", "waiting"].includes(j.state);
+      const fact = (name, value) => [element("dt", null, name), element("dd", null, value)];
+      return [
+        element("div", { cls: "head" }, element("h1", null, jobName(j)), element("p", null, stateOf(j.stopping ? "stopping" : j.state))),
+        element("dl", { cls: "facts" }, ...[
+          ["mode", j.mode + (j.auto ? " (auto, up to " + j.auto + ")" : "")], ["workers", j.members.filter((m) => !m.finished).length + " of " + j.workers], ["steps", number(steps(j), 6)],
+          ["samples a second", number(p.samples)], ["training loss", number(p.loss)], ["held-out", j.evaluated ? number(j.evaluated.loss) + (j.evaluated.accuracy ? ", " + (100 * j.evaluated.accuracy).toFixed(2) + " %" : "") : "-"],
+          ["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)],
+          ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
+        ].map(([n, v]) => element("div", null, ...fact(n, v)))),
+        runs ? element("div", { cls: "acts" }, ...modeOf(j),
+          button("stop", () => ask("Stop " + jobName(j) + "?", "Its workers finish where they are, and its weights are kept as after any end. It can't go on from there but by --resume of a checkpoint.", "Stop it", { act: "stop", job: j.name })),
+        ) : element("div", { cls: "acts" }, button("delete", () => ask("Delete " + jobName(j) + "?", "The servers forget its weights and optimizer state. Its files and checkpoints stay.", "Delete it", { act: "delete", job: j.name }))),
+      ];
+    },
+    charts: [id],
+    behind: () => {
+      const j = facts.jobs.find((j) => j.id === id);
+      if (!j) return [];
+      const front = steps(j);
+      return [
+        section("Workers", table("Workers", [{ text: "worker", left: true }, "step", "behind", "state", "lease"], j.members.map((m) => row("w" + m.worker, number(m.clock, 6), m.clock === front ? "" : number(front - m.clock),
+          stateOf(m.finished ? "finished" : m.idle ? "idle" : "running"), m.lease_ms == null ? "-" : (m.lease_ms / 1000).toFixed(1) + " s")), "tall")),
+        section("Who waits for whom", waits(j), element("p", { cls: "note" }, "Seconds that a worker's pulls were held up by the worker whose push came last, since the shard's leader leads.")),
+        section("How late pushes were", delays(j)),
+        section("What has happened", happened((e) => e.job === id || e.job == null)),
+      ];
+    },
+  });
+  const compare = () => {
+    const ids = facts.jobs.filter((j) => curves[j.id] && curves[j.id].points.length).map((j) => j.id).slice(-6);
+    return {
+      fixed: ids, charts: ids,
+      moving: () => [element("h1", null, "Jobs side by side"), element("p", { cls: "note" }, "The latest six that were seen to train; seconds since each was first seen here.")],
+    };
+  };
+
+  // --- which view ---
+  let shown = null, parts = [];
+  const wanted = () => {
+    const [what, of] = location.hash.slice(1).split("/");
+    if (what === "job") return ["job/" + of, () => job(+of)];
+    if (what === "compare") return ["compare", compare];
+    return ["fleet", fleet];
+  };
+  const nav = () => {
+    const [now] = wanted(), link = (to, text) => element("a", { href: "#" + to, "aria-current": now === to ? "page" : null }, text);
+    const running = facts.jobs.filter((j) => ["running", "waiting"].includes(j.state) || now === "job/" + j.id).slice(-8);
+    document.getElementById("nav").replaceChildren(link("fleet", "Fleet"), ...running.map((j) => link("job/" + j.id, jobName(j))), link("compare", "Compare"));
+  };
+  // What has the focus, or is scrolled, keeps it.
+  const renew = (place, fresh) => {
+    const old = [...place.querySelectorAll(".tall, .events")].map((e) => e.scrollTop), held = place.contains(document.activeElement);
+    if (held && document.activeElement.tagName === "SELECT") return;
+    const at = held ? [...place.querySelectorAll("a, button, select, [tabindex]")].indexOf(document.activeElement) : -1;
+    place.replaceChildren(...fresh);
+    [...place.querySelectorAll(".tall, .events")].forEach((e, i) => { e.scrollTop = old[i] || 0; });
+    if (at >= 0) (place.querySelectorAll("a, button, select, [tabindex]")[at] || view).focus();
+  };
+  const render = (anew) => {
+    if (!facts) return;
+    nav();
+    const [name, make] = wanted(), now = make(), key = name + JSON.stringify(now.fixed);
+    if (anew || key !== shown) {
+      if (charts) charts.clear();
+      [shown, charts, drawn] = [key, null, []];
+      parts = [element("div"), element("div", { cls: "pair" }), element("div")];
+      view.replaceChildren(...parts);
+      if (now.charts && now.charts.length) { drawCharts(parts[1], now.charts); parts[1].style.marginBottom = "28px"; }
+    } else goOn();
+    renew(parts[0], now.moving());
+    if (now.charts) parts[0].style.marginBottom = "28px";
+    renew(parts[2], now.behind ? now.behind() : []);
+    document.title = (name === "fleet" ? "Fleet" : name === "compare" ? "Compare" : jobName(facts.jobs.find((j) => "job/" + j.id === name) || { id: "?" })) + " · Paraft";
+  };
+  addEventListener("hashchange", () => { render(); view.focus(); scrollTo(0, 0); });
+  dark.addEventListener("change", () => { theme(); render(true); });
+
+  // --- the stream ---
+  const state = document.getElementById("state");
+  const heard = (kind, text) => {
+    const said = JSON.parse(text);
+    if (said.facts.at) facts = said.facts;
+    if (kind === "all") [curves, events] = [said.curves, said.events];
+    else {
+      for (const id in said.news.points) {
+        const c = (curves[id] ||= { points: [], evaluations: [] });
+        c.points.push(said.news.points[id]);
+        if (c.points.length > 1200) c.points = c.points.filter((_, i) => i > 600 || i % 2);
+      }
+      for (const id in said.news.evaluations) (curves[id] ||= { points: [], evaluations: [] }).evaluations.push(said.news.evaluations[id]);
+      events = events.concat(said.news.events).slice(-500);
+    }
+    if (facts) render();
+  };
+  const others = () => (facts ? facts.servers : []).map((s) => s.page).filter((p) => p && p !== location.host);
+  const lost = async () => {
+    state.className = "lost";
+    for (const other of others()) {
+      try {
+        await fetch("//" + other + "/", { mode: "no-cors", signal: AbortSignal.timeout(2000) });
+        location.replace("//" + other + "/" + location.search + "#token=" + token() + "&" + location.hash.slice(1));
+        return;
+      } catch (e) { /* gone too */ }
+    }
+    setTimeout(listen, 1000);
+  };
+  const listen = async () => {
+    try {
+      const answer = await fetch("live", { headers: { authorization: "Bearer " + token() } });
+      if (!answer.ok) {
+        state.className = "lost";
+        state.textContent = answer.status === 403 ? "not let in: open the address that was printed, with its token" : await answer.text();
+        if (answer.status !== 403) setTimeout(listen, 3000);
+        return;
+      }
+      state.className = "";
+      state.textContent = "live, from " + location.host;
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        const messages = (rest + value).split("\n\n");
+        rest = messages.pop();
+        for (const m of messages) {
+          const of = (name) => m.split("\n").filter((l) => l.startsWith(name + ": ")).map((l) => l.slice(name.length + 2)).join("\n");
+          if (of("data")) heard(of("event"), of("data"));
+        }
+      }
+    } catch (e) { /* it is gone */ }
+    state.textContent = location.host + " does not answer" + (others().length ? "; trying the others" : "");
+    lost();
+  };
+  listen();
+})();

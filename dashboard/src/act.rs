@@ -1,0 +1,133 @@
+//! What a person does on the page, by the same calls as the command line's.
+
+use crate::facts::{Facts, Shard};
+use futures::{FutureExt, future::BoxFuture};
+use paraft_common::{ModeChoice, ServerId};
+use paraft_proto::{PROTOCOL, SwitchModeRequest};
+use serde::Deserialize;
+use std::time::Duration;
+
+/// A server that is asked has so long to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// See the module.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(tag = "act", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Act {
+    /// `paraft mode`.
+    Mode {
+        /// The job's name.
+        job: String,
+        /// As the command line has it.
+        mode: String,
+    },
+    /// `paraft drain`.
+    Drain {
+        /// Its number.
+        server: u64,
+        /// Fill it again.
+        #[serde(default)]
+        undo: bool,
+    },
+    /// `paraft stop`.
+    Stop {
+        /// The job's name.
+        job: String,
+    },
+    /// `paraft delete`.
+    Delete {
+        /// The job's name.
+        job: String,
+    },
+}
+
+impl Act {
+    /// Does it; what was done, in words.
+    ///
+    /// # Errors
+    /// Why it was not; for people.
+    pub async fn carry_out(&self, facts: &Facts) -> Result<String, String> {
+        match self {
+            Self::Mode { job, mode } => switch(facts, job, mode).await,
+            Self::Drain { server, undo } => {
+                let (id, undo) = (ServerId(*server), *undo);
+                let ask = move |address: String| {
+                    async move { paraft_client::drain(&address, id, undo, ANSWER).await }.boxed()
+                };
+                order(facts, ask).await?;
+                Ok(match undo {
+                    true => format!("s{server} is filled again"),
+                    false => format!("s{server} is emptied"),
+                })
+            }
+            Self::Stop { job } => {
+                let was = end(facts, job, false).await?;
+                Ok(format!("{job} is to stop where it is; it was {was}"))
+            }
+            Self::Delete { job } => {
+                let was = end(facts, job, true).await?;
+                Ok(format!("{job} is deleted; it was {was}"))
+            }
+        }
+    }
+}
+
+async fn end(facts: &Facts, job: &str, delete: bool) -> Result<String, String> {
+    let job = job.to_string();
+    let ask = move |address: String| {
+        let job = job.clone();
+        async move { paraft_client::end_job(&address, &job, delete, ANSWER).await }.boxed()
+    };
+    order(facts, ask).await
+}
+
+/// An order to the leader of the control group; a refusal of it is final.
+async fn order<T>(
+    facts: &Facts,
+    ask: impl Fn(String) -> BoxFuture<'static, Result<T, (String, String)>>,
+) -> Result<T, String> {
+    let leads = facts.servers.iter().find(|s| Some(s.id) == facts.leader).map(|s| s.address.clone());
+    let Some(leads) = leads else {
+        return Err("the control group has no leader: nothing can be agreed on".into());
+    };
+    match ask(leads.clone()).await {
+        // It has lost the lead since.
+        Err((_, other)) if !other.is_empty() && other != leads => ask(other).await,
+        done => done,
+    }
+    .map_err(|(why, _)| why)
+}
+
+/// Shard 0 first; the number that it gives to the switch is the same on every shard.
+async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> {
+    let choice: ModeChoice =
+        mode.parse().map_err(|e: paraft_common::auto::ParseChoiceError| e.to_string())?;
+    let known = facts.jobs.iter().rfind(|j| j.name == job);
+    let known = known.ok_or_else(|| format!("this fleet has no job `{job}`"))?;
+    let (name, mut number, mut wanted) = (known.name.clone(), 0, choice.to_string());
+    let leader = |s: &Shard| facts.servers.iter().find(|v| Some(v.id) == s.leader).map(|v| v.address.clone());
+    let of = facts.shards.iter().filter(|s| s.job == known.id);
+    let shards: Vec<_> = of.map(|s| (s.shard, s.version, leader(s))).collect();
+    for (shard, version, leads) in shards {
+        let Some(leads) = leads else {
+            let so =
+                if shard == 0 { "nothing has changed" } else { "those before it have switched; ask again" };
+            return Err(format!("shard {shard} has no leader: {so}"));
+        };
+        let (job, mode) = (name.clone(), wanted.clone());
+        let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
+        let (switched, in_force) = match paraft_client::switch_mode(&leads, request, ANSWER).await {
+            Ok(switched) => switched,
+            // Shards without a part of the model train nothing.
+            Err(_) if shard > 0 && version == 0 => continue,
+            Err(refused) => return Err(format!("shard {shard}: {}", refused.message)),
+        };
+        if shard == 0 {
+            if choice != ModeChoice::Auto && in_force != wanted {
+                return Err(format!("{name} goes on in {in_force}: somebody else has switched it"));
+            }
+            (number, wanted) = (switched, in_force);
+        }
+    }
+    Ok(format!("{name} goes on in {wanted} (switch {number})"))
+}

@@ -1,0 +1,337 @@
+//! What has been seen of a fleet so far: points of each job's curves, and what has happened, both bounded.
+
+use crate::facts::{Evaluated, Facts, Job};
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Points of a job; where there are more, every second one of the older half goes.
+const POINTS: usize = 1200;
+/// Jobs whose curves are kept, the latest.
+const JOBS: usize = 100;
+/// Events that are kept.
+const EVENTS: usize = 500;
+/// Evaluations of a job.
+const EVALUATIONS: usize = 1000;
+
+/// A job at a moment. Rates are since the point before it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Point {
+    /// Unix milliseconds.
+    pub at: u64,
+    /// Steps of the fastest worker.
+    pub step: u64,
+    /// Steps that it is ahead of the slowest.
+    pub ahead: u64,
+    /// Samples a second.
+    pub samples: Option<f64>,
+    /// Mean training loss.
+    pub loss: Option<f64>,
+    /// Mean delay of the pushes, in versions.
+    pub delay: Option<f64>,
+    /// Payload a second that was pushed.
+    pub pushed: Option<f64>,
+    /// Payload a second that was pulled.
+    pub pulled: Option<f64>,
+    /// Share of the time that workers waited for others, their mean.
+    pub waited: Option<f64>,
+}
+
+/// An evaluation, when it was seen.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scored {
+    /// Unix milliseconds.
+    pub at: u64,
+    /// Steps of the fastest worker.
+    pub step: u64,
+    /// What it came to.
+    #[serde(flatten)]
+    pub evaluated: Evaluated,
+}
+
+/// Something has happened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Happened {
+    /// Counts them.
+    pub number: u64,
+    /// Unix milliseconds.
+    pub at: u64,
+    /// server, election, repair, job, mode, worker, evaluation, checkpoint, action.
+    pub kind: &'static str,
+    /// The job that it is of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<u32>,
+    /// In words.
+    pub what: String,
+}
+
+/// What is kept of a job.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Curves {
+    /// The oldest first.
+    pub points: VecDeque<Point>,
+    /// Likewise.
+    pub evaluations: VecDeque<Scored>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct History {
+    last: Facts,
+    /// By a job's number.
+    pub curves: BTreeMap<u32, Curves>,
+    /// The oldest first.
+    pub events: VecDeque<Happened>,
+    number: u64,
+    /// Of what was done here since the last look.
+    unsaid: Vec<Happened>,
+}
+
+/// What has come since the look before.
+#[derive(Debug, Default, Serialize)]
+pub struct News {
+    /// By a job's number.
+    pub points: BTreeMap<u32, Point>,
+    /// Likewise.
+    pub evaluations: BTreeMap<u32, Scored>,
+    /// In their order.
+    pub events: Vec<Happened>,
+}
+
+impl History {
+    /// Takes in what the fleet is now.
+    pub fn see(&mut self, facts: Facts) -> News {
+        let mut news = News { events: std::mem::take(&mut self.unsaid), ..News::default() };
+        let first = self.last.at == 0;
+        let before = std::mem::replace(&mut self.last, facts);
+        let now = self.last.clone();
+        if !first {
+            let mut said = Vec::new();
+            servers(&before, &now, &mut said);
+            shards(&before, &now, &mut said);
+            jobs(&before, &now, &mut said);
+            news.events.extend(said.into_iter().map(|(kind, job, what)| self.happens(kind, job, what)));
+        }
+        for job in now.jobs.iter().filter(|j| !j.members.is_empty()) {
+            let old = before.jobs.iter().find(|j| j.id == job.id);
+            let curves = self.curves.entry(job.id).or_default();
+            let known = curves.evaluations.back().map(|e| &e.evaluated);
+            let step = fastest(job);
+            if let Some(evaluated) = job.evaluated.as_ref().filter(|e| known != Some(e)) {
+                let scored = Scored { at: now.at, step, evaluated: evaluated.clone() };
+                push(&mut curves.evaluations, EVALUATIONS, scored.clone());
+                news.evaluations.insert(job.id, scored);
+            }
+            // One that has ended has no more points.
+            if let Some(old) = old.filter(|old| **old != *job) {
+                let point = point(job, old, before.at, now.at);
+                curves.points.push_back(point.clone());
+                if curves.points.len() > POINTS {
+                    let half = curves.points.len() / 2;
+                    let mut i = 0;
+                    curves.points.retain(|_| {
+                        i += 1;
+                        i > half || i % 2 == 0
+                    });
+                }
+                news.points.insert(job.id, point);
+            }
+        }
+        while self.curves.len() > JOBS {
+            self.curves.pop_first();
+        }
+        news
+    }
+
+    /// Notes that something was done here.
+    pub fn acted(&mut self, what: String) {
+        let happened = self.happens("action", None, what);
+        self.unsaid.push(happened);
+    }
+
+    fn happens(&mut self, kind: &'static str, job: Option<u32>, what: String) -> Happened {
+        self.number += 1;
+        let at = if kind == "action" { crate::facts::now() } else { self.last.at };
+        let happened = Happened { number: self.number, at, kind, job, what };
+        push(&mut self.events, EVENTS, happened.clone());
+        happened
+    }
+
+    /// The fleet as it was last seen.
+    pub fn last(&self) -> &Facts {
+        &self.last
+    }
+}
+
+fn push<T>(to: &mut VecDeque<T>, most: usize, one: T) {
+    if to.len() == most {
+        to.pop_front();
+    }
+    to.push_back(one);
+}
+
+fn fastest(job: &Job) -> u64 {
+    job.members.iter().map(|m| m.clock).max().unwrap_or_default()
+}
+
+fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
+    let seconds = to.saturating_sub(from).max(1) as f64 / 1e3;
+    // Counts of another leader's process begin anew.
+    let more = |now: u64, then: u64| now.checked_sub(then);
+    let rate = |now: u64, then: u64| Some(more(now, then)? as f64 / seconds);
+    let trains = || job.members.iter().filter(|m| !m.finished && !m.idle);
+    let slowest = trains().map(|m| m.clock).min().unwrap_or_default();
+    let losses = more(job.losses, old.losses).filter(|n| *n > 0);
+    let sums = |counts: &[u64]| {
+        let all: u64 = counts.iter().sum();
+        (counts.iter().enumerate().map(|(d, n)| d as u64 * n).sum::<u64>(), all)
+    };
+    let ((delays, pushes), (delays_before, pushes_before)) = (sums(&job.delays), sums(&old.delays));
+    let delay = more(pushes, pushes_before).filter(|n| *n > 0).zip(more(delays, delays_before));
+    let waits = |job: &Job| job.waits.iter().map(|w| w.seconds).sum::<f64>();
+    let waited = (waits(job) - waits(old)) / (seconds * trains().count().max(1) as f64);
+    Point {
+        at: to,
+        step: fastest(job),
+        ahead: fastest(job).saturating_sub(slowest.min(fastest(job))),
+        samples: rate(job.samples, old.samples),
+        loss: losses.map(|n| (job.loss_sum - old.loss_sum) / n as f64),
+        delay: delay.map(|(n, sum)| sum as f64 / n as f64),
+        pushed: rate(job.bytes_pushed, old.bytes_pushed),
+        pulled: rate(job.bytes_pulled, old.bytes_pulled),
+        waited: (waited >= 0.0).then(|| waited.min(1.0)),
+    }
+}
+
+type Said = Vec<(&'static str, Option<u32>, String)>;
+
+fn servers(before: &Facts, now: &Facts, said: &mut Said) {
+    for s in &now.servers {
+        match before.servers.iter().find(|o| o.id == s.id) {
+            None => said.push(("server", None, format!("s{} has joined, at {}", s.id, s.address))),
+            Some(o) if o.state != s.state => {
+                said.push(("server", None, format!("s{} is {}, and was {}", s.id, s.state, o.state)));
+            }
+            Some(o) if o.trouble != s.trouble && !s.trouble.is_empty() => {
+                said.push(("server", None, format!("s{}: {}", s.id, s.trouble)));
+            }
+            Some(_) => {}
+        }
+    }
+    for o in before.servers.iter().filter(|o| now.servers.iter().all(|s| s.id != o.id)) {
+        said.push(("server", None, format!("s{} is a server of the fleet no more", o.id)));
+    }
+    if before.leader != now.leader {
+        said.push(match now.leader {
+            Some(s) => ("election", None, format!("s{s} leads the control group")),
+            None => ("election", None, "the control group has no leader that can agree".into()),
+        });
+    }
+}
+
+fn shards(before: &Facts, now: &Facts, said: &mut Said) {
+    for s in &now.shards {
+        let Some(o) = before.shards.iter().find(|o| (o.job, o.shard) == (s.job, s.shard)) else { continue };
+        let name = format!("shard {} of {}", s.shard, name(now, s.job));
+        match (o.leader, s.leader) {
+            (a, Some(b)) if a != Some(b) || o.term < s.term && o.term > 0 => {
+                said.push(("election", Some(s.job), format!("s{b} leads {name}, in term {}", s.term)));
+            }
+            (Some(_), None) => said.push(("election", Some(s.job), format!("{name} has no leader"))),
+            _ => {}
+        }
+        if o.state != s.state {
+            let why = if s.trouble.is_empty() { String::new() } else { format!(": {}", s.trouble) };
+            said.push(("repair", Some(s.job), format!("{name} is {}, and was {}{why}", s.state, o.state)));
+        }
+    }
+}
+
+fn name(facts: &Facts, job: u32) -> String {
+    match facts.jobs.iter().find(|j| j.id == job).map(|j| j.name.as_str()) {
+        Some("") | None => format!("job {job}"),
+        Some(name) => name.to_string(),
+    }
+}
+
+fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
+    for j in &now.jobs {
+        let (id, name) = (Some(j.id), name(now, j.id));
+        let Some(o) = before.jobs.iter().find(|o| o.id == j.id) else {
+            said.push(("job", id, format!("{name} is {}", j.state)));
+            continue;
+        };
+        if o.state != j.state {
+            said.push(("job", id, format!("{name} is {}, and was {}", j.state, o.state)));
+        }
+        if o.mode != j.mode && !j.mode.is_empty() && !o.mode.is_empty() {
+            said.push(("mode", id, format!("{name} goes on in {}, and was in {}", j.mode, o.mode)));
+        }
+        // Where the shard has no leader nothing is known of its members.
+        if !j.members.is_empty() && !o.members.is_empty() {
+            for m in j.members.iter().filter(|m| o.members.iter().all(|o| o.worker != m.worker)) {
+                said.push(("worker", id, format!("worker {} of {name} is there", m.worker)));
+            }
+            for m in o.members.iter().filter(|o| j.members.iter().all(|m| o.worker != m.worker)) {
+                said.push(("worker", id, format!("worker {} of {name} has left", m.worker)));
+            }
+        }
+        if let Some(e) = j.evaluated.as_ref().filter(|e| o.evaluated.as_ref() != Some(e)) {
+            let accuracy = if e.accuracy > 0.0 {
+                format!(", accuracy {:.2} %", 100.0 * e.accuracy)
+            } else {
+                String::new()
+            };
+            let what = format!("{name}: held-out loss {:.4}{accuracy} after epoch {}", e.loss, e.epoch);
+            said.push(("evaluation", id, what));
+        }
+        if let Some((step, _)) = j.checkpoint.filter(|c| Some(*c) != o.checkpoint) {
+            said.push(("checkpoint", id, format!("{name}: a checkpoint of step {step}")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{Member, Server, Shard};
+
+    fn facts(at: u64, leader: u64, state: &str, clocks: [u64; 2], samples: u64) -> Facts {
+        let server = |id| Server { id, state: "up".into(), ..Server::default() };
+        let member = |(worker, clock)| Member { worker, clock, ..Member::default() };
+        let members = [(0, clocks[0]), (1, clocks[1])].map(member).to_vec();
+        Facts {
+            at,
+            leader: Some(0),
+            servers: vec![server(0), Server { state: state.into(), ..server(1) }],
+            shards: vec![Shard { leader: Some(leader), term: 1 + leader, ..Shard::default() }],
+            jobs: vec![Job { name: "t".into(), state: "running".into(), members, samples, ..Job::default() }],
+        }
+    }
+
+    #[test]
+    fn what_changes_is_said_once_and_rates_are_between_two_looks() {
+        let mut history = History::default();
+        assert!(history.see(facts(1000, 0, "up", [1, 1], 10)).events.is_empty(), "as it was found");
+        let news = history.see(facts(3000, 1, "silent", [9, 7], 50));
+        let said: Vec<&str> = news.events.iter().map(|e| e.what.as_str()).collect();
+        assert_eq!(said, ["s1 is silent, and was up", "s1 leads shard 0 of t, in term 2"]);
+        let point = &news.points[&0];
+        assert_eq!((point.step, point.ahead, point.samples), (9, 2, Some(20.0)));
+        // The counts of another leader begin anew; nothing is made of them.
+        let news = history.see(facts(4000, 1, "silent", [10, 10], 3));
+        assert_eq!((news.events.len(), news.points[&0].samples), (0, None));
+        assert_eq!(history.events.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn of_a_long_training_the_older_points_are_further_apart() {
+        let mut history = History::default();
+        for at in 1..5 * POINTS as u64 {
+            history.see(facts(at * 1000, 0, "up", [at, at], at));
+        }
+        let at: Vec<u64> = history.curves[&0].points.iter().map(|p| p.at).collect();
+        assert!(at.len() <= POINTS && at.is_sorted());
+        let (first, last) = (at[1] - at[0], at[at.len() - 1] - at[at.len() - 2]);
+        assert!(first > last && at[0] < 60_000, "{first} {last} {}", at[0]);
+    }
+}

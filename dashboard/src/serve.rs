@@ -1,0 +1,248 @@
+//! The page over HTTP. It is served under whatever path, so that it works behind a proxy that adds a prefix; all that it asks for is
+//! relative.
+
+use crate::{act::Act, facts, facts::Facts, history::History};
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{ConnectInfo, State},
+    http::{HeaderMap, Method, StatusCode, Uri, header},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
+};
+use futures::{Stream, StreamExt, stream};
+use parking_lot::Mutex;
+use serde_json::json;
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, sync::broadcast};
+
+/// The variable with the token: the same for all servers of a fleet, so that a page that has lost one server goes on with another.
+pub const TOKEN: &str = "PARAFT_DASHBOARD_TOKEN";
+
+/// Between two looks while somebody looks at the page, and while nobody does.
+const SOON: Duration = Duration::from_millis(500);
+const SELDOM: Duration = Duration::from_secs(1);
+/// Looks that a page may be behind; then it is told everything anew.
+const BEHIND: usize = 16;
+/// Pages at a time.
+const PAGES: usize = 64;
+
+/// Who knows it may look and act.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Token {
+    /// This one.
+    ///
+    /// # Errors
+    /// It could be guessed, or stands in no address.
+    pub fn new(text: &str) -> Result<Self, String> {
+        match text.len() >= 16 && text.chars().all(|c| c.is_ascii_alphanumeric()) {
+            true => Ok(Self(text.into())),
+            false => Err(format!("{TOKEN}: write at least 16 letters and digits")),
+        }
+    }
+
+    /// As it stands in the page's address.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// Takes as long for a wrong one as for the right one.
+    fn is(&self, shown: &str) -> bool {
+        let differ = self.0.bytes().zip(shown.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
+        self.0.len() == shown.len() && differ == 0
+    }
+}
+
+/// What is served.
+#[derive(Debug)]
+pub struct Options {
+    /// Servers of the fleet, host:port; the others are found.
+    pub servers: Vec<String>,
+    /// See [`Token`].
+    pub token: Token,
+}
+
+struct Shared {
+    token: Token,
+    history: Mutex<History>,
+    /// What each look has brought.
+    news: broadcast::Sender<Arc<str>>,
+}
+
+/// Serves the page until `shutdown` resolves.
+///
+/// # Errors
+/// The socket's.
+pub async fn serve(
+    listener: TcpListener,
+    options: Options,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let shared = Arc::new(Shared {
+        token: options.token,
+        history: Mutex::default(),
+        news: broadcast::channel(BEHIND).0,
+    });
+    let looks = tokio::spawn(look(options.servers, shared.clone()));
+    let app = Router::new().fallback(answer).with_state(shared);
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    let served = axum::serve(listener, app).with_graceful_shutdown(shutdown).await;
+    looks.abort();
+    served
+}
+
+/// Looks at the fleet again and again.
+async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
+    let listed = known.clone();
+    loop {
+        let began = Instant::now();
+        match facts::ask(&mut known).await {
+            Some(facts) => {
+                let said = {
+                    let mut history = shared.history.lock();
+                    let news = history.see(facts);
+                    json!({ "facts": history.last(), "news": news }).to_string()
+                };
+                let _ = shared.news.send(said.into());
+            }
+            // Nobody answers: perhaps those do that were given.
+            None => known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>()),
+        }
+        let pause = if shared.news.receiver_count() > 0 { SOON } else { SELDOM };
+        tokio::time::sleep(pause.saturating_sub(began.elapsed()).max(SOON / 5)).await;
+    }
+}
+
+async fn answer(
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let what = uri.path().rsplit('/').next().unwrap_or_default();
+    match (method, what) {
+        (Method::GET, "" | "index.html") => page(),
+        (Method::GET, "live") => match shared.admits(&headers, from, "look") {
+            Ok(()) => live(&shared).into_response(),
+            Err(refused) => refused,
+        },
+        (Method::POST, "act") => match shared.admits(&headers, from, "act") {
+            Ok(()) => act(&shared, from, &body).await,
+            Err(refused) => refused,
+        },
+        (Method::GET, "favicon.ico") => StatusCode::NO_CONTENT.into_response(),
+        _ => (StatusCode::NOT_FOUND, "there is nothing here").into_response(),
+    }
+}
+
+fn page() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (
+            header::CONTENT_SECURITY_POLICY,
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src *; \
+             frame-ancestors 'none'; form-action 'none'; base-uri 'none'",
+        ),
+    ];
+    (
+        headers,
+        paraft_record::live_page(
+            include_str!("../page/live.html"),
+            include_str!("../page/live.css"),
+            include_str!("../page/live.js"),
+        ),
+    )
+        .into_response()
+}
+
+impl Shared {
+    /// Whether who asks knows the token, and asks from a page of ours.
+    fn admits(&self, headers: &HeaderMap, from: SocketAddr, what: &str) -> Result<(), Response> {
+        let text = |name| headers.get(name).and_then(|v: &header::HeaderValue| v.to_str().ok());
+        // A page of another site; a browser says so.
+        let host = text(header::HOST).unwrap_or_default();
+        let origin = text(header::ORIGIN).and_then(|o| o.split_once("://")).map(|(_, host)| host);
+        let elsewhere = origin.is_some_and(|origin| origin != host) && what == "act";
+        let shown = text(header::AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer "));
+        let why = match shown {
+            _ if elsewhere => "it was asked by a page of another site",
+            None => "it showed no token",
+            Some(shown) if !self.token.is(shown) => "it showed a wrong token",
+            Some(_) => return Ok(()),
+        };
+        tracing::warn!(%from, what, "refused on the dashboard: {why}");
+        Err((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
+    }
+
+    /// All that is known, and what comes from here on.
+    fn all(&self) -> (Arc<str>, broadcast::Receiver<Arc<str>>) {
+        let history = self.history.lock();
+        let (curves, events) = (&history.curves, &history.events);
+        let all = json!({ "facts": history.last(), "curves": curves, "events": events }).to_string();
+        (all.into(), self.news.subscribe())
+    }
+}
+
+fn live(shared: &Arc<Shared>) -> Response {
+    if shared.news.receiver_count() >= PAGES {
+        let why = format!("{PAGES} pages look at this server: close one, or look at another server");
+        return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+    }
+    Sse::new(told(shared.clone())).keep_alive(KeepAlive::default()).into_response()
+}
+
+fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
+    let (all, news) = shared.all();
+    let first = stream::iter([Ok(Event::default().event("all").data(all))]);
+    let rest = stream::unfold((shared, news), |(shared, mut news)| async move {
+        match news.recv().await {
+            Ok(said) => Some((Ok(Event::default().event("news").data(said)), (shared, news))),
+            Err(broadcast::error::RecvError::Lagged(_)) => {
+                let (all, news) = shared.all();
+                Some((Ok(Event::default().event("all").data(all)), (shared, news)))
+            }
+            Err(broadcast::error::RecvError::Closed) => None,
+        }
+    });
+    first.chain(rest)
+}
+
+async fn act(shared: &Shared, from: SocketAddr, body: &[u8]) -> Response {
+    let act: Act = match serde_json::from_slice(body) {
+        Ok(act) => act,
+        Err(e) => return (StatusCode::BAD_REQUEST, format!("that is no action: {e}")).into_response(),
+    };
+    let facts: Facts = shared.history.lock().last().clone();
+    let done = act.carry_out(&facts).await;
+    let what = match &done {
+        Ok(done) => done.clone(),
+        Err(why) => format!("not done: {why}"),
+    };
+    tracing::info!(%from, ?act, "on the dashboard: {what}");
+    shared.history.lock().acted(format!("{what} (asked from {})", from.ip()));
+    match done {
+        Ok(done) => done.into_response(),
+        Err(why) => (StatusCode::CONFLICT, why).into_response(),
+    }
+}

@@ -1,0 +1,94 @@
+//! The live page that a server serves (`--dashboard`): where, and who knows its token.
+
+use paraft_dashboard::{Options, TOKEN, Token};
+use paraft_fleet::failure::Failure;
+use paraft_worker::exit;
+use std::{
+    fs,
+    io::{self, Read, Write},
+    net::SocketAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+use tokio::net::TcpListener;
+
+/// In a server's data folder, for its owner alone, where the environment has none.
+const FILE: &str = "dashboard.token";
+/// Letters and digits of a token that is drawn.
+const LENGTH: usize = 32;
+
+/// A page that is about to be served.
+pub struct Page {
+    listener: TcpListener,
+    token: Token,
+    /// host:port as the others reach it.
+    pub address: String,
+}
+
+/// Listens there, for the server with this address and data folder.
+///
+/// # Errors
+/// `Ok`: the socket's. `Err`: the token's.
+pub async fn bind(at: SocketAddr, server: &str, data: &Path) -> Result<Page, Result<io::Error, Failure>> {
+    let token = token(data).map_err(Err)?;
+    let listener = TcpListener::bind(at).await.map_err(Ok)?;
+    let bound = listener.local_addr().map_err(Ok)?;
+    // Where all addresses of this host are listened on, it is the one by which others know the server.
+    let host = server.rsplit_once(':').map(|(host, _)| host).filter(|_| bound.ip().is_unspecified());
+    let address = host.map_or_else(|| bound.to_string(), |host| format!("{host}:{}", bound.port()));
+    Ok(Page { listener, token, address })
+}
+
+impl Page {
+    /// What to open in a browser.
+    pub fn link(&self) -> String {
+        link(&self.address, &self.token)
+    }
+
+    /// Serves it, with what the server at this address and the others of its fleet say, as long as this process lives.
+    pub fn serve(self, server: String) {
+        let options = Options { servers: vec![server], token: self.token };
+        tokio::spawn(async move {
+            if let Err(e) = paraft_dashboard::serve(self.listener, options, std::future::pending()).await {
+                tracing::error!("the page is served no more: {e}");
+            }
+        });
+    }
+}
+
+/// The address of a page, with the token where no server and no proxy sees it.
+pub fn link(address: &str, token: &Token) -> String {
+    format!("http://{address}/#token={}", token.text())
+}
+
+/// That of the environment, or of the data folder, where it is drawn the first time.
+fn token(data: &Path) -> Result<Token, Failure> {
+    if let Some(given) = std::env::var(TOKEN).ok().filter(|t| !t.is_empty()) {
+        return Token::new(&given).map_err(|e| Failure::new(exit::CONFIG, e));
+    }
+    let path = data.join(FILE);
+    match fs::read_to_string(&path) {
+        Ok(text) => Token::new(text.trim()).map_err(|e| {
+            Failure::new(exit::CONFIG, format!("{}: {e}", path.display()))
+                .help("remove it, and another is drawn")
+        }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let text = draw().map_err(|e| Failure::new(exit::IO, format!("no random numbers: {e}")))?;
+            let write = || -> io::Result<()> {
+                fs::create_dir_all(data)?;
+                let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+                file.write_all(text.as_bytes())
+            };
+            write().map_err(|e| Failure::write(&path, e))?;
+            Token::new(&text).map_err(|e| Failure::new(exit::CONFIG, e))
+        }
+        Err(e) => Err(Failure::new(exit::IO, format!("{}: {e}", path.display()))),
+    }
+}
+
+/// A token that nobody guesses.
+pub fn draw() -> io::Result<String> {
+    let mut bytes = [0u8; LENGTH / 2];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
