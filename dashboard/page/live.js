@@ -193,8 +193,12 @@
   const delays = (j) => {
     const all = j.delays.reduce((a, b) => a + b, 0);
     if (!all) return element("p", { cls: "empty" }, "No pushes yet.");
-    const most = Math.max(...j.delays), shown = j.delays.map((n, d) => [d, n]).filter(([, n]) => n).slice(0, 40);
-    return element("div", { cls: "shares" }, ...shown.map(([d, n]) => element("div", { cls: "share" }, element("span", { cls: "what" }, d + " versions"),
+    // 0, 1, 2, 3 to 4, 5 to 8, ...
+    const bins = [];
+    j.delays.forEach((n, d) => { const b = d < 2 ? d : 1 + Math.ceil(Math.log2(d)); bins[b] = (bins[b] || 0) + n; });
+    const most = Math.max(...bins.map((n) => n || 0)), ends = (b) => (b < 3 ? String(b) : 2 ** (b - 2) + 1 + " to " + 2 ** (b - 1));
+    const shown = [...bins].map((n, b) => [ends(b), n || 0]);
+    return element("div", { cls: "shares" }, ...shown.map(([d, n]) => element("div", { cls: "share" }, element("span", { cls: "what" }, d + (d === "1" ? " version" : " versions")),
       element("span", { cls: "bar" }, element("b", { style: "width: " + (100 * n) / most + "%" })), element("span", { cls: "value" }, percent(n / all)), element("span", { cls: "each" }, number(n)))));
   };
   const job = (id) => ({
@@ -225,7 +229,7 @@
       return [
         section("Workers", table("Workers", [{ text: "worker", left: true }, "step", "behind", "state", "lease"], j.members.map((m) => row("w" + m.worker, number(m.clock, 6), m.clock === front ? "" : number(front - m.clock),
           stateOf(m.finished ? "finished" : m.idle ? "idle" : "running"), m.lease_ms == null ? "-" : (m.lease_ms / 1000).toFixed(1) + " s")), "tall")),
-        section("Who waits for whom", waits(j), element("p", { cls: "note" }, "Seconds that a worker's pulls were held up by the worker whose push came last, since the shard's leader leads.")),
+        section("Who waits for whom", waits(j), element("p", { cls: "note" }, "Seconds that a worker was held up by the one whose push came last, since the shard's leader leads.")),
         section("How late pushes were", delays(j)),
         section("What has happened", happened((e) => e.job === id || e.job == null)),
       ];

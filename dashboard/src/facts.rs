@@ -215,6 +215,8 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
 
 fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, StatusReply>) -> Facts {
     let by_leader = |s: &&ShardStatus| s.role == "leader";
+    // A fleet that was founded for no job has one without a name, which its first worker may still begin.
+    let begun = |j: &&JobInfo| !j.name.is_empty();
     // One that was deposed and does not know it yet has the lower term.
     let mut led: BTreeMap<(u32, u32), &ShardStatus> = BTreeMap::new();
     for s in replies.values().flat_map(|r| &r.shards).filter(by_leader) {
@@ -229,7 +231,7 @@ fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, Statu
         leader: leader.filter(|_| fleet.fleet != 0 && fleet.can_agree()),
         servers: fleet.servers.iter().map(|s| server(s, replies.get(&s.address))).collect(),
         shards: fleet.shards.iter().map(|s| shard(s, replies, &led)).collect(),
-        jobs: fleet.jobs.iter().map(|j| job(j, &led)).collect(),
+        jobs: fleet.jobs.iter().filter(begun).map(|j| job(j, &led)).collect(),
     }
 }
 

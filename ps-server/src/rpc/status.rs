@@ -198,7 +198,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
                 worker: worker.0,
                 of: of.0,
                 seconds: waited.time.as_secs_f64(),
-                pulls: waited.pulls,
+                times: waited.times,
             })
             .collect(),
         evaluated: m.stopping(None).evaluated.map(|e| Reported {

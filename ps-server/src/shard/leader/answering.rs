@@ -55,7 +55,8 @@ impl Leader {
             if go.whole && !go.pull.last {
                 let lead = go.pull.done.0.saturating_sub(go.slowest.0);
                 e.tally.pulled(go.held, lead, now);
-                if let Some(held) = go.held {
+                // In a round it is known better.
+                if let Some(held) = go.held.filter(|_| !go.in_force.of_push(go.pull.done).averages()) {
                     let waited = now.saturating_duration_since(held);
                     self.counters.progress.lock().waited(go.pull.worker, waited);
                 }

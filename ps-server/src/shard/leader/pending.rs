@@ -315,6 +315,15 @@ impl<C> Pushes<C> {
         self.put((c.worker, bucket, c.step), Pending::Round { part, arrived });
     }
 
+    /// When each push of an open round came.
+    pub fn arrivals(&self, step: Step, bucket: usize) -> Vec<(WorkerId, Moment)> {
+        let of = |((worker, of), pending): (&(WorkerId, Step), &Pending)| match pending {
+            Pending::Round { arrived, .. } if *of == step => Some((*worker, *arrived)),
+            _ => None,
+        };
+        self.all.get(bucket).into_iter().flatten().filter_map(of).collect()
+    }
+
     /// A round is closed: the pushes of these workers, in their order.
     pub fn close(&mut self, step: Step, bucket: usize, workers: BTreeSet<WorkerId>) -> Vec<Part> {
         let mut parts = Vec::with_capacity(workers.len());

@@ -1,6 +1,7 @@
 //! What whoever looks at a training sees of it, counted by the leader since its process began: losses, samples, and who waits for whom.
 
 use paraft_common::WorkerId;
+use paraft_trace::Moment;
 use std::{collections::BTreeMap, time::Duration};
 
 /// See the module. Everything only grows.
@@ -10,19 +11,19 @@ pub struct Progress {
     pub losses: (f64, u64),
     /// That the applied pushes of the shard's first bucket were computed from.
     pub samples: u64,
-    /// How long pulls of one worker were held up by another: by whose push came last before they were answered.
+    /// How long one worker was held up by another: by whose push closed the round, or came last before its pull was answered.
     waits: BTreeMap<(WorkerId, WorkerId), Waited>,
     /// Whose push came last.
     last: Option<WorkerId>,
 }
 
-/// How long, and how many pulls.
+/// How long, and how often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
     /// Together.
     pub time: Duration,
-    /// Of so many pulls.
-    pub pulls: u64,
+    /// So many times.
+    pub times: u64,
 }
 
 /// Workers that come and go must not make it grow without end.
@@ -42,13 +43,26 @@ impl Progress {
         self.last = Some(by);
     }
 
+    /// A round is closed in which pushes came at these moments.
+    pub fn round(&mut self, pushes: &[(WorkerId, Moment)]) {
+        let Some((last, closed)) = pushes.iter().max_by_key(|(_, at)| *at) else { return };
+        for (worker, at) in pushes.iter().filter(|(worker, _)| worker != last) {
+            self.wait(*worker, *last, closed.since(*at));
+        }
+    }
+
     /// A pull that was held up for so long is answered.
     pub fn waited(&mut self, worker: WorkerId, time: Duration) {
-        let Some(of) = self.last.filter(|of| *of != worker) else { return };
+        if let Some(of) = self.last.filter(|of| *of != worker) {
+            self.wait(worker, of, time);
+        }
+    }
+
+    fn wait(&mut self, worker: WorkerId, of: WorkerId, time: Duration) {
         if self.waits.len() < MOST_PAIRS || self.waits.contains_key(&(worker, of)) {
             let waited = self.waits.entry((worker, of)).or_default();
             waited.time += time;
-            waited.pulls += 1;
+            waited.times += 1;
         }
     }
 
@@ -72,8 +86,13 @@ mod tests {
             progress.waited(a, Duration::from_secs(1));
             progress.waited(b, Duration::from_secs(2));
         }
-        let of = |seconds| Waited { time: Duration::from_secs(seconds), pulls: 1 };
+        let of = |seconds| Waited { time: Duration::from_secs(seconds), times: 1 };
         assert_eq!(progress.waits().collect::<Vec<_>>(), [(a, b, of(1)), (b, a, of(2))]);
+        let mut rounds = Progress::default();
+        rounds.round(&[(a, Moment(5)), (b, Moment(9))]);
+        rounds.round(&[(a, Moment(12))]);
+        let waited = Waited { time: Duration::from_nanos(4), times: 1 };
+        assert_eq!(rounds.waits().collect::<Vec<_>>(), [(a, b, waited)]);
         [Some(1.5), None, Some(f32::NAN), Some(0.5)].into_iter().for_each(|l| progress.loss(l));
         assert_eq!(progress.losses, (2.0, 2));
     }

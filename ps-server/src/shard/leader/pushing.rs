@@ -75,7 +75,9 @@ impl Leader {
         let averages = self.averages(&conf, step, sum_of_squares);
         let Some(e) = &mut self.epoch else { return };
         let contribution = Contribution { worker, session, seq, step, pulled, samples };
-        self.counters.progress.lock().pushed(worker);
+        if bucket == 0 {
+            self.counters.progress.lock().pushed(worker);
+        }
         let precedes_weights = !e.deltas.has_answered(worker);
         let push = Push {
             conn,
@@ -319,6 +321,10 @@ impl Leader {
         // A later round that is on its way drops the pushes of those who are in this one.
         if drops_late && e.rounds.is_closed(bucket, step) {
             return e.rounds.waits_again(round);
+        }
+        // The bucket that is pushed last.
+        if bucket == 0 {
+            self.counters.progress.lock().round(&e.pending.arrivals(step, bucket));
         }
         let parts = e.pending.close(step, bucket, e.rounds.close(round, drops_late));
         if parts.is_empty() {
