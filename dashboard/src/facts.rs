@@ -194,8 +194,15 @@ pub fn now() -> u64 {
 /// where nobody answers.
 pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     let describe = |address: String| async move { paraft_client::describe(&address, PATIENCE).await.ok() };
-    let described: Vec<DescribeReply> =
+    let mut described: Vec<DescribeReply> =
         join_all(known.iter().cloned().map(describe)).await.into_iter().flatten().collect();
+    // Only the leader of the control group answers in full.
+    if described.iter().all(|d| d.fleet == 0)
+        && let Some(leader) =
+            described.iter().map(|d| &d.leader).find(|l| !l.is_empty() && !known.contains(l))
+    {
+        described.extend(describe(leader.clone()).await);
+    }
     // Who has lost its majority does not know it yet; the one that can agree counts.
     let leads = described.iter().filter(|d| d.fleet != 0).max_by_key(|d| (d.can_agree(), d.generation));
     if let Some(fleet) = leads {

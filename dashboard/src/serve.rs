@@ -180,10 +180,11 @@ impl Shared {
     /// Whether who asks knows the token, and asks from a page of ours.
     fn admits(&self, headers: &HeaderMap, from: SocketAddr, what: &str) -> Result<(), Response> {
         let text = |name| headers.get(name).and_then(|v: &header::HeaderValue| v.to_str().ok());
-        // A page of another site; a browser says so.
-        let host = text(header::HOST).unwrap_or_default();
-        let origin = text(header::ORIGIN).and_then(|o| o.split_once("://")).map(|(_, host)| host);
-        let elsewhere = origin.is_some_and(|origin| origin != host) && what == "act";
+        // A page of another site: a browser says so. A proxy says by which name it was asked.
+        let ours = [text(header::HOST), headers.get("x-forwarded-host").and_then(|v| v.to_str().ok())];
+        let is_ours =
+            |origin: &str| origin.split_once("://").is_some_and(|(_, host)| ours.contains(&Some(host)));
+        let elsewhere = what == "act" && text(header::ORIGIN).is_some_and(|origin| !is_ours(origin));
         let shown = text(header::AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer "));
         let why = match shown {
             _ if elsewhere => "it was asked by a page of another site",

@@ -1,5 +1,6 @@
 //! `paraft demo`: the first thing a stranger runs. Needs nothing but this binary.
 
+use crate::page;
 use clap::Args;
 use paraft_common::Mode;
 use paraft_fleet::{failure::Failure, launch, run_dir::RunDir};
@@ -39,6 +40,7 @@ pub fn run(args: &DemoArgs) -> Result<i32, Failure> {
         job.cluster.replicas,
         job.train.workers
     );
+    page::of_fleets(job.servers())?;
     let load = |more: &[String]| {
         let set: Vec<String> = args.set.iter().chain(more).cloned().collect();
         Job::parse(JOB, Path::new("demo.toml"), &set)

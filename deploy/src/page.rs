@@ -1,7 +1,7 @@
 //! The live page that a server serves (`--dashboard`): where, and who knows its token.
 
 use paraft_dashboard::{Options, TOKEN, Token};
-use paraft_fleet::failure::Failure;
+use paraft_fleet::{failure::Failure, pages};
 use paraft_worker::exit;
 use std::{
     fs,
@@ -29,9 +29,21 @@ pub struct Page {
 ///
 /// # Errors
 /// `Ok`: the socket's. `Err`: the token's.
-pub async fn bind(at: SocketAddr, server: &str, data: &Path) -> Result<Page, Result<io::Error, Failure>> {
+pub async fn bind(
+    at: SocketAddr,
+    server: &str,
+    data: &Path,
+    supervised: bool,
+) -> Result<Page, Result<io::Error, Failure>> {
     let token = token(data).map_err(Err)?;
-    let listener = TcpListener::bind(at).await.map_err(Ok)?;
+    let listener = match TcpListener::bind(at).await {
+        // Its launcher had found the port free.
+        Err(e) if supervised && e.kind() == io::ErrorKind::AddrInUse => {
+            TcpListener::bind(SocketAddr::new(at.ip(), 0)).await
+        }
+        bound => bound,
+    }
+    .map_err(Ok)?;
     let bound = listener.local_addr().map_err(Ok)?;
     // Where all addresses of this host are listened on, it is the one by which others know the server.
     let host = server.rsplit_once(':').map(|(host, _)| host).filter(|_| bound.ip().is_unspecified());
@@ -56,8 +68,18 @@ impl Page {
     }
 }
 
+/// The servers of the fleets that this process starts serve pages.
+///
+/// # Errors
+/// No random numbers.
+pub fn of_fleets(servers: u32) -> Result<(), Failure> {
+    let token = draw().map_err(|e| Failure::new(exit::IO, format!("no random numbers: {e}")))?;
+    pages::serve(servers, TOKEN, token);
+    Ok(())
+}
+
 /// The address of a page, with the token where no server and no proxy sees it.
-pub fn link(address: &str, token: &Token) -> String {
+fn link(address: &str, token: &Token) -> String {
     format!("http://{address}/#token={}", token.text())
 }
 
@@ -87,7 +109,7 @@ fn token(data: &Path) -> Result<Token, Failure> {
 }
 
 /// A token that nobody guesses.
-pub fn draw() -> io::Result<String> {
+fn draw() -> io::Result<String> {
     let mut bytes = [0u8; LENGTH / 2];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())

@@ -1,5 +1,6 @@
 //! `paraft train`: launch a fleet on this machine, train, tell.
 
+use crate::page;
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_fleet::{
@@ -73,6 +74,9 @@ pub struct RunArgs {
     /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
     #[arg(long, value_name = "TIME", default_value = "1h", requires = "to")]
     pub keep: Keep,
+    /// Serve no live page.
+    #[arg(long)]
+    pub no_dashboard: bool,
     /// Print the summary as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -112,6 +116,9 @@ pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<Pat
     }
     let resume = resume.map(|p| find_checkpoint(p, job, args.run_dir.as_deref())).transpose()?;
     let dir = RunDir::of(args.run_dir.as_deref(), &job.name, resume.is_some())?;
+    if !args.no_dashboard {
+        page::of_fleets(job.servers())?;
+    }
     let interrupted = launch::interrupts();
     let trace = args.trace.then_some(args.trace_steps);
     let extras = Extras { faults: args.faults, trace, on: args.on()?, ..Extras::default() };

@@ -11,6 +11,7 @@ use crate::{
         link::{Link, Links},
         proxy::Proxies,
     },
+    pages,
     process::{self, Audience, Process},
     script::{self, Rendezvous},
     standing::On,
@@ -205,7 +206,10 @@ impl Fleet {
         let mut command = Command::new(&self.program);
         command.arg("server");
         match &self.settings {
-            Settings::Job => _ = command.arg(self.run_dir.join(JOB_FILE)).args(["--metrics", ANY_PORT]),
+            Settings::Job => {
+                command.arg(self.run_dir.join(JOB_FILE)).args(["--metrics", ANY_PORT]);
+                pages::tell(&mut command, id);
+            }
             Settings::Flags { all, founders } => {
                 command.args(all).args(founders.iter().filter(|_| founds));
             }

@@ -4,7 +4,7 @@ use crate::{
     ask::ask_all,
     failure::Failure,
     fleet::{Extras, Fleet, JOB_FILE, server_data},
-    process,
+    pages, process,
     progress::Progress,
     script,
     standing::Submitted,
@@ -117,7 +117,11 @@ pub fn launch_with(
     }
     let mut fleet = match &submitted {
         Some(s) => Fleet::on(&s.servers, dir, extras)?,
-        None => Fleet::servers(&resolved, dir, extras)?,
+        None => {
+            let fleet = Fleet::servers(&resolved, dir, extras)?;
+            pages::say();
+            fleet
+        }
     };
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;

@@ -5,6 +5,7 @@
 //!   [`script`]: a worker that is a user's script.
 //! - [`launch`]: a job on a fleet of its own, from its start to its record; `watch`: what happens when a process of it ends.
 //!   [`run_dir`]: the folder of a run.
+//! - [`pages`]: where the servers of a fleet serve their live page.
 //! - [`task`]: the part of an engine's task of the fleet that the tasks are together; `gather`: how they meet.
 //! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
 //!   [`notice`]: that this host will be taken away.
@@ -33,6 +34,7 @@ pub mod fleet;
 mod gather;
 pub mod launch;
 pub mod notice;
+pub mod pages;
 pub mod process;
 pub mod progress;
 pub mod run_dir;

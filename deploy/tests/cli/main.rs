@@ -6,6 +6,7 @@ mod closed;
 mod common;
 mod compare;
 mod crowds;
+mod dashboard;
 mod engines;
 mod gpu;
 mod groups;

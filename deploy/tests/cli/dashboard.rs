@@ -1,0 +1,210 @@
+//! The live page, asked as a browser asks.
+
+use crate::common::*;
+use serde_json::json;
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+};
+
+/// A job that trains on a fleet of its own, and where its page is.
+struct Page {
+    launcher: Child,
+    folder: tempfile::TempDir,
+    address: String,
+    token: String,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.launcher.id() as i32), Signal::SIGTERM);
+        let _ = self.launcher.wait();
+    }
+}
+
+impl Page {
+    fn of(body: &str) -> Self {
+        let folder = tempfile::tempdir().expect("scratch");
+        let said = folder.path().join("said");
+        let mut trains = paraft();
+        trains.arg("train").arg(job(folder.path(), body)).arg("--run-dir").arg(folder.path().join("run"));
+        trains.stdout(Stdio::null()).stderr(fs::File::create(&said).expect("a file"));
+        let launcher = trains.spawn().expect("paraft starts");
+        let (address, token) = wait("the page's address", || {
+            let said = fs::read_to_string(&said).unwrap_or_default();
+            let link = said
+                .split_whitespace()
+                .find_map(|w| w.strip_prefix("http://"))
+                .ok_or_else(|| said.clone())?;
+            let (address, token) = link.split_once("/#token=").ok_or_else(|| said.clone())?;
+            Ok((address.to_string(), token.to_string()))
+        });
+        Self { launcher, folder, address, token }
+    }
+
+    fn asks(&self, address: &str, request: &str, more: &[&str], body: &str) -> BufReader<TcpStream> {
+        let mut socket = TcpStream::connect(address).expect("it listens");
+        socket.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+        let more: String = more.iter().map(|h| format!("{h}\r\n")).collect();
+        let length = body.len();
+        write!(socket, "{request} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n{more}\r\n{body}")
+            .expect("asked");
+        BufReader::new(socket)
+    }
+
+    fn shows(&self) -> String {
+        format!("Authorization: Bearer {}", self.token)
+    }
+
+    /// The status and the rest of an answer that ends.
+    fn answer(&self, request: &str, more: &[&str], body: &str) -> (u16, String) {
+        let mut text = String::new();
+        self.asks(&self.address, request, more, body).read_to_string(&mut text).expect("an answer");
+        let status = text.split_whitespace().nth(1).and_then(|s| s.parse().ok()).expect("a status");
+        (status, text)
+    }
+
+    fn acts(&self, act: &Value) -> (u16, String) {
+        self.answer("POST /act", &[&self.shows()], &act.to_string())
+    }
+
+    /// What is told from here on by the page at an address.
+    fn told(&self, address: &str) -> impl Iterator<Item = Value> + use<> {
+        let lines = self.asks(address, "GET /behind/a/proxy/live", &[&self.shows()], "").lines();
+        lines.map_while(Result::ok).filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok())
+    }
+
+    /// The first thing that is told and is so.
+    fn hears<T>(&self, address: &str, what: &str, so: impl Fn(&Value) -> Option<T>) -> T {
+        let began = Instant::now();
+        let mut last = Value::Null;
+        for said in self.told(address) {
+            match so(&said) {
+                Some(t) => return t,
+                None => assert!(began.elapsed() < DEADLINE, "gave up waiting for {what}: {said}"),
+            }
+            last = said;
+        }
+        panic!("the page said no more, waiting for {what}: {last}")
+    }
+}
+
+fn trains(said: &Value) -> Option<Value> {
+    let job = said["facts"]["jobs"].as_array()?.iter().find(|j| j["name"] == "t")?;
+    let steps = job["members"].as_array()?.iter().filter_map(|m| m["clock"].as_u64()).max()?;
+    (steps > 20).then(|| job.clone())
+}
+
+#[test]
+fn a_training_has_a_page_that_shows_it_and_whoever_knows_the_token_acts_there() {
+    let page = Page::of(&digits("bsp", 3, 100_000));
+    let job = page.hears(&page.address, "it to train", trains);
+    assert_eq!((&job["mode"], job["workers"].as_u64()), (&json!("bsp"), Some(2)), "{job}");
+    let point = page.hears(&page.address, "a point", |said| {
+        let points = said["news"]["points"].as_object()?.values().next()?.clone();
+        (points["samples"].as_f64()? > 0.0 && points["loss"].is_f64()).then_some(points)
+    });
+    assert!(point["step"].as_u64() > Some(20), "{point}");
+    page.hears(&page.address, "an evaluation", |said| {
+        said["curves"].as_object()?.values().next()?["evaluations"].as_array()?.first().cloned()
+    });
+    page.hears(&page.address, "somebody to wait", |said| {
+        let jobs = said["facts"]["jobs"].as_array()?;
+        jobs.iter().find_map(|j| j["waits"].as_array()?.first().cloned())
+    });
+    // The page itself holds nothing.
+    let (status, html) = page.answer("GET /under/some/prefix/", &[], "");
+    assert!(status == 200 && html.contains("uPlot") && !html.contains(&page.token), "{status}");
+    // What a command does, it does; the same words say why not.
+    let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
+    assert_eq!(status, 200, "{said}");
+    contains(&said, &["t goes on in asp (switch 1)"]);
+    page.hears(&page.address, "the other mode", |said| trains(said).filter(|j| j["mode"] == "asp"));
+    for (act, words) in [
+        (json!({"act": "mode", "job": "u", "mode": "asp"}), "no job `u`"),
+        (json!({"act": "mode", "job": "t", "mode": "sometimes"}), "sometimes"),
+        (json!({"act": "drain", "server": 9}), "9"),
+        (json!({"act": "explode"}), "no action"),
+        (json!([]), "no action"),
+    ] {
+        let (status, said) = page.acts(&act);
+        assert!(status >= 400, "{act}: {said}");
+        contains(&said, &[words]);
+    }
+    let (status, said) = page.acts(&json!({"act": "stop", "job": "t"}));
+    assert_eq!(status, 200, "{said}");
+    page.hears(&page.address, "what was done there", |said| {
+        let events = said["events"].as_array()?;
+        let acted = |e: &&Value| {
+            e["kind"] == "action" && e["what"].as_str().is_some_and(|w| w.contains("asked from"))
+        };
+        (events.iter().filter(acted).count() >= 2).then_some(())
+    });
+}
+
+#[test]
+fn who_does_not_know_the_token_neither_looks_nor_acts() {
+    let page = Page::of(&digits("asp", 1, 100_000));
+    let wrong = format!("Authorization: Bearer {}", "0".repeat(page.token.len()));
+    let short = format!("Authorization: Bearer {}", &page.token[1..]);
+    let (shows, stop) = (page.shows(), json!({"act": "stop", "job": "t"}).to_string());
+    for (request, more, why) in [
+        ("GET /live", &[][..], "no token"),
+        ("GET /live", &[&*wrong], "wrong token"),
+        ("GET /live", &[&*short], "wrong token"),
+        ("GET /live?token=x", &[], "no token"),
+        ("POST /act", &[], "no token"),
+        ("POST /act", &[&*wrong], "wrong token"),
+        ("POST /act", &[&*shows, "Origin: http://elsewhere.example"], "another site"),
+        ("POST /act", &[&*shows, "Origin: null"], "another site"),
+    ] {
+        let (status, said) = page.answer(request, more, &stop);
+        assert_eq!(status, 403, "{request} {more:?}: {said}");
+        contains(&said, &["refused", why]);
+        assert!(!said.contains("Access-Control"), "no other site may read it: {said}");
+    }
+    let log = fs::read_to_string(page.folder.path().join("run/server-0.log")).expect("a log");
+    contains(&log, &["no token", "wrong token", "another site"]);
+    let job = page.hears(&page.address, "it to train", trains);
+    assert_eq!(job["state"], "running", "{job}");
+}
+
+#[test]
+fn a_page_shows_a_death_and_the_election_behind_it_and_another_server_has_it_too() {
+    let page = Page::of(&digits("asp", 3, 100_000));
+    page.hears(&page.address, "it to train", trains);
+    let pages: Vec<(u64, String)> = page.hears(&page.address, "everybody's pages", |said| {
+        let servers = said["facts"]["servers"].as_array()?;
+        let all: Vec<_> = servers
+            .iter()
+            .filter_map(|s| Some((s["id"].as_u64()?, s["page"].as_str()?.to_string())))
+            .collect();
+        (all.len() == 3 && all.iter().all(|(_, p)| !p.is_empty())).then_some(all)
+    });
+    assert!(pages.iter().any(|(_, at)| *at == page.address), "{pages:?}");
+    // Whoever leads a shard of the job, and does not serve the page that is looked at.
+    let leads = page.hears(&page.address, "leaders", |said| {
+        let shards = said["facts"]["shards"].as_array()?;
+        shards.iter().find_map(|s| s["leader"].as_u64().filter(|l| *l != 0))
+    });
+    let told = page.told(&page.address);
+    let victim = pid_of(
+        page.folder.path(),
+        &format!("--log-file {}", page.folder.path().join(format!("run/server-{leads}.log")).display()),
+    );
+    kill(victim, Signal::SIGKILL).expect("killed");
+    let (mut dead, mut elected) = (false, false);
+    for said in told {
+        for event in said["news"]["events"].as_array().into_iter().flatten() {
+            let what = event["what"].as_str().unwrap_or_default();
+            dead |= what.starts_with(&format!("s{leads} is silent"));
+            elected |= event["kind"] == "election" && what.contains("leads shard");
+        }
+        if dead && elected {
+            break;
+        }
+    }
+    assert!(dead && elected, "s{leads} died; said so: {dead}, elected: {elected}");
+    let (_, other) = pages.iter().find(|(id, _)| *id != leads && *id != 0).expect("a third");
+    page.hears(other, "the third server's page", trains);
+}

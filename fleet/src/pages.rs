@@ -1,0 +1,52 @@
+//! The live pages of the servers that a launcher starts: at the same addresses for one fleet after the other, so that a page that somebody
+//! has opened goes on with the next.
+
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    process::Command,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Pages {
+    /// The variable in which a server finds the token.
+    variable: &'static str,
+    token: String,
+    /// Of each server.
+    at: Vec<String>,
+}
+
+static OURS: OnceLock<Pages> = OnceLock::new();
+static SAID: AtomicBool = AtomicBool::new(false);
+
+/// The servers of fleets that this process starts from now on serve pages, whose token is in this variable of theirs.
+pub fn serve(servers: u32, variable: &'static str, token: String) {
+    // Nobody has these ports now; a server whose port is taken by then listens on another.
+    let held: Vec<TcpListener> =
+        (0..servers).filter_map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()).collect();
+    let at = held.iter().filter_map(|l| Some(l.local_addr().ok()?.to_string())).collect();
+    let _ = OURS.set(Pages { variable, token, at });
+}
+
+/// Tells a server where its page is to be.
+pub(crate) fn tell(command: &mut Command, id: u32) {
+    if let Some(pages) = OURS.get()
+        && let Some(at) = pages.at.get(id as usize)
+    {
+        command.args(["--dashboard", at]).env(pages.variable, &pages.token);
+    }
+}
+
+/// Says, once, where the page is.
+pub(crate) fn say() {
+    if let Some(pages) = OURS.get()
+        && let Some(at) = pages.at.first()
+        && !SAID.swap(true, Relaxed)
+    {
+        eprintln!("page    http://{at}/#token={}", pages.token);
+    }
+}
