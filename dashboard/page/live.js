@@ -176,8 +176,11 @@
     ? button("fill again", () => ask("Fill s" + s.id + " again?", "It takes replicas and leaders again.", "Fill it", { act: "drain", server: s.id, undo: true }))
     : button("drain", () => ask("Empty s" + s.id + "?", "Its " + s.leads + " leaders and " + s.holds + " replicas move to other servers; training goes on. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
 
+  const chosen = {};
   const modeOf = (j) => {
-    const select = element("select", { "aria-label": "Mode" }, ...["bsp", "ssp:1", "ssp:4", "ssp:16", "asp", "auto"].map((m) => element("option", { value: m, selected: m === j.mode }, m)));
+    const modes = [...new Set([j.mode, "bsp", "ssp:1", "ssp:4", "ssp:16", "asp", "auto"])].filter((m) => m);
+    const select = element("select", { "aria-label": "Mode", onchange: () => { chosen[j.id] = select.value; } },
+      ...modes.map((m) => element("option", { value: m, selected: m === (chosen[j.id] || j.mode) }, m)));
     return [select, button("switch mode", () => ask("Switch " + jobName(j) + " from " + j.mode + " to " + select.value + "?",
       { bsp: "Workers wait for each other in every step.", asp: "Workers no longer wait for each other; gradients may be late.", auto: "A rule chooses how far workers may be apart." }[select.value] || "Workers may be so many steps apart.",
       "Switch", { act: "mode", job: j.name, mode: select.value }))];
