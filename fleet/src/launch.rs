@@ -258,6 +258,7 @@ impl Record {
                     pushes_lost: s.pushes_lost,
                     dropped: s.dropped,
                     staleness: s.staleness.iter().map(staleness).collect(),
+                    waits: s.waits.iter().map(wait).collect(),
                 }))?;
             }
         }
@@ -277,6 +278,14 @@ impl Record {
 fn nobody_came(answers: &[Answer], ours: impl Fn(&&paraft_proto::ShardStatus) -> bool) -> bool {
     let none = |a: &Answer| a.as_ref().is_ok_and(|r| r.shards.iter().filter(&ours).all(|s| s.buckets == 0));
     !answers.is_empty() && answers.iter().all(none)
+}
+
+fn wait(w: &paraft_proto::Wait) -> event::Wait {
+    event::Wait {
+        worker: paraft_common::WorkerId(w.worker),
+        of: paraft_common::WorkerId(w.of),
+        seconds: w.seconds,
+    }
 }
 
 fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {

@@ -308,6 +308,21 @@ pub struct Shard {
     /// How late the pushes of each worker were, as far as this server led while they were applied.
     #[serde(default, alias = "lateness", skip_serializing_if = "Vec::is_empty")]
     pub staleness: Vec<Staleness>,
+    /// Who has waited for whom, as far as this server led.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<Wait>,
+}
+
+/// How long a worker was held up by another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Wait {
+    /// Who waited.
+    pub worker: WorkerId,
+    /// For whose push.
+    #[serde(rename = "for")]
+    pub of: WorkerId,
+    /// Together.
+    pub seconds: f64,
 }
 
 /// How late a worker's pushes were, bucket by bucket.

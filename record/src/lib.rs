@@ -29,7 +29,7 @@ pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
     Diverged, Eval, Evaluating, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train,
-    Worker,
+    Wait, Worker,
 };
 pub use incarnations::Incarnations;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};

@@ -162,6 +162,25 @@ impl RunRecord {
         (seconds > 0.0).then(|| total(totals.values().map(|w| w.wait_seconds)) / seconds)
     }
 
+    /// Of all workers together, the time that they were held up by each other over their training time, 0 to 1; the rest of
+    /// [`Self::wait_share`] went to servers and the network. `None` where it was not counted.
+    pub fn wait_share_for_others(&self) -> Option<f64> {
+        let mut by_shard = BTreeMap::<_, BTreeMap<WorkerId, f64>>::new();
+        for shard in &self.shards {
+            let waited = by_shard.entry(shard.shard).or_default();
+            shard.waits.iter().for_each(|w| *waited.entry(w.worker).or_default() += w.seconds);
+        }
+        // A worker waits for all shards at once: the longest counts.
+        let mut longest = BTreeMap::<WorkerId, f64>::new();
+        for (worker, seconds) in by_shard.into_values().flatten() {
+            let known = longest.entry(worker).or_default();
+            *known = known.max(seconds);
+        }
+        let seconds = total(self.worker_totals().values().map(|w| w.seconds));
+        let counted = !longest.is_empty() || self.run.workers == 1;
+        (seconds > 0.0 && counted).then(|| (total(longest.into_values()) / seconds).min(1.0))
+    }
+
     /// The mode that somebody has switched the run to last. Not what a rule has chosen.
     pub fn switched_to(&self) -> Option<&str> {
         let last = self.switches.iter().max_by_key(|s| s.number)?;

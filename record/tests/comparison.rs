@@ -1,10 +1,10 @@
 //! A comparison follows from the records of its runs: figures, verdict, page.
 #![allow(clippy::unwrap_used)]
 
-use paraft_common::{ShardId, Step, WorkerId};
+use paraft_common::{ServerId, ShardId, Step, WorkerId};
 use paraft_record::{
     Cell, Comparison, Conditions, Diverged, Eval, Event, LeftOut, ModeSwitch, Run, RunRecord, Shard, Train,
-    Worker, comparison::RULES, render_comparison,
+    Wait, Worker, comparison::RULES, render_comparison,
 };
 
 /// A run of two workers: `seconds` long, one evaluation in the middle and one at the end.
@@ -84,6 +84,29 @@ fn figures_are_means_over_seeds_and_waiting_is_a_share_of_all_workers_time() {
 }
 
 #[test]
+fn who_waits_for_others_waits_on_all_shards_at_once_and_for_servers_the_rest_of_the_time() {
+    let mut cell = cell("bsp", 2, 1, 10.0, 0.9);
+    assert_eq!(cell.record.wait_share_for_others(), None, "nobody has counted it");
+    let wait = |worker, of, seconds| Wait { worker: WorkerId(worker), of: WorkerId(of), seconds };
+    let counted = |shard, server, waits| Shard {
+        shard: ShardId(shard),
+        server: ServerId(server),
+        waits,
+        ..Shard::default()
+    };
+    // Shard 0 had two leaders; worker 0 waited 3 s on it, and 2 s on the other one.
+    cell.record.shards = vec![
+        counted(0, 0, vec![wait(0, 1, 1.0)]),
+        counted(0, 1, vec![wait(0, 1, 2.0), wait(1, 0, 0.5)]),
+        counted(1, 2, vec![wait(0, 1, 2.0)]),
+    ];
+    let share = cell.record.wait_share_for_others().expect("counted");
+    assert!((share - 3.5 / 20.0).abs() < 1e-12, "{share} of two workers' 10 s");
+    let page = render_comparison(&of(vec![cell]));
+    assert!(page.contains("for others") && page.contains("class=\"rest\""), "both parts are drawn");
+}
+
+#[test]
 fn the_verdict_follows_from_the_rules() {
     let said = |cells: Vec<Cell>| {
         let c = of(cells);
@@ -151,9 +174,9 @@ fn the_page_has_bands_marks_idle_workers_and_the_rules_and_loads_nothing() {
         assert!(!page.contains(load), "{load}");
     }
     assert!(page.contains("default-src 'none'") && !page.contains("<script>alert"));
-    assert_eq!(page.matches("</script>").count(), 3, "only the page's own scripts end");
+    assert_eq!(page.matches("</script>").count(), 4, "only the page's own scripts end");
     assert!(
-        page.contains("took 3 ms longer") && page.contains("Idle workers") && page.contains("width:30.0%")
+        page.contains("took 3 ms longer") && page.contains("Waiting workers") && page.contains("width:30.0%")
     );
     let docs = include_str!("../../docs/metrics.md").split_whitespace().collect::<Vec<_>>().join(" ");
     for rule in RULES {

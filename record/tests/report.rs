@@ -84,7 +84,7 @@ fn hostile_names_stay_text() {
     r.run.optimizer = evil.into();
     let page = render_report(&[r.clone(), r]);
     assert!(!page.contains("<script>alert"));
-    assert_eq!(page.matches("</script>").count(), 3, "only the page's own scripts end");
+    assert_eq!(page.matches("</script>").count(), 4, "only the page's own scripts end");
     assert!(page.contains("&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;{{data}}&quot;&#39;&amp;"));
     let labels = data(&page)["runs"].clone();
     assert_eq!(labels[1], format!("{evil} ({evil}) #2"), "equal modes are told apart");

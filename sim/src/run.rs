@@ -340,6 +340,7 @@ fn note_shards(world: &World) -> Result<(), SimError> {
             pushes_lost: m.pushes_lost,
             dropped: m.dropped,
             staleness: c.staleness.workers().into_iter().map(staleness).collect(),
+            waits: Vec::new(),
         });
         world.recording.write(&Event::Shard(line))?;
     }

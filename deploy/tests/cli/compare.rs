@@ -82,7 +82,7 @@ fn a_simulated_matrix_has_every_group_and_its_numbers_are_those_of_the_records()
         &[
             "Paraft comparison",
             "How the verdict comes about",
-            "Idle workers",
+            "Waiting workers",
             "Left out",
             "Momentum against workers",
         ],

@@ -144,6 +144,7 @@ fn idle(groups: &[Group<'_>]) -> String {
             }
         }
         let Some(all) = Spread::of(shown.iter().filter_map(|r| r.wait_share())) else { continue };
+        let others = Spread::of(shown.iter().filter_map(|r| r.wait_share_for_others()));
         let workers: Vec<(u32, f64)> =
             by_worker.iter().map(|(w, s)| (w.0, total(s.iter().copied()) / s.len() as f64)).collect();
         let width = |share: f64| (share * 100.0).clamp(0.0, 100.0);
@@ -157,13 +158,24 @@ fn idle(groups: &[Group<'_>]) -> String {
             );
         }
         let extremes = Spread::of(workers.iter().map(|w| w.1)).filter(|_| workers.len() > 1);
-        let each = extremes.map_or(String::new(), |e| format!("{} to {}", percent(e.min), percent(e.max)));
+        let mut each =
+            extremes.map_or(String::new(), |e| format!("{} to {}", percent(e.min), percent(e.max)));
+        let mut bar = format!("<b style=\"width:{:.1}%\"></b>", width(all.mean));
+        if let Some(others) = &others {
+            let of = others.mean.min(all.mean);
+            bar = format!(
+                "<b class=\"rest\" style=\"width:{:.1}%\"></b><b style=\"width:{:.1}%\"></b>",
+                width(all.mean),
+                width(of)
+            );
+            each =
+                format!("for others {}, for servers and the network {}", percent(of), percent(all.mean - of));
+        }
         _ = writeln!(
             rows,
-            "<div class=\"share\"><span class=\"what\">{}</span><span class=\"bar\"><b style=\"width:{:.1}%\"></b>{ticks}</span>\
+            "<div class=\"share\"><span class=\"what\">{}</span><span class=\"bar\">{bar}{ticks}</span>\
              <span class=\"value\">{}</span><span class=\"each\">{each}</span></div>",
             escape(&group.label),
-            width(all.mean),
             percent(all.mean)
         );
     }
@@ -171,10 +183,10 @@ fn idle(groups: &[Group<'_>]) -> String {
         return rows;
     }
     format!(
-        "<section aria-labelledby=\"idle\">\n<h2 id=\"idle\">Idle workers</h2>\n<div class=\"shares\">\n{rows}</div>\n\
-         <p class=\"note\">The share of a worker's time that it spent in pulls: waiting for others, replication and the network. The \
-         bar is all workers together, a tick one of them, and beside it stand the least and the most idle worker. A slow worker \
-         does not wait: the others wait for it.</p>\n</section>\n"
+        "<section aria-labelledby=\"idle\">\n<h2 id=\"idle\">Waiting workers</h2>\n<div class=\"shares\">\n{rows}</div>\n\
+         <p class=\"note\">The share of the workers' time that they spent in pulls. The dark part of a bar is waiting for other \
+         workers, as the shards' leaders counted it; the light part is for servers and the network: applying, replicating and sending, \
+         and processors that they share with the workers. A tick is one worker. A slow worker does not wait: the others wait for it.</p>\n</section>\n"
     )
 }
 
