@@ -41,6 +41,7 @@ mod role;
 mod serve;
 mod status;
 mod submit;
+mod top;
 mod trace;
 mod train;
 mod whole;
@@ -90,6 +91,8 @@ enum Command {
     Trace(trace::TraceArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
+    /// Watch a fleet and its jobs in the terminal, and act there.
+    Top(top::TopArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
     Drain(drain::DrainArgs),
     /// Say that a server will not come back: its replicas are replaced now, and it is listed no more.
@@ -169,6 +172,7 @@ fn main() {
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
+        Command::Top(a) => failure::report(top::run(&a)),
         Command::Drain(a) => failure::report(drain::run(&a)),
         Command::Forget(a) => failure::report(data::forget(&a)),
         Command::Data(a) => failure::report(data::run(&a)),
