@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 31] = [
+const EDGES: [(&str, &[&str]); 32] = [
     ("simd", &[]),
     ("common", &["simd"]),
     ("host", &[]),
@@ -59,6 +59,7 @@ const EDGES: [(&str, &[&str]); 31] = [
     ("example-own-loop", &["worker", "models", "data", "common"]),
     ("python", &["worker", "tls", "host"]),
     ("engines", &[]),
+    ("dashboard", &["client", "record", "proto", "common"]),
     (
         "fleet",
         &["engines", "worker", "client", "checkpoint", "record", "tls", "trace", "proto", "host", "common"],
@@ -90,6 +91,7 @@ const EDGES: [(&str, &[&str]); 31] = [
         &[
             "lab",
             "fleet",
+            "dashboard",
             "engines",
             "server",
             "store",
