@@ -140,13 +140,13 @@ async fn answer(
     let what = uri.path().rsplit('/').next().unwrap_or_default();
     match (method, what) {
         (Method::GET, "" | "index.html") => page(),
-        (Method::GET, "live") => match shared.admits(&headers, from, "look") {
-            Ok(()) => live(&shared).into_response(),
-            Err(refused) => refused,
+        (Method::GET, "live") => match shared.refuses(&headers, from, "look") {
+            None => live(&shared).into_response(),
+            Some(refused) => refused,
         },
-        (Method::POST, "act") => match shared.admits(&headers, from, "act") {
-            Ok(()) => act(&shared, from, &body).await,
-            Err(refused) => refused,
+        (Method::POST, "act") => match shared.refuses(&headers, from, "act") {
+            None => act(&shared, from, &body).await,
+            Some(refused) => refused,
         },
         (Method::GET, "favicon.ico") => StatusCode::NO_CONTENT.into_response(),
         _ => (StatusCode::NOT_FOUND, "there is nothing here").into_response(),
@@ -177,8 +177,8 @@ fn page() -> Response {
 }
 
 impl Shared {
-    /// Whether who asks knows the token, and asks from a page of ours.
-    fn admits(&self, headers: &HeaderMap, from: SocketAddr, what: &str) -> Result<(), Response> {
+    /// What is said to who does not know the token, or asks from a page of another site.
+    fn refuses(&self, headers: &HeaderMap, from: SocketAddr, what: &str) -> Option<Response> {
         let text = |name| headers.get(name).and_then(|v: &header::HeaderValue| v.to_str().ok());
         // A page of another site: a browser says so. A proxy says by which name it was asked.
         let ours = [text(header::HOST), headers.get("x-forwarded-host").and_then(|v| v.to_str().ok())];
@@ -190,10 +190,10 @@ impl Shared {
             _ if elsewhere => "it was asked by a page of another site",
             None => "it showed no token",
             Some(shown) if !self.token.is(shown) => "it showed a wrong token",
-            Some(_) => return Ok(()),
+            Some(_) => return None,
         };
         tracing::warn!(%from, what, "refused on the dashboard: {why}");
-        Err((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
+        Some((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
     }
 
     /// All that is known, and what comes from here on.

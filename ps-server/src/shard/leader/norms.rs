@@ -69,8 +69,10 @@ impl Norms {
     ) -> Vec<(Step, usize, Sum)> {
         let mut taken = Vec::new();
         self.0.retain(|step, of| {
-            let orphans = of.sums.extract_if(.., |b, sum| sum.contributions.iter().all(|c| is_over(*b, c)));
-            taken.extend(orphans.map(|(bucket, sum)| (*step, bucket, sum)));
+            let is_orphan = |b: &usize, sum: &Sum| sum.contributions.iter().all(|c| is_over(*b, c));
+            let orphans: Vec<_> =
+                of.sums.iter().filter(|(b, sum)| is_orphan(b, sum)).map(|(b, _)| *b).collect();
+            taken.extend(orphans.into_iter().filter_map(|b| Some((*step, b, of.sums.remove(&b)?))));
             !of.sums.is_empty()
         });
         taken
