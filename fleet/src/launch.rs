@@ -119,7 +119,7 @@ pub fn launch_with(
         Some(s) => Fleet::on(&s.servers, dir, extras)?,
         None => {
             let fleet = Fleet::servers(&resolved, dir, extras)?;
-            pages::say();
+            pages::say(&fleet.addresses);
             fleet
         }
     };

@@ -1,6 +1,7 @@
 //! The live pages of the servers that a launcher starts: at the same addresses for one fleet after the other, so that a page that somebody
 //! has opened goes on with the next.
 
+use crate::ask::ask_all;
 use std::{
     net::{Ipv4Addr, TcpListener},
     process::Command,
@@ -8,7 +9,13 @@ use std::{
         OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    thread,
+    time::{Duration, Instant},
 };
+
+/// So long a fleet has until one of its servers answers, and between two questions.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BETWEEN: Duration = Duration::from_millis(50);
 
 /// See the module.
 #[derive(Debug)]
@@ -41,12 +48,25 @@ pub(crate) fn tell(command: &mut Command, id: u32) {
     }
 }
 
-/// Says, once, where the page is.
-pub(crate) fn say() {
-    if let Some(pages) = OURS.get()
-        && let Some(at) = pages.at.first()
-        && !SAID.swap(true, Relaxed)
-    {
-        eprintln!("page    http://{at}/#token={}", pages.token);
+/// Says, once, where the page of a fleet with servers at these addresses is, as soon as one of them serves it: not this
+/// process's own choice, since somebody may have had the port by then.
+pub(crate) fn say(servers: &[String]) {
+    let Some(pages) = OURS.get() else { return };
+    if SAID.swap(true, Relaxed) {
+        return;
     }
+    let servers = servers.to_vec();
+    let look = move || {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            let mut served = ask_all(&servers, false).into_iter().flatten().map(|s| s.page);
+            if let Some(at) = served.find(|page| !page.is_empty()) {
+                eprintln!("page    http://{at}/#token={}", pages.token);
+                return;
+            }
+            thread::sleep(BETWEEN);
+        }
+    };
+    // Without a thread the page is there all the same.
+    let _ = thread::Builder::new().name("paraft-page".into()).spawn(look);
 }

@@ -278,7 +278,7 @@ impl Drop for StopAll<'_> {
 
 /// Each rank of one worker, at three moments of a run.
 pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
-    let set = [&["train.workers=1", "train.max_steps=400", "train.epochs=99"][..], mesh].concat();
+    let set = [&["train.workers=1", "train.max_steps=200", "train.epochs=99"][..], mesh].concat();
     // How much the first stage's shard has to apply.
     let all = {
         let fleet = fleet(4)?;
