@@ -9,11 +9,14 @@
     root.dataset.theme = asked === "dark" || asked === "light" ? asked : dark.matches ? "dark" : "light";
   };
   theme();
-  const hash = location.hash.match(/token=(\w+)/);
-  if (hash) {
+  const takeToken = () => {
+    const hash = location.hash.match(/token=(\w+)/);
+    if (!hash) return false;
     sessionStorage.setItem("token", hash[1]);
     history.replaceState(null, "", location.pathname + location.search + (location.hash.split("&")[1] ? "#" + location.hash.split("&")[1] : ""));
-  }
+    return true;
+  };
+  takeToken();
   const token = () => sessionStorage.getItem("token") || "";
 
   // --- what is known ---
@@ -284,11 +287,28 @@
     renew(parts[2], now.behind ? now.behind() : []);
     document.title = (name === "fleet" ? "Fleet" : name === "compare" ? "Compare" : jobName(facts.jobs.find((j) => "job/" + j.id === name) || { id: "?" })) + " · Paraft";
   };
-  addEventListener("hashchange", () => { render(); view.focus(); scrollTo(0, 0); });
+  addEventListener("hashchange", () => {
+    if (takeToken() && refused) listen();
+    render(); view.focus();
+    scrollTo(0, 0);
+  });
   dark.addEventListener("change", () => { theme(); render(true); });
 
   // --- the stream ---
   const state = document.getElementById("state");
+  let refused = false;
+  // One goes that lies closest between its neighbours for its age; as the server does it.
+  const thin = (points) => {
+    const now = points[points.length - 1].at + 1;
+    let least = Infinity, at = 1;
+    for (let i = 1; i < points.length - 1; i++) {
+      const apart = (points[i + 1].at - points[i - 1].at) / Math.max(1, now - points[i].at);
+      if (apart < least) [least, at] = [apart, i];
+    }
+    points.splice(at, 1);
+  };
+  // A server that hangs says nothing, not even that it has nothing to say.
+  const SILENCE = 20000;
   const heard = (kind, text) => {
     const said = JSON.parse(text);
     if (said.facts.at) facts = said.facts;
@@ -297,10 +317,11 @@
       for (const id in said.news.points) {
         const c = (curves[id] ||= { points: [], evaluations: [] });
         c.points.push(said.news.points[id]);
-        if (c.points.length > 1200) c.points = c.points.filter((_, i) => i > 600 || i % 2);
+        if (c.points.length > 1200) thin(c.points);
       }
       for (const id in said.news.evaluations) (curves[id] ||= { points: [], evaluations: [] }).evaluations.push(said.news.evaluations[id]);
-      events = events.concat(said.news.events).slice(-500);
+      const known = events.length ? events[events.length - 1].number : 0;
+      events = events.concat(said.news.events.filter((e) => e.number > known)).slice(-500);
     }
     if (facts) render();
   };
@@ -317,12 +338,17 @@
     setTimeout(listen, 1000);
   };
   const listen = async () => {
+    const silent = new AbortController();
+    let wakes = setTimeout(() => silent.abort(), SILENCE);
+    refused = false;
     try {
-      const answer = await fetch("live", { headers: { authorization: "Bearer " + token() } });
+      const answer = await fetch("live", { headers: { authorization: "Bearer " + token() }, signal: silent.signal });
       if (!answer.ok) {
         state.className = "lost";
-        state.textContent = answer.status === 403 ? "not let in: open the address that was printed, with its token" : await answer.text();
-        if (answer.status !== 403) setTimeout(listen, 3000);
+        refused = answer.status === 403;
+        state.textContent = refused ? "not let in: open the address that was printed, with its token (all servers need the same for a page to go on with another)" : await answer.text();
+        clearTimeout(wakes);
+        if (!refused) setTimeout(listen, 3000);
         return;
       }
       state.className = "";
@@ -332,6 +358,8 @@
       for (;;) {
         const { value, done } = await reader.read();
         if (done) break;
+        clearTimeout(wakes);
+        wakes = setTimeout(() => silent.abort(), SILENCE);
         const messages = (rest + value).split("\n\n");
         rest = messages.pop();
         for (const m of messages) {
@@ -340,6 +368,7 @@
         }
       }
     } catch (e) { /* it is gone */ }
+    clearTimeout(wakes);
     state.textContent = location.host + " does not answer" + (others().length ? "; trying the others" : "");
     lost();
   };

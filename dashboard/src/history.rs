@@ -4,7 +4,7 @@ use crate::facts::{Evaluated, Facts, Job};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Points of a job; where there are more, every second one of the older half goes.
+/// Points of a job; where there are more, one goes that lies closest between its neighbours for its age.
 const POINTS: usize = 1200;
 /// Jobs whose curves are kept, the latest.
 const JOBS: usize = 100;
@@ -99,7 +99,11 @@ pub struct News {
 
 impl History {
     /// Takes in what the fleet is now.
-    pub fn see(&mut self, facts: Facts) -> News {
+    pub fn see(&mut self, mut facts: Facts) -> News {
+        // While nobody leads the control group nobody says who is in the fleet: those who were.
+        if facts.servers.is_empty() {
+            (facts.servers, facts.shards) = (self.last.servers.clone(), self.last.shards.clone());
+        }
         let mut news = News { events: std::mem::take(&mut self.unsaid), ..News::default() };
         let first = self.last.at == 0;
         let before = std::mem::replace(&mut self.last, facts);
@@ -114,30 +118,32 @@ impl History {
         for job in now.jobs.iter().filter(|j| !j.members.is_empty()) {
             let old = before.jobs.iter().find(|j| j.id == job.id);
             let curves = self.curves.entry(job.id).or_default();
-            let known = curves.evaluations.back().map(|e| &e.evaluated);
+            let known = curves.evaluations.back().map(|e| e.evaluated.epoch);
             let step = fastest(job);
-            if let Some(evaluated) = job.evaluated.as_ref().filter(|e| known != Some(e)) {
+            if let Some(evaluated) = job.evaluated.as_ref().filter(|e| known != Some(e.epoch)) {
                 let scored = Scored { at: now.at, step, evaluated: evaluated.clone() };
                 push(&mut curves.evaluations, EVALUATIONS, scored.clone());
                 news.evaluations.insert(job.id, scored);
             }
             // One that has ended has no more points.
             if let Some(old) = old.filter(|old| **old != *job) {
-                let point = point(job, old, before.at, now.at);
+                let mut point = point(job, old, before.at, now.at);
+                if !same_leaders(&before, &now, job.id) {
+                    // Counts are of the leaders' processes.
+                    point = Point { at: point.at, step: point.step, ahead: point.ahead, ..Point::default() };
+                }
                 curves.points.push_back(point.clone());
                 if curves.points.len() > POINTS {
-                    let half = curves.points.len() / 2;
-                    let mut i = 0;
-                    curves.points.retain(|_| {
-                        i += 1;
-                        i > half || i % 2 == 0
-                    });
+                    thin(&mut curves.points);
                 }
                 news.points.insert(job.id, point);
             }
         }
         while self.curves.len() > JOBS {
-            self.curves.pop_first();
+            // Those that train are kept, whatever their number.
+            let trains = |id: &u32| now.jobs.iter().any(|j| j.id == *id && j.state == "running");
+            let ended = self.curves.keys().find(|id| !trains(id)).or_else(|| self.curves.keys().next());
+            ended.copied().into_iter().for_each(|id| _ = self.curves.remove(&id));
         }
         news
     }
@@ -162,11 +168,30 @@ impl History {
     }
 }
 
+/// Takes one out, so that the further back the further apart they are; never the first.
+fn thin(points: &mut VecDeque<Point>) {
+    let now = points.back().map_or(0, |p| p.at + 1);
+    let apart = |i: usize| {
+        (points[i + 1].at - points[i - 1].at) as f64 / now.saturating_sub(points[i].at).max(1) as f64
+    };
+    let least = (1..points.len().saturating_sub(1)).min_by(|a, b| apart(*a).total_cmp(&apart(*b)));
+    least.into_iter().for_each(|i| _ = points.remove(i));
+}
+
 fn push<T>(to: &mut VecDeque<T>, most: usize, one: T) {
     if to.len() == most {
         to.pop_front();
     }
     to.push_back(one);
+}
+
+/// Whether the same servers have led all of a job's shards.
+fn same_leaders(before: &Facts, now: &Facts, job: u32) -> bool {
+    let of = |facts: &Facts| -> Vec<_> {
+        let own = facts.shards.iter().filter(|s| s.job == job);
+        own.map(|s| (s.shard, s.leader, s.term)).collect()
+    };
+    of(before) == of(now)
 }
 
 fn fastest(job: &Job) -> u64 {
@@ -275,7 +300,8 @@ fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
                 said.push(("worker", id, format!("worker {} of {name} has left", m.worker)));
             }
         }
-        if let Some(e) = j.evaluated.as_ref().filter(|e| o.evaluated.as_ref() != Some(e)) {
+        let known = o.evaluated.as_ref().map(|e| e.epoch);
+        if let Some(e) = j.evaluated.as_ref().filter(|e| known != Some(e.epoch)) {
             let accuracy = if e.accuracy > 0.0 {
                 format!(", accuracy {:.2} %", 100.0 * e.accuracy)
             } else {
@@ -316,11 +342,22 @@ mod tests {
         let said: Vec<&str> = news.events.iter().map(|e| e.what.as_str()).collect();
         assert_eq!(said, ["s1 is silent, and was up", "s1 leads shard 0 of t, in term 2"]);
         let point = &news.points[&0];
-        assert_eq!((point.step, point.ahead, point.samples), (9, 2, Some(20.0)));
+        assert_eq!((point.step, point.ahead, point.samples), (9, 2, None), "another leads");
+        history.see(facts(3500, 1, "silent", [9, 8], 60));
+        let news = history.see(facts(3750, 1, "silent", [9, 9], 70));
+        assert_eq!(news.points[&0].samples, Some(40.0));
         // The counts of another leader begin anew; nothing is made of them.
         let news = history.see(facts(4000, 1, "silent", [10, 10], 3));
         assert_eq!((news.events.len(), news.points[&0].samples), (0, None));
-        assert_eq!(history.events.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2]);
+        // Nor where they have gone on meanwhile, in a process that led before.
+        let news = history.see(facts(5000, 0, "silent", [11, 11], 9000));
+        assert_eq!((news.points[&0].step, news.points[&0].samples), (11, None));
+        // A moment in which nobody leads the fleet takes nobody out of it.
+        let nobody = Facts { at: 6000, ..Facts::default() };
+        let said: Vec<String> = history.see(nobody).events.into_iter().map(|e| e.what).collect();
+        assert_eq!(said, ["the control group has no leader that can agree"]);
+        assert_eq!(history.last().servers.len(), 2);
+        assert_eq!(history.events.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
     }
 
     #[test]

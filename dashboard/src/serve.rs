@@ -5,12 +5,13 @@ use crate::{act::Act, facts, facts::Facts, history::History};
 use axum::{
     Router,
     body::Bytes,
-    extract::{ConnectInfo, State},
+    extract::{ConnectInfo, DefaultBodyLimit, State, connect_info::Connected},
     http::{HeaderMap, Method, StatusCode, Uri, header},
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
     },
+    serve::{IncomingStream, Listener},
 };
 use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
@@ -19,21 +20,32 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, sync::broadcast};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, broadcast},
+};
 
 /// The variable with the token: the same for all servers of a fleet, so that a page that has lost one server goes on with another.
 pub const TOKEN: &str = "PARAFT_DASHBOARD_TOKEN";
 
 /// Between two looks while somebody looks at the page, and while nobody does.
 const SOON: Duration = Duration::from_millis(500);
-const SELDOM: Duration = Duration::from_secs(1);
+const SELDOM: Duration = Duration::from_secs(5);
 /// Looks that a page may be behind; then it is told everything anew.
 const BEHIND: usize = 16;
-/// Pages at a time.
+/// Pages at a time, and connections.
 const PAGES: usize = 64;
+const CONNECTIONS: usize = 256;
+/// Bytes of what a page asks for.
+const ASKED: usize = 4096;
+/// Who is refused is logged so often.
+const LOGGED: Duration = Duration::from_secs(1);
 
 /// Who knows it may look and act.
 #[derive(Clone, PartialEq, Eq)]
@@ -81,6 +93,8 @@ pub struct Options {
 struct Shared {
     token: Token,
     history: Mutex<History>,
+    /// When somebody was refused last.
+    logged: Mutex<Option<Instant>>,
     /// What each look has brought.
     news: broadcast::Sender<Arc<str>>,
 }
@@ -97,14 +111,77 @@ pub async fn serve(
     let shared = Arc::new(Shared {
         token: options.token,
         history: Mutex::default(),
+        logged: Mutex::default(),
         news: broadcast::channel(BEHIND).0,
     });
     let looks = tokio::spawn(look(options.servers, shared.clone()));
-    let app = Router::new().fallback(answer).with_state(shared);
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(ASKED)).with_state(shared);
+    let app = app.into_make_service_with_connect_info::<From>();
+    let listener = Bounded { listener, room: Arc::new(Semaphore::new(CONNECTIONS)) };
     let served = axum::serve(listener, app).with_graceful_shutdown(shutdown).await;
     looks.abort();
     served
+}
+
+/// Whose connection it is.
+#[derive(Clone, Copy, Debug)]
+struct From(SocketAddr);
+
+impl Connected<IncomingStream<'_, Bounded>> for From {
+    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
+        Self(*stream.remote_addr())
+    }
+}
+
+/// Lets so many connections in; the others wait. They are not those of the training, whose descriptors these would take.
+struct Bounded {
+    listener: TcpListener,
+    room: Arc<Semaphore>,
+}
+
+impl Listener for Bounded {
+    type Io = Held;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Held, SocketAddr) {
+        let room = self.room.clone().acquire_owned().await.ok();
+        let (stream, from) = Listener::accept(&mut self.listener).await;
+        (Held { stream, _room: room }, from)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection, and its place among them.
+struct Held {
+    stream: TcpStream,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl AsyncRead for Held {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Held {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// Looks at the fleet again and again.
@@ -117,9 +194,11 @@ async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
                 let said = {
                     let mut history = shared.history.lock();
                     let news = history.see(facts);
-                    json!({ "facts": history.last(), "news": news }).to_string()
+                    // Who looks from here on is told all, under the same lock.
+                    let looks = shared.news.receiver_count() > 0;
+                    looks.then(|| json!({ "facts": history.last(), "news": news }).to_string())
                 };
-                let _ = shared.news.send(said.into());
+                said.into_iter().for_each(|said| _ = shared.news.send(said.into()));
             }
             // Nobody answers: perhaps those do that were given.
             None => known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>()),
@@ -131,7 +210,7 @@ async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
 
 async fn answer(
     State(shared): State<Arc<Shared>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    ConnectInfo(From(from)): ConnectInfo<From>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -192,7 +271,11 @@ impl Shared {
             Some(shown) if !self.token.is(shown) => "it showed a wrong token",
             Some(_) => return None,
         };
-        tracing::warn!(%from, what, "refused on the dashboard: {why}");
+        let mut last = self.logged.lock();
+        if last.is_none_or(|at| at.elapsed() >= LOGGED) {
+            *last = Some(Instant::now());
+            tracing::warn!(%from, what, "refused on the dashboard: {why}");
+        }
         Some((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
     }
 

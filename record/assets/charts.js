@@ -193,12 +193,12 @@ const paraftCharts = (data) => {
   };
 
   // Where a line went on in another mode.
-  const markLines = (marks, runs) => (u) => {
+  const markLines = (chart, runs) => (u) => {
     const g = u.ctx, scale = devicePixelRatio || 1;
     g.save();
     g.font = 11 * scale + "px system-ui, sans-serif";
     g.textBaseline = "top";
-    (marks || []).forEach((m, k) => {
+    (chart.marks || []).forEach((m, k) => {
       const line = runs.indexOf(m.run), x = Math.round(u.valToPos(m.x, "x", true));
       if (line < 0 || !u.series[line + 1].show || x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;
       g.strokeStyle = g.fillStyle = colour(m.run);
@@ -258,7 +258,7 @@ const paraftCharts = (data) => {
         axis(Object.assign({ values: (u, vs) => vs.map(value), size: fit },
           chart.log && { splits: logMarks, filter: (u, marks) => marks }))],
       cursor: { y: false, drag: { x: true, y: false }, dataIdx: nearest },
-      hooks: { draw: [targetLine(chart.target), markLines(chart.marks, runs)] },
+      hooks: { draw: [targetLine(chart.target), markLines(chart, runs)] },
     }, table, { title: (u, i) => unit[chart.x](u.data[0][i]), value, names });
     // The same lines, further on.
     return (now) => { chart.marks = now.marks; plot.setData(tableOf(now.lines)); };

@@ -38,7 +38,8 @@ impl Norms {
 
     /// Takes one part; where the sum is known already, it goes back to that shard alone.
     pub fn add(&mut self, step: u64, shard: ShardId, part: f64) -> Option<f64> {
-        self.parts.entry(step).or_default().entry(shard).or_insert(part);
+        // A shard that has summed a step anew says what its part is now.
+        self.parts.entry(step).or_default().insert(shard, part);
         while self.parts.len() > KEPT_STEPS {
             self.parts.pop_first();
         }

@@ -371,8 +371,7 @@ fn what_has_come_of_a_pull_that_was_broken_off_is_no_answer_to_another() {
         servers.says(&mut session, ShardId(shard), from_shard::Kind::Weights(weights));
     }
     // Nobody has looked at it.
-    let last = Pull { last: true, ..Pull::of(Step(1)) };
-    session.pull(servers.now, last, false);
+    session.pull(servers.now, Pull::of(Step(2)), false);
     servers.carry_out(&mut session);
     assert!(matches!(session.poll(servers.now), Ok(None)), "it waits for its own");
     assert_eq!(session.untaken(), 0);

@@ -4,8 +4,12 @@ use super::digests::Digests;
 use crate::{
     connections::{Connections, Counts},
     control::ControlReplica,
+    raft::Role,
     replicas::{Replica, Replicas, Stopped},
-    shard::staleness::OfWorker,
+    shard::{
+        leader::progress::{Progress, Waited},
+        staleness::OfWorker,
+    },
 };
 use paraft_common::{JobShard, WorkerId, histogram::LogHistogram, need::Need};
 use paraft_proto::{
@@ -120,6 +124,24 @@ fn staleness((worker, of): (WorkerId, OfWorker)) -> WorkerStaleness {
     }
 }
 
+/// Of so many pairs of workers, those that have waited longest.
+const WAITS: usize = 1024;
+
+fn who_waits(progress: &Progress) -> Vec<proto::Wait> {
+    let mut all: Vec<_> = progress.waits().collect();
+    if all.len() > WAITS {
+        all.select_nth_unstable_by_key(WAITS, |(.., waited)| std::cmp::Reverse(waited.time));
+        all.truncate(WAITS);
+    }
+    let wait = |(worker, of, waited): (WorkerId, WorkerId, Waited)| proto::Wait {
+        worker: worker.0,
+        of: of.0,
+        seconds: waited.time.as_secs_f64(),
+        times: waited.times,
+    };
+    all.into_iter().map(wait).collect()
+}
+
 fn shard_status(w: &Replica) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
     let staged = w.shard.staged_bytes();
@@ -192,15 +214,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
         loss_sum: progress.losses.0,
         losses: progress.losses.1,
         samples: progress.samples,
-        waits: progress
-            .waits()
-            .map(|(worker, of, waited)| proto::Wait {
-                worker: worker.0,
-                of: of.0,
-                seconds: waited.time.as_secs_f64(),
-                times: waited.times,
-            })
-            .collect(),
+        waits: if lead.role == Role::Leader { who_waits(&progress) } else { Vec::new() },
         evaluated: m.stopping(None).evaluated.map(|e| Reported {
             epoch: e.epoch,
             loss_sum: e.loss_sum,

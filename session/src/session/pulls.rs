@@ -131,10 +131,10 @@ impl Session {
 
     fn ask(&mut self, now: Duration, pull: Pull, holds: bool) {
         let said = self.loss.take();
-        // What has come of another pull, which was broken off, is no answer to this one.
+        // What has come of a pull of another step, which was broken off, is no answer to this one.
         let out = &mut self.out;
         out.heard.retain(|heard| match heard {
-            LinkEvent::Weights { payload, .. } => {
+            LinkEvent::Weights { weights, payload, .. } if weights.done != pull.done.0 => {
                 out.untaken -= payload.len();
                 false
             }

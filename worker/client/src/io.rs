@@ -182,6 +182,8 @@ impl std::ops::DerefMut for Guard<'_> {
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         self.inner.carry_out(&mut self.state);
+        // What the session has given up makes room for what comes.
+        self.inner.taken.notify_waiters();
     }
 }
 

@@ -62,17 +62,19 @@ impl Norms {
         self.0.iter().filter_map(|(step, of)| Some((*step, of.part(trained)?))).collect()
     }
 
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Takes out the sums of a bucket all of whose pushes are so.
-    pub fn take_orphans(
-        &mut self,
-        is_over: impl Fn(usize, &Contribution) -> bool,
-    ) -> Vec<(Step, usize, Sum)> {
+    pub fn take_orphans(&mut self, is_over: impl Fn(usize, &Contribution) -> bool) -> Vec<(usize, Sum)> {
         let mut taken = Vec::new();
-        self.0.retain(|step, of| {
+        self.0.retain(|_, of| {
             let is_orphan = |b: &usize, sum: &Sum| sum.contributions.iter().all(|c| is_over(*b, c));
             let orphans: Vec<_> =
                 of.sums.iter().filter(|(b, sum)| is_orphan(b, sum)).map(|(b, _)| *b).collect();
-            taken.extend(orphans.into_iter().filter_map(|b| Some((*step, b, of.sums.remove(&b)?))));
+            taken.extend(orphans.into_iter().filter_map(|b| Some((b, of.sums.remove(&b)?))));
             !of.sums.is_empty()
         });
         taken

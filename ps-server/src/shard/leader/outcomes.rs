@@ -3,7 +3,10 @@
 use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Changed};
 use crate::{
     raft::ProposeError,
-    shard::command::{Contribution, Outcome},
+    shard::{
+        command::{Contribution, Outcome},
+        round::Sum,
+    },
 };
 use paraft_common::{SessionId, Version, WorkerId};
 use paraft_proto::RefusalKind;
@@ -66,7 +69,7 @@ impl Leader {
                 Some(_) => e.rounds.touch_all(),
             }
         }
-        if matches!(changed, Some(Changed::Member(_))) {
+        if matches!(changed, Some(Changed::Member(_) | Changed::Bucket(..))) {
             self.forget_orphans();
         }
         let mut again = Vec::new();
@@ -165,15 +168,21 @@ impl Leader {
     /// Sums of closed rounds change nothing any more where all their pushes are of sessions that are over, or of workers that have gone on
     /// without them: no norm is of them, and nothing waits for it.
     fn forget_orphans(&mut self) {
-        let Some(e) = &mut self.epoch else { return };
+        let Some(e) = self.epoch.as_mut().filter(|e| !e.norms.is_empty()) else { return };
         let orphans = self.shard.read(|m| {
             let member = |c: &Contribution| m.members.in_session(c.worker, c.session);
             e.norms.take_orphans(|bucket, c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
         });
-        for (step, bucket, sum) in orphans {
-            e.rounds.applied(bucket, step);
-            sum.contributions.iter().for_each(|c| e.pending.given_up(bucket, c));
-        }
+        orphans.into_iter().for_each(|(bucket, sum)| self.give_up(bucket, &sum));
+    }
+
+    /// A closed round comes to nothing: who is in already hears so, and what has waited for it is decided again.
+    pub(super) fn give_up(&mut self, bucket: usize, sum: &Sum) {
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        sum.contributions.iter().for_each(|c| e.pending.given_up(bucket, c));
+        self.updated(bucket, &sum.contributions, conf.buckets[bucket].version(), false);
+        let again = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();
+        self.next(again.into_iter().map(Task::Take));
     }
 
     fn updated(&mut self, bucket: usize, contributions: &[Contribution], version: Version, applied: bool) {

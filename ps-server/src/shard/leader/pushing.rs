@@ -347,7 +347,7 @@ impl Leader {
         let is_over =
             |c: &Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_none());
         if sum.contributions.iter().all(is_over) {
-            return e.rounds.applied(bucket, step);
+            return self.give_up(bucket, &sum);
         }
         // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
         // norm; with several, the workers add the parts up and send the sum to every shard, so that no server has to know

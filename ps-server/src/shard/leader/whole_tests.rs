@@ -378,6 +378,7 @@ fn a_worker_that_goes_on_behind_a_step_that_waits_for_its_norm_can_finish() {
     world.commit();
     world.hears(Input::Message(1, Message::Advance { step: Step(1) }));
     world.commit();
+    assert_eq!(world.acks(), [1, 1], "it need not keep them");
     world.hears(Input::Message(1, Message::Finish));
     world.commit();
     assert!(matches!(world.committed.last(), Some(Command::Finish { .. })), "{:?}", world.committed);
