@@ -44,8 +44,8 @@ const PAGES: usize = 64;
 const CONNECTIONS: usize = 256;
 /// Bytes of what a page asks for.
 const ASKED: usize = 4096;
-/// Who is refused is logged so often.
-const LOGGED: Duration = Duration::from_secs(1);
+/// Of those who are refused so many are logged in so long.
+const LOGGED: (u32, Duration) = (10, Duration::from_secs(10));
 
 /// Who knows it may look and act.
 #[derive(Clone, PartialEq, Eq)]
@@ -93,8 +93,8 @@ pub struct Options {
 struct Shared {
     token: Token,
     history: Mutex<History>,
-    /// When somebody was refused last.
-    logged: Mutex<Option<Instant>>,
+    /// How many were refused since then.
+    logged: Mutex<(u32, Instant)>,
     /// What each look has brought.
     news: broadcast::Sender<Arc<str>>,
 }
@@ -111,7 +111,7 @@ pub async fn serve(
     let shared = Arc::new(Shared {
         token: options.token,
         history: Mutex::default(),
-        logged: Mutex::default(),
+        logged: Mutex::new((0, Instant::now())),
         news: broadcast::channel(BEHIND).0,
     });
     let looks = tokio::spawn(look(options.servers, shared.clone()));
@@ -271,9 +271,12 @@ impl Shared {
             Some(shown) if !self.token.is(shown) => "it showed a wrong token",
             Some(_) => return None,
         };
-        let mut last = self.logged.lock();
-        if last.is_none_or(|at| at.elapsed() >= LOGGED) {
-            *last = Some(Instant::now());
+        let mut logged = self.logged.lock();
+        if logged.1.elapsed() >= LOGGED.1 {
+            *logged = (0, Instant::now());
+        }
+        logged.0 += 1;
+        if logged.0 <= LOGGED.0 {
             tracing::warn!(%from, what, "refused on the dashboard: {why}");
         }
         Some((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
