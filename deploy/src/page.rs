@@ -29,16 +29,12 @@ pub struct Page {
 ///
 /// # Errors
 /// `Ok`: the socket's. `Err`: the token's.
-pub async fn bind(
-    at: SocketAddr,
-    server: &str,
-    data: &Path,
-    supervised: bool,
-) -> Result<Page, Result<io::Error, Failure>> {
+pub async fn bind(at: SocketAddr, server: &str, data: &Path) -> Result<Page, Result<io::Error, Failure>> {
     let token = token(data).map_err(Err)?;
     let listener = match TcpListener::bind(at).await {
-        // Its launcher had found the port free.
-        Err(e) if supervised && e.kind() == io::ErrorKind::AddrInUse => {
+        // No server stays away from a training since somebody's connection has its page's port.
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+            tracing::warn!(%at, "the page's port is in use; it is served on another");
             TcpListener::bind(SocketAddr::new(at.ip(), 0)).await
         }
         bound => bound,

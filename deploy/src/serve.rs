@@ -273,7 +273,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         closed_to_others(&data)?;
         let page = match args.dashboard {
             None => None,
-            Some(at) => Some(page::bind(at, &address, &data, args.supervised).await.map_err(|e| match e {
+            Some(at) => Some(page::bind(at, &address, &data).await.map_err(|e| match e {
                 Ok(e) => taken(args, &at.to_string(), &e),
                 Err(failure) => failure,
             })?),

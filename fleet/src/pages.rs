@@ -32,7 +32,7 @@ static SAID: AtomicBool = AtomicBool::new(false);
 
 /// The servers of fleets that this process starts from now on serve pages, whose token is in this variable of theirs.
 pub fn serve(servers: u32, variable: &'static str, token: String) {
-    // Nobody has these ports now; a server whose port is taken by then listens on another.
+    // Nobody has these ports now; a server whose page's port is taken by then takes another.
     let held: Vec<TcpListener> =
         (0..servers).filter_map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()).collect();
     let at = held.iter().filter_map(|l| Some(l.local_addr().ok()?.to_string())).collect();
