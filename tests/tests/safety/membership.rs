@@ -177,6 +177,7 @@ fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody(
     assert_eq!(back.refused()?.seq, 9, "the push before it was looked at by now");
     other.send(to_shard::Kind::Norm(paraft_proto::Norm { step: 1, sum_of_squares: 17.0 }));
     assert_eq!(other.ack()?, (1, 1));
+    assert_eq!(back.ack()?, (1, 1), "it need not be kept any longer");
     assert_eq!(back.pull(1)?[0].payload[..], (-2f32).to_le_bytes().repeat(4)[..]);
     other.pull(1)?;
     Ok(())

@@ -343,10 +343,12 @@ impl Leader {
             let closes = conf.job.round.drops_late();
             return self.update(&conf, bucket, Applies::round(sum, 1.0, closes));
         }
-        // Its workers have other sessions by now, and push it again.
-        let is_over =
-            |c: &Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_none());
-        if sum.contributions.iter().all(is_over) {
+        // Its workers have other sessions by now, and push it again; or what their predecessors had pushed is in.
+        let nothing = self.shard.read(|m| {
+            let member = |c: &Contribution| m.members.in_session(c.worker, c.session);
+            sum.contributions.iter().all(|c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
+        });
+        if nothing {
             return self.give_up(bucket, &sum);
         }
         // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
