@@ -1,7 +1,7 @@
 //! Closed rounds that wait for the norm of the whole gradient, which is known when every trained bucket of the step is
 //! summed, on every shard. Leader-only: may vanish at any moment.
 
-use crate::shard::{command::Contribution, round::Sum, state::Configured};
+use crate::shard::{round::Sum, state::Configured};
 use paraft_common::{Step, TensorKind};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,13 +67,12 @@ impl Norms {
         self.0.is_empty()
     }
 
-    /// Takes out the sums of a bucket all of whose pushes are so.
-    pub fn take_orphans(&mut self, is_over: impl Fn(usize, &Contribution) -> bool) -> Vec<(usize, Sum)> {
+    /// Takes out the sums of a bucket that are so.
+    pub fn take_orphans(&mut self, is_orphan: impl Fn(usize, &Sum) -> bool) -> Vec<(usize, Sum)> {
         let mut taken = Vec::new();
         self.0.retain(|_, of| {
-            let is_orphan = |b: &usize, sum: &Sum| sum.contributions.iter().all(|c| is_over(*b, c));
             let orphans: Vec<_> =
-                of.sums.iter().filter(|(b, sum)| is_orphan(b, sum)).map(|(b, _)| *b).collect();
+                of.sums.iter().filter(|(b, sum)| is_orphan(**b, sum)).map(|(b, _)| *b).collect();
             taken.extend(orphans.into_iter().filter_map(|b| Some((b, of.sums.remove(&b)?))));
             !of.sums.is_empty()
         });

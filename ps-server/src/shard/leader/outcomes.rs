@@ -5,11 +5,18 @@ use crate::{
     raft::ProposeError,
     shard::{
         command::{Contribution, Outcome},
+        members::Members,
         round::Sum,
     },
 };
 use paraft_common::{SessionId, Version, WorkerId};
 use paraft_proto::RefusalKind;
+
+/// Whether all pushes of a closed round are of sessions that are over, whose workers push it again, or in already.
+pub(super) fn changes_nothing(members: &Members, bucket: usize, sum: &Sum) -> bool {
+    let member = |c: &Contribution| members.in_session(c.worker, c.session);
+    sum.contributions.iter().all(|c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
+}
 
 impl Leader {
     /// Of an earlier leadership: the workers ask again.
@@ -165,14 +172,11 @@ impl Leader {
         }
     }
 
-    /// Sums of closed rounds change nothing any more where all their pushes are of sessions that are over, or of workers that have gone on
-    /// without them: no norm is of them, and nothing waits for it.
+    /// No norm is of sums that change nothing any more, and nothing waits for it.
     fn forget_orphans(&mut self) {
         let Some(e) = self.epoch.as_mut().filter(|e| !e.norms.is_empty()) else { return };
-        let orphans = self.shard.read(|m| {
-            let member = |c: &Contribution| m.members.in_session(c.worker, c.session);
-            e.norms.take_orphans(|bucket, c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
-        });
+        let orphans =
+            self.shard.read(|m| e.norms.take_orphans(|bucket, sum| changes_nothing(&m.members, bucket, sum)));
         orphans.into_iter().for_each(|(bucket, sum)| self.give_up(bucket, &sum));
     }
 

@@ -4,6 +4,7 @@ use super::{
     Computed, Computing, ConnId, Leader, MAX_AHEAD, Message, Proposed, Purpose, Reply, Task,
     admission::{Admission, admit},
     deltas::Next,
+    outcomes::changes_nothing,
     pending::Push,
     pulls::Changed,
     rounds::Key,
@@ -343,12 +344,7 @@ impl Leader {
             let closes = conf.job.round.drops_late();
             return self.update(&conf, bucket, Applies::round(sum, 1.0, closes));
         }
-        // Its workers have other sessions by now, and push it again; or what their predecessors had pushed is in.
-        let nothing = self.shard.read(|m| {
-            let member = |c: &Contribution| m.members.in_session(c.worker, c.session);
-            sum.contributions.iter().all(|c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
-        });
-        if nothing {
+        if self.shard.read(|m| changes_nothing(&m.members, bucket, &sum)) {
             return self.give_up(bucket, &sum);
         }
         // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
