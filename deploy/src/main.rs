@@ -14,7 +14,7 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 use paraft_fleet::failure::{self, Failure};
-use paraft_lab::{bench, chaos, compare, simulate, verify};
+use paraft_lab::{bench, chaos, compare, simulate, sweep, verify};
 use paraft_tls::access::As;
 use paraft_worker::{cli::AccessArgs, exit};
 use std::{io::Write, path::PathBuf};
@@ -93,6 +93,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Watch a fleet and its jobs in the terminal, and act there.
     Top(top::TopArgs),
+    /// Try many settings of a job on one fleet, stop the bad ones early, and write the best job file.
+    Sweep(sweep::SweepArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
     Drain(drain::DrainArgs),
     /// Say that a server will not come back: its replicas are replaced now, and it is listed no more.
@@ -173,6 +175,7 @@ fn main() {
         Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Top(a) => failure::report(top::run(&a)),
+        Command::Sweep(a) => failure::report(sweep::run(&a)),
         Command::Drain(a) => failure::report(drain::run(&a)),
         Command::Forget(a) => failure::report(data::forget(&a)),
         Command::Data(a) => failure::report(data::run(&a)),

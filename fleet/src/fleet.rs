@@ -126,6 +126,15 @@ impl Fleet {
         Ok(fleet)
     }
 
+    /// Starts so many servers that are founded for no job and take many. Other processes find its certificates in the folder.
+    pub fn standing(servers: u32, run_dir: &Path) -> Result<Self, Failure> {
+        crate::certs::of_shared(run_dir, As::Admin)?;
+        let founders = ["--shards", "0"].map(String::from).to_vec();
+        let mut fleet = Self::empty(Settings::Flags { all: Vec::new(), founders }, run_dir, None)?;
+        fleet.found(servers, 0)?;
+        Ok(fleet)
+    }
+
     fn empty(settings: Settings, run_dir: &Path, fault_points: Option<FaultPoints>) -> Result<Self, Failure> {
         let program = std::env::current_exe();
         Ok(Fleet {

@@ -3,7 +3,7 @@
 //! - [`mod@bench`]: figures, as ratios to something in the same run.
 //! - [`verify`], [`chaos`]: promises under faults; faults on a running fleet. `fault_schedule`: which fault comes next; `health`: whether a
 //!   fleet can bear it; `scarce`, `stranger`: resources that run out, and who speaks from outside.
-//! - [`compare`]: one job in many ways. [`mod@simulate`]: a job on a fleet that does not exist.
+//! - [`compare`]: one job in many ways; [`sweep`]: with many settings. [`mod@simulate`]: a job on a fleet that does not exist.
 //!
 //! What it is not: nothing that a fleet needs to train.
 
@@ -19,4 +19,5 @@ mod scarce;
 pub mod simulate;
 mod statistics;
 mod stranger;
+pub mod sweep;
 pub mod verify;

@@ -1,0 +1,465 @@
+//! `paraft sweep`: one job with many settings, on one fleet that stands; the best of them, as a job file.
+//!
+//! ```text
+//!  space ── a trial's settings ──▶ job ──▶ a run on the fleet ──▶ its held-out evaluation ──▶ search: who goes on?
+//! ```
+//!
+//! - `space`: what may be tried. `search`: who goes next; it knows numbers alone. `log`: what was done, so that a sweep goes on.
+//!
+//! A trial that goes on to the next rung begins with its own checkpoint. It is a job of the fleet while it trains and leaves nothing
+//! there; what is kept of it lies in its folder.
+
+mod log;
+mod search;
+mod space;
+
+use clap::{Args, ValueEnum};
+use log::{Ended, Log};
+use paraft_checkpoint::Folder;
+use paraft_fleet::{
+    ask::addresses,
+    failure::Failure,
+    fleet::{Extras, Fleet},
+    launch,
+    run_dir::RunDir,
+    standing::On,
+};
+use paraft_record::METRICS_FILE;
+use paraft_worker::{Job, exit};
+use search::{Next, Rule, Score, Search};
+use serde_json::json;
+use space::{Point, Space};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicI32, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+/// In the sweep's folder.
+const LOG_FILE: &str = "sweep.jsonl";
+const BEST_FILE: &str = "best.toml";
+/// A trial that is killed is tried so often.
+const TRIES: u32 = 3;
+
+/// How settings are searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Every point of the space, for all epochs.
+    Grid,
+    /// So many points, drawn with the seed, for all epochs.
+    Random,
+    /// Successive halving: all begin with few epochs, and of each rung the best of each `eta` go on.
+    Halving,
+    /// Likewise, but nobody waits for a rung to be full (Li et al. 2018).
+    Asha,
+}
+
+/// Which job, over which settings.
+#[derive(Args)]
+pub struct SweepArgs {
+    /// The job file.
+    pub job: PathBuf,
+    /// The settings that are tried: docs/sweeps.md.
+    #[arg(long, value_name = "FILE")]
+    pub space: PathBuf,
+    #[arg(long, value_enum, default_value_t = Kind::Asha)]
+    pub search: Kind,
+    /// Settings that are tried at most. Default: the whole grid, else 64.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub trials: Option<u32>,
+    /// With halving and asha: epochs of the lowest rung; the highest is train.epochs.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub min_epochs: u64,
+    /// With halving and asha: one of so many goes on, with so many times the epochs.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub eta: u32,
+    /// Of what is drawn. Default: the job's.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Trials at a time. Default: as many as have cores of their own.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub parallel: Option<u32>,
+    /// Let trials that go at the same time share cores.
+    #[arg(long)]
+    pub share_cores: bool,
+    /// Train on a fleet that stands already instead of one of the sweep's own: its folder, a job file with cluster.addresses, or servers as
+    /// host:port, comma-separated.
+    #[arg(long, value_name = "FLEET")]
+    pub to: Option<PathBuf>,
+    /// Overrides a key of the job file; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Where everything goes. A sweep that was ended goes on in its folder. Default: runs/NAME-sweep-N, the first N that is free.
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
+    /// Print one JSON object for each trial that has ended, and one for the best.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A sweep as it was asked for.
+struct Sweep<'a> {
+    args: &'a SweepArgs,
+    space: Space,
+    /// Of each trial.
+    points: Vec<Point>,
+    /// Epochs of each rung.
+    rungs: Vec<u64>,
+    dir: PathBuf,
+}
+
+/// What those share who train trials.
+struct Shared {
+    search: Search,
+    log: Log,
+    /// Begun before this process, and not ended.
+    again: Vec<(usize, usize)>,
+    failed: Option<Failure>,
+}
+
+/// Tries what has not been tried, and says what is best; the exit code.
+pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
+    let job = Job::load(&args.job, &args.set)?;
+    let space = Space::load(&args.space)?;
+    let seed = args.seed.unwrap_or(job.seed);
+    let points = points(args, &space, seed)?;
+    let rungs = rungs(args, job.train.epochs)?;
+    let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-sweep", job.name))?;
+    let sweep = Sweep { args, space, points, rungs, dir: dir.to_path_buf() };
+    // What no trial could be is said before any has begun.
+    let mut ranks = 0;
+    for trial in 0..sweep.points.len() {
+        ranks = ranks.max(sweep.job(trial, 0)?.ranks());
+    }
+    let parallel = parallel(args, ranks)?;
+    let rule = match args.search {
+        Kind::Grid | Kind::Random => Rule::Once,
+        Kind::Halving => Rule::Halving,
+        Kind::Asha => Rule::Asha,
+    };
+    let mut search = Search::new(rule, sweep.points.len(), sweep.rungs.len(), args.eta as usize);
+    let about = json!({
+        "job": job.to_toml(),
+        "metric": sweep.space.metric.name(),
+        "search": format!("{:?}", args.search).to_lowercase(),
+        "points": (0..sweep.points.len()).map(|t| sweep.space.set(&sweep.points[t]).join(", ")).collect::<Vec<_>>(),
+        "epochs": sweep.rungs,
+        "eta": args.eta,
+    });
+    let log = Log::open(&dir.join(LOG_FILE), &about, &mut search, |e| sweep.score(e))?;
+    let again = search.unfinished();
+    if !log.ended.is_empty() || !again.is_empty() {
+        eprintln!("{} trials have ended already, {} are tried again", log.ended.len(), again.len());
+    }
+    let interrupted = launch::interrupts();
+    let (_own, servers) = sweep.fleet(&job)?;
+    let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
+    std::thread::scope(|s| {
+        for _ in 0..parallel {
+            s.spawn(|| sweep.work(&servers, &shared, &interrupted));
+        }
+    });
+    let Shared { search, log, failed, .. } = shared.0.into_inner().unwrap_or_else(|e| e.into_inner());
+    if let Some(e) = failed {
+        return Err(e.help(format!("go on with the same command and --run-dir {}", dir.display())));
+    }
+    sweep.tell(&search, &log)?;
+    Ok(exit::OK)
+}
+
+/// The setting of each trial.
+fn points(args: &SweepArgs, space: &Space, seed: u64) -> Result<Vec<Point>, Failure> {
+    let grid = space.grid();
+    if args.search == Kind::Grid {
+        let n = grid.map_err(|why| Failure::new(exit::CONFIG, format!("{}: {why}", args.space.display())))?;
+        return Ok((0..args.trials.map_or(n, |t| n.min(t as usize))).map(|i| space.of_grid(i)).collect());
+    }
+    match grid {
+        // Each point once, in an order that the seed has drawn.
+        Ok(n) => {
+            let mut order: Vec<usize> = (0..n).collect();
+            shuffle(&mut order, seed);
+            order.truncate(args.trials.map_or(n, |t| t as usize));
+            Ok(order.into_iter().map(|i| space.of_grid(i)).collect())
+        }
+        Err(_) => Ok((0..args.trials.unwrap_or(64) as usize).map(|t| space.drawn(seed, t)).collect()),
+    }
+}
+
+/// Fisher and Yates.
+fn shuffle(order: &mut [usize], seed: u64) {
+    use rand_chacha::rand_core::{Rng, SeedableRng};
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+    for i in (1..order.len()).rev() {
+        order.swap(i, (rng.next_u64() % (i as u64 + 1)) as usize);
+    }
+}
+
+/// Epochs of each rung: `min_epochs` times powers of `eta`, and the job's own at the top.
+fn rungs(args: &SweepArgs, epochs: u64) -> Result<Vec<u64>, Failure> {
+    if matches!(args.search, Kind::Grid | Kind::Random) {
+        return Ok(vec![epochs]);
+    }
+    let most = std::iter::successors(Some(args.min_epochs), |e| e.checked_mul(u64::from(args.eta)));
+    let mut rungs: Vec<u64> = most.take_while(|e| *e < epochs).collect();
+    if rungs.is_empty() {
+        let what = format!(
+            "--min-epochs {}: the job trains {epochs} epochs, so nothing could be stopped early",
+            args.min_epochs
+        );
+        return Err(
+            Failure::new(exit::USAGE, what).help("raise train.epochs, or take --search grid or random")
+        );
+    }
+    rungs.push(epochs);
+    Ok(rungs)
+}
+
+/// Trials at a time.
+fn parallel(args: &SweepArgs, ranks: u32) -> Result<u32, Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    let own = (cores / ranks.max(1)).max(1);
+    let asked = args.parallel.unwrap_or(own);
+    if asked > own && !args.share_cores {
+        return Err(Failure::new(
+            exit::USAGE,
+            format!(
+                "--parallel {asked}: {} workers at a time would share {cores} cores",
+                asked.saturating_mul(ranks)
+            ),
+        )
+        .help(format!("take --parallel {own}, or say --share-cores where times do not matter")));
+    }
+    Ok(asked)
+}
+
+impl Sweep<'_> {
+    fn score(&self, ended: &Ended) -> Score {
+        ended.value.map(|v| self.space.metric.score(v))
+    }
+
+    /// The job of a trial up to a rung.
+    fn job(&self, trial: usize, rung: usize) -> Result<Job, Failure> {
+        let point = self.space.set(&self.points[trial]);
+        let mut set: Vec<String> = self.args.set.iter().cloned().chain(point.clone()).collect();
+        let several = self.rungs.len() > 1;
+        if several {
+            set.push(format!("train.epochs={}", self.rungs[rung]));
+            set.push(format!("checkpoint.every_epochs={}", self.rungs[0]));
+            set.push("checkpoint.num_to_keep=1".into());
+        }
+        Job::load(&self.args.job, &set).map_err(|e| {
+            let failure = Failure::from(e);
+            Failure::new(exit::CONFIG, format!("trial {trial} ({}): {}", point.join(", "), failure.message()))
+        })
+    }
+
+    fn trial_dir(&self, trial: usize, rung: usize) -> String {
+        format!("trial-{trial:04}/epochs-{}", self.rungs[rung])
+    }
+
+    /// The servers: those of a fleet that stands, or of one that is the sweep's own and ends with it.
+    fn fleet(&self, job: &Job) -> Result<(Option<Fleet>, Vec<String>), Failure> {
+        if let Some(to) = &self.args.to {
+            return Ok((None, addresses(Some(to), &[])?));
+        }
+        let dir = self.dir.join("fleet");
+        // What servers of an earlier try held is of no use: trials go on from their checkpoints.
+        match fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&dir, e)),
+            _ => {}
+        }
+        fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
+        let fleet = Fleet::standing(job.servers(), &dir)?;
+        let servers = fleet.addresses.clone();
+        Ok((Some(fleet), servers))
+    }
+
+    /// Trains one trial after the other, until there is none.
+    fn work(
+        &self,
+        servers: &[String],
+        (shared, changed): &(Mutex<Shared>, Condvar),
+        interrupted: &AtomicI32,
+    ) {
+        let lock = || shared.lock().unwrap_or_else(|e| e.into_inner());
+        let mut all = lock();
+        loop {
+            if all.failed.is_some() {
+                break;
+            }
+            let (trial, rung) = match all.again.pop() {
+                Some(again) => again,
+                None => match all.search.next() {
+                    Next::Train { trial, rung } => (trial, rung),
+                    Next::Wait => {
+                        all = changed.wait(all).unwrap_or_else(|e| e.into_inner());
+                        continue;
+                    }
+                    Next::Done => break,
+                },
+            };
+            let begun = all.log.begin(trial, rung, &self.space.set(&self.points[trial]));
+            drop(all);
+            let ended = begun.and_then(|()| self.train(trial, rung, servers, interrupted));
+            all = lock();
+            let told = ended.and_then(|ended| {
+                all.search.ended(trial, rung, self.score(&ended));
+                all.log.end(&ended)?;
+                self.say(&ended, all.log.ended.len());
+                Ok(())
+            });
+            if let Err(e) = told {
+                all.failed.get_or_insert(e);
+            }
+            changed.notify_all();
+        }
+        changed.notify_all();
+    }
+
+    /// One trial up to a rung. What goes wrong with its setting is its result; what goes wrong with the fleet is an error.
+    fn train(
+        &self,
+        trial: usize,
+        rung: usize,
+        servers: &[String],
+        interrupted: &AtomicI32,
+    ) -> Result<Ended, Failure> {
+        let job = self.job(trial, rung)?;
+        let name = self.trial_dir(trial, rung);
+        let mut ended = Ended {
+            trial,
+            rung,
+            value: None,
+            seconds: 0.0,
+            start_seconds: None,
+            tries: 0,
+            why: String::new(),
+            dir: name.clone(),
+        };
+        while ended.tries < TRIES {
+            ended.tries += 1;
+            let began = Instant::now();
+            let resume = match rung {
+                0 => None,
+                _ => {
+                    let before = self.dir.join(self.trial_dir(trial, rung - 1)).join("checkpoints");
+                    let found = Folder::find(&before)?;
+                    Some(
+                        fs::canonicalize(&found)
+                            .map_err(|e| Failure::new(exit::DATA, format!("{}: {e}", found.display())))?,
+                    )
+                }
+            };
+            let path = self.dir.join(&name);
+            let dir = match path.join(METRICS_FILE).exists() {
+                true => RunDir::again(&path)?,
+                false => RunDir::new(Some(&path), &job.name)?,
+            };
+            let on = On { servers: servers.to_vec(), keep: None, delete: true };
+            let extras = Extras { on: Some(on), ..Extras::default() };
+            match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
+                Ok(record) => {
+                    let summary = record.summarize();
+                    ended.value = match self.space.metric {
+                        space::Metric::Accuracy => summary.final_accuracy,
+                        space::Metric::Loss => summary.final_loss,
+                    };
+                    ended.seconds = began.elapsed().as_secs_f64();
+                    ended.start_seconds = summary.first_step_seconds;
+                    if ended.value.is_none() {
+                        ended.why = format!("it has no held-out {}", self.space.metric.name());
+                    }
+                    return Ok(ended);
+                }
+                Err(e)
+                    if interrupted.load(Relaxed) != 0
+                        || e.code() == exit::UNAVAILABLE
+                        || e.code() == exit::IO =>
+                {
+                    return Err(e);
+                }
+                Err(e) => {
+                    ended.why = e.message().to_string();
+                    ended.seconds = began.elapsed().as_secs_f64();
+                    if e.diverged() || matches!(e.code(), exit::CONFIG | exit::DATA | exit::USAGE) {
+                        return Ok(ended);
+                    }
+                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    fn say(&self, e: &Ended, n: usize) {
+        let set = self.space.set(&self.points[e.trial]).join(" ");
+        if self.args.json {
+            out!(
+                "{}",
+                json!({
+                    "trial": e.trial, "epochs": self.rungs[e.rung], "value": e.value, "seconds": e.seconds, "tries": e.tries,
+                    "why": e.why, "set": self.space.set(&self.points[e.trial]), "dir": e.dir,
+                })
+            );
+            return;
+        }
+        let value = match e.value {
+            Some(v) => self.shown(v),
+            None => e.why.clone(),
+        };
+        out!(
+            "{n:4}  trial {:4}  {:4} epochs  {value}  {:.1} s  {set}",
+            e.trial,
+            self.rungs[e.rung],
+            e.seconds
+        );
+    }
+
+    fn shown(&self, value: f64) -> String {
+        match self.space.metric {
+            space::Metric::Accuracy => format!("{:6.2} %", 100.0 * value),
+            space::Metric::Loss => format!("{value:.4}"),
+        }
+    }
+
+    /// What the sweep has come to.
+    fn tell(&self, search: &Search, log: &Log) -> Result<(), Failure> {
+        let Some((trial, rung, _)) = search.best() else {
+            return Err(Failure::new(
+                exit::FAILED,
+                format!("none of {} trials has a result", self.points.len()),
+            )
+            .help(format!("{} says why for each", self.dir.join(LOG_FILE).display())));
+        };
+        let ended = log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung));
+        let point = self.space.set(&self.points[trial]);
+        let set: Vec<String> = self.args.set.iter().cloned().chain(point.clone()).collect();
+        let mut best = Job::load(&self.args.job, &set)?;
+        launch::absolute_paths(&mut best)?;
+        let file = self.dir.join(BEST_FILE);
+        fs::write(&file, best.to_toml()).map_err(|e| Failure::write(&file, e))?;
+        let value = ended.and_then(|e| e.value);
+        if self.args.json {
+            out!(
+                "{}",
+                json!({ "best": { "trial": trial, "epochs": self.rungs[rung], "value": value, "set": point, "job": file } })
+            );
+            return Ok(());
+        }
+        let value = value.map(|v| self.shown(v)).unwrap_or_default();
+        out!(
+            "best    trial {trial}, {} {} after {} epochs: {}",
+            self.space.metric.name(),
+            value.trim(),
+            self.rungs[rung],
+            point.join(" ")
+        );
+        out!("job     {}", file.display());
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! What a sweep has done so far, line by line: it goes on from there, and the picture of it is drawn from there.
+
+use super::search::{Score, Search};
+use paraft_fleet::failure::Failure;
+use paraft_worker::exit;
+use serde_json::{Value, json};
+use std::{
+    fs::{File, OpenOptions},
+    io::{BufRead, BufReader, Write},
+    path::Path,
+};
+
+/// A trial has ended on a rung.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    pub trial: usize,
+    pub rung: usize,
+    /// Of the metric, as it is measured.
+    pub value: Option<f64>,
+    /// Its training on this rung.
+    pub seconds: f64,
+    /// From the decision to its first step.
+    pub start_seconds: Option<f64>,
+    /// How often it was begun: more than once where it was killed.
+    pub tries: u32,
+    /// Why there is no value.
+    pub why: String,
+    /// The run's folder, below the sweep's.
+    pub dir: String,
+}
+
+/// The log, open for more.
+pub struct Log {
+    file: File,
+    /// What had ended when it was opened.
+    pub ended: Vec<Ended>,
+}
+
+impl Log {
+    /// Opens it, or begins it. One of another sweep is refused: its results would not be of this one's trials. A last line that is cut
+    /// short counts as not written.
+    pub fn open(
+        path: &Path,
+        sweep: &Value,
+        search: &mut Search,
+        score: impl Fn(&Ended) -> Score,
+    ) -> Result<Self, Failure> {
+        let cannot = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(cannot)?;
+        let (mut ended, mut whole, mut first) = (Vec::new(), 0_u64, true);
+        let mut reader = BufReader::new(&file);
+        let mut line = String::new();
+        while reader.read_line(&mut line).map_err(cannot)? > 0 && line.ends_with('\n') {
+            let wrong = || {
+                Failure::new(
+                    exit::DATA,
+                    format!("{}: `{}` is no line of a sweep", path.display(), line.trim()),
+                )
+            };
+            let said: Value = serde_json::from_str(&line).map_err(|_| wrong())?;
+            if first {
+                if said["sweep"] != *sweep {
+                    let keys = sweep.as_object().into_iter().flatten();
+                    let differ: Vec<_> = keys
+                        .filter(|(k, v)| said["sweep"][k.as_str()] != **v)
+                        .map(|(k, _)| k.as_str())
+                        .collect();
+                    return Err(Failure::new(
+                        exit::CONFIG,
+                        format!("{} is of another sweep: {} differs", path.display(), differ.join(", ")),
+                    )
+                    .help("go on with what it was begun with, or choose another --run-dir"));
+                }
+            } else if let Some(begun) = said.get("begin") {
+                let (trial, rung) = of(begun).ok_or_else(wrong)?;
+                search.begin(trial, rung);
+            } else if let Some(end) = said.get("end") {
+                let end = read(end).ok_or_else(wrong)?;
+                search.ended(end.trial, end.rung, score(&end));
+                ended.push(end);
+            } else {
+                return Err(wrong());
+            }
+            whole += line.len() as u64;
+            first = false;
+            line.clear();
+        }
+        file.set_len(whole).map_err(cannot)?;
+        if first {
+            writeln!(file, "{}", json!({ "sweep": sweep })).map_err(cannot)?;
+        }
+        Ok(Self { file, ended })
+    }
+
+    pub fn begin(&mut self, trial: usize, rung: usize, set: &[String]) -> Result<(), Failure> {
+        self.write(&json!({ "begin": { "trial": trial, "rung": rung, "set": set } }))
+    }
+
+    pub fn end(&mut self, e: &Ended) -> Result<(), Failure> {
+        self.write(&json!({ "end": {
+            "trial": e.trial, "rung": e.rung, "value": e.value, "seconds": e.seconds, "start_seconds": e.start_seconds,
+            "tries": e.tries, "why": e.why, "dir": e.dir,
+        } }))?;
+        self.ended.push(e.clone());
+        Ok(())
+    }
+
+    fn write(&mut self, line: &Value) -> Result<(), Failure> {
+        writeln!(self.file, "{line}").map_err(|e| Failure::new(exit::IO, format!("the sweep's log: {e}")))
+    }
+}
+
+fn of(said: &Value) -> Option<(usize, usize)> {
+    Some((said["trial"].as_u64()? as usize, said["rung"].as_u64()? as usize))
+}
+
+fn read(said: &Value) -> Option<Ended> {
+    let (trial, rung) = of(said)?;
+    Some(Ended {
+        trial,
+        rung,
+        value: said["value"].as_f64(),
+        seconds: said["seconds"].as_f64()?,
+        start_seconds: said["start_seconds"].as_f64(),
+        tries: said["tries"].as_u64()? as u32,
+        why: said["why"].as_str()?.into(),
+        dir: said["dir"].as_str()?.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::search::{Next, Rule},
+        *,
+    };
+
+    fn ended(trial: usize, value: Option<f64>) -> Ended {
+        let (why, dir) = (String::new(), format!("trial-{trial}"));
+        Ended { trial, rung: 0, value, seconds: 1.5, start_seconds: Some(0.1), tries: 1, why, dir }
+    }
+
+    #[test]
+    fn a_sweep_goes_on_from_its_log_also_where_its_last_line_is_cut_short() {
+        let folder = tempfile::tempdir().expect("scratch");
+        let path = folder.path().join("sweep.jsonl");
+        let sweep = json!({ "seed": 1, "job": "x" });
+        let fresh = || Search::new(Rule::Once, 3, 1, 2);
+        let open = |sweep: &Value| {
+            let mut search = fresh();
+            Log::open(&path, sweep, &mut search, |e| e.value).map(|log| (log, search))
+        };
+        {
+            let (mut log, _) = open(&sweep).expect("begun");
+            for trial in 0..2 {
+                log.begin(trial, 0, &["a=1".into()]).expect("written");
+            }
+            log.end(&ended(0, Some(0.5))).expect("written");
+        }
+        let whole = std::fs::read(&path).expect("there");
+        for cut in [whole.len(), whole.len() - 1, whole.len() - 20] {
+            std::fs::write(&path, &whole[..cut]).expect("cut");
+            let (log, mut search) = open(&sweep).expect("goes on");
+            let all = cut == whole.len();
+            assert_eq!(log.ended, if all { vec![ended(0, Some(0.5))] } else { Vec::new() });
+            assert_eq!(search.unfinished().len(), if all { 1 } else { 2 });
+            assert_eq!(search.next(), Next::Train { trial: 2, rung: 0 });
+        }
+        let other = open(&json!({ "seed": 2, "job": "x" })).err().expect("another sweep's");
+        assert!(other.message().contains("seed differs"), "{}", other.message());
+        std::fs::write(&path, "nonsense\n").expect("written");
+        assert!(open(&sweep).is_err_and(|e| e.message().contains("no line of a sweep")));
+    }
+}

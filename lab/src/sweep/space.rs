@@ -1,0 +1,335 @@
+//! The space file: which keys of a job are tried, with which values, and what a good result is.
+//!
+//! ```toml
+//! metric = "accuracy"                                      # or "loss"; of the held-out samples
+//! [space]
+//! "optimizer.lr" = { min = 0.001, max = 1.0, log = true }  # a range; for a grid with points = 4
+//! "train.batch" = [32, 64, 128]                            # one of these
+//! ```
+
+use paraft_fleet::failure::Failure;
+use paraft_worker::exit;
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{Rng, SeedableRng},
+};
+use std::path::Path;
+use toml::{Table, Value};
+
+/// What is to be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// The share of the held-out samples that are classified rightly; the more the better.
+    Accuracy,
+    /// The mean loss over them; the less the better.
+    Loss,
+}
+
+impl Metric {
+    /// As the space file has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accuracy => "accuracy",
+            Self::Loss => "loss",
+        }
+    }
+
+    /// The higher the better, whichever it is.
+    pub fn score(self, value: f64) -> f64 {
+        match self {
+            Self::Accuracy => value,
+            Self::Loss => -value,
+        }
+    }
+}
+
+/// A key and what it may be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Axis {
+    /// Of the job file, as `--set` has it.
+    pub key: String,
+    values: Values,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Values {
+    OneOf(Vec<Value>),
+    Range { min: f64, max: f64, log: bool, whole: bool, points: Option<usize> },
+}
+
+/// What may be tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Space {
+    pub metric: Metric,
+    /// By key.
+    pub axes: Vec<Axis>,
+}
+
+/// A trial's setting: a value for each axis.
+pub type Point = Vec<Value>;
+
+/// A grid has no more points.
+const MOST: usize = 100_000;
+
+impl Space {
+    /// # Errors
+    /// What is wrong, with the file and the key.
+    pub fn load(path: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", path.display())))?;
+        Self::parse(&text).map_err(|why| {
+            Failure::new(exit::CONFIG, format!("{}: {why}", path.display()))
+                .help("a space file has a line for each key: \"optimizer.lr\" = { min = 0.001, max = 1.0, log = true }, or \"train.batch\" = [32, 64]")
+        })
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut file: Table = text.parse().map_err(|e: toml::de::Error| e.message().to_string())?;
+        let metric = match file.remove("metric") {
+            None => Metric::Accuracy,
+            Some(Value::String(s)) if s == "accuracy" => Metric::Accuracy,
+            Some(Value::String(s)) if s == "loss" => Metric::Loss,
+            Some(other) => return Err(format!("metric = {other}: it is \"accuracy\" or \"loss\"")),
+        };
+        let Some(Value::Table(space)) = file.remove("space") else { return Err("it has no [space]".into()) };
+        if let Some(key) = file.keys().next() {
+            return Err(format!("`{key}` is neither metric nor [space]"));
+        }
+        let mut axes = Vec::new();
+        collect(&mut axes, "", space)?;
+        if axes.is_empty() {
+            return Err("[space] is empty".into());
+        }
+        Ok(Self { metric, axes })
+    }
+
+    /// How many points its grid has; the last axis goes through its values first.
+    ///
+    /// # Errors
+    /// The key whose range has no number of points, or that there are too many.
+    pub fn grid(&self) -> Result<usize, String> {
+        let mut all = 1_usize;
+        for axis in &self.axes {
+            let n = axis.points().ok_or_else(|| {
+                format!("`{}` is a range: a grid needs `points = N` with it, or a list of values", axis.key)
+            })?;
+            all = all.checked_mul(n).filter(|n| *n <= MOST).ok_or_else(|| {
+                format!("the grid has more than {MOST} points: take fewer values, or --search random")
+            })?;
+        }
+        Ok(all)
+    }
+
+    /// A point of the grid.
+    pub fn of_grid(&self, mut at: usize) -> Point {
+        let mut point = Vec::with_capacity(self.axes.len());
+        for axis in self.axes.iter().rev() {
+            let n = axis.points().unwrap_or(1);
+            point.push(axis.at(at % n, n));
+            at /= n;
+        }
+        point.reverse();
+        point
+    }
+
+    /// The point that a seed has for a trial, whatever the others are.
+    pub fn drawn(&self, seed: u64, trial: usize) -> Point {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(trial as u64);
+        self.axes.iter().map(|axis| axis.draw((rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64)).collect()
+    }
+
+    /// What makes a job of a point.
+    pub fn set(&self, point: &Point) -> Vec<String> {
+        self.axes.iter().zip(point).map(|(axis, value)| format!("{}={value}", axis.key)).collect()
+    }
+}
+
+/// Keys may be written with dots or as tables.
+fn collect(axes: &mut Vec<Axis>, before: &str, table: Table) -> Result<(), String> {
+    for (name, value) in table {
+        let key = if before.is_empty() { name } else { format!("{before}.{name}") };
+        match value {
+            Value::Array(values) => {
+                if values.is_empty() {
+                    return Err(format!("`{key}` has no values"));
+                }
+                if let Some(twice) = values.iter().enumerate().find(|(i, v)| values[..*i].contains(v)) {
+                    return Err(format!("`{key}` has {} twice", twice.1));
+                }
+                axes.push(Axis { key, values: Values::OneOf(values) });
+            }
+            Value::Table(t) if t.contains_key("min") || t.contains_key("max") => {
+                axes.push(Axis { values: range(&key, t)?, key });
+            }
+            Value::Table(t) => collect(axes, &key, t)?,
+            other => return Err(format!("`{key}` = {other} is neither a list of values nor a range")),
+        }
+    }
+    Ok(())
+}
+
+fn range(key: &str, mut table: Table) -> Result<Values, String> {
+    let whole = [table.get("min"), table.get("max")].iter().all(|v| matches!(v, Some(Value::Integer(_))));
+    let mut number = |name: &str| match table.remove(name) {
+        Some(Value::Float(f)) if f.is_finite() => Ok(f),
+        Some(Value::Integer(i)) => Ok(i as f64),
+        Some(other) => Err(format!("`{key}`: {name} = {other} is no number")),
+        None => Err(format!("`{key}`: a range has min and max")),
+    };
+    let (min, max) = (number("min")?, number("max")?);
+    if min >= max {
+        return Err(format!("`{key}`: min is not below max"));
+    }
+    let log = match table.remove("log") {
+        None => false,
+        Some(Value::Boolean(log)) => log,
+        Some(other) => return Err(format!("`{key}`: log = {other} is neither true nor false")),
+    };
+    if log && min <= 0.0 {
+        return Err(format!("`{key}`: a range with log = true is above 0"));
+    }
+    let points = match table.remove("points") {
+        None => None,
+        Some(Value::Integer(n)) if n >= 2 => Some(n as usize),
+        Some(other) => return Err(format!("`{key}`: points = {other}: take 2 or more")),
+    };
+    match table.keys().next() {
+        Some(other) => Err(format!("`{key}`: a range has min, max, log and points, and no `{other}`")),
+        None => Ok(Values::Range { min, max, log, whole, points }),
+    }
+}
+
+impl Axis {
+    /// How many values a grid has of it.
+    fn points(&self) -> Option<usize> {
+        match &self.values {
+            Values::OneOf(values) => Some(values.len()),
+            Values::Range { points, .. } => *points,
+        }
+    }
+
+    fn at(&self, i: usize, of: usize) -> Value {
+        match &self.values {
+            Values::OneOf(values) => values[i].clone(),
+            Values::Range { .. } => self.draw(i as f64 / (of.max(2) - 1) as f64),
+        }
+    }
+
+    /// At a place of it, from 0 to 1.
+    fn draw(&self, place: f64) -> Value {
+        match &self.values {
+            Values::OneOf(values) => {
+                values[((place * values.len() as f64) as usize).min(values.len() - 1)].clone()
+            }
+            Values::Range { min, max, log, whole, .. } => {
+                let value = match log {
+                    true => (min.ln() + place * (max.ln() - min.ln())).exp(),
+                    false => min + place * (max - min),
+                };
+                match whole {
+                    true => Value::Integer(value.round().clamp(*min, *max) as i64),
+                    // As many digits as a person would write, and as the best job's file shows.
+                    false => {
+                        Value::Float(format!("{value:.4e}").parse::<f64>().unwrap_or(value).clamp(*min, *max))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where a value lies in it, from 0 to 1: on a picture's axis.
+    pub fn place(&self, value: &Value) -> f64 {
+        match &self.values {
+            Values::OneOf(values) => {
+                let at = values.iter().position(|v| v == value).unwrap_or(0);
+                if values.len() > 1 { at as f64 / (values.len() - 1) as f64 } else { 0.5 }
+            }
+            Values::Range { min, max, log, .. } => {
+                let value = value.as_float().or_else(|| value.as_integer().map(|i| i as f64)).unwrap_or(*min);
+                match log {
+                    true => (value.ln() - min.ln()) / (max.ln() - min.ln()),
+                    false => (value - min) / (max - min),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        metric = "loss"
+        [space]
+        "optimizer.lr" = { min = 0.001, max = 1.0, log = true, points = 4 }
+        train = { batch = [32, 64, 128] }
+        "model.hidden" = [[64], [128, 64]]
+    "#;
+
+    #[test]
+    fn a_grid_goes_through_every_point_once() {
+        let space = Space::parse(TEXT).expect("read");
+        assert_eq!((space.metric, space.grid()), (Metric::Loss, Ok(24)));
+        let all: Vec<_> = (0..24).map(|i| space.set(&space.of_grid(i)).join(" ")).collect();
+        let different: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(different.len(), 24);
+        for expected in [
+            "model.hidden=[64]",
+            "model.hidden=[128, 64]",
+            "optimizer.lr=0.001",
+            "optimizer.lr=0.01",
+            "optimizer.lr=1.0",
+            "train.batch=128",
+        ] {
+            assert!(all.iter().any(|s| s.contains(expected)), "{expected}: {all:#?}");
+        }
+    }
+
+    #[test]
+    fn what_is_drawn_depends_on_the_seed_and_the_trial_alone() {
+        let space = Space::parse(TEXT).expect("read");
+        let all: Vec<_> = (0..200).map(|t| space.drawn(7, t)).collect();
+        assert_eq!(all[13], space.drawn(7, 13));
+        assert_ne!(all[13], space.drawn(8, 13));
+        let lr = space.axes.iter().position(|a| a.key == "optimizer.lr").expect("an axis");
+        let rates: Vec<f64> = all.iter().filter_map(|p| p[lr].as_float()).collect();
+        assert!(rates.iter().all(|r| (0.001..=1.0).contains(r)));
+        // Uniform in the logarithm: a third in each decade.
+        let decade = |from: f64| rates.iter().filter(|r| (from..from * 10.0).contains(*r)).count();
+        assert!(
+            [0.001, 0.01, 0.1].map(decade).iter().all(|n| (40..95).contains(n)),
+            "{:?}",
+            [0.001, 0.01, 0.1].map(decade)
+        );
+        for (axis, i) in space.axes.iter().zip(0..) {
+            assert!(all.iter().all(|p| (0.0..=1.0).contains(&axis.place(&p[i]))));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_key() {
+        for (text, expected) in [
+            ("", "no [space]"),
+            ("[space]", "empty"),
+            ("metric = \"speed\"\n[space]\na = [1]", "\"speed\""),
+            ("[space]\na = []", "`a` has no values"),
+            ("[space]\na = [1, 2, 1]", "`a` has 1 twice"),
+            ("[space]\na = 3", "`a` = 3"),
+            ("[space]\na = { min = 1 }", "min and max"),
+            ("[space]\na = { min = 2, max = 1 }", "not below"),
+            ("[space]\na = { min = 0.0, max = 1.0, log = true }", "above 0"),
+            ("[space]\na = { min = 0, max = 1, steps = 3 }", "no `steps`"),
+            ("[space]\na = { min = nan, max = 1 }", "no number"),
+            ("[space]\na = { min = 0, max = 1, points = 1 }", "2 or more"),
+            ("[spice]\na = [1]", "no [space]"),
+            ("other = 1\n[space]\na = [1]", "`other`"),
+        ] {
+            let said = Space::parse(text).expect_err(text);
+            assert!(said.contains(expected), "{text}: {said}");
+        }
+        let range = Space::parse("[space]\na = { min = 0.0, max = 1.0 }").expect("read");
+        assert!(range.grid().is_err_and(|e| e.contains("`a`") && e.contains("points")));
+    }
+}
