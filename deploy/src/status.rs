@@ -352,7 +352,8 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
     let shards: Vec<_> = r.shards.iter().map(shard_as_json).collect();
     json!({
         "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
-        "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "replicas_diverged": r.replicas_diverged,
+        "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "storage_free": r.storage_free,
+        "storage_size": r.storage_size, "replicas_diverged": r.replicas_diverged,
         "stopped": r.stopped.iter().map(|w| json!({
             "job": w.job, "shard": w.shard, "why": w.why, "stopped_ms": w.stopped_ms,
         })).collect::<Vec<_>>(),

@@ -26,6 +26,12 @@ pub fn usage() -> Usage {
     Usage { cpu_seconds: (ticks(11) + ticks(12)) / 100.0, peak_rss_bytes: peak * 1024 }
 }
 
+/// Of the file system under a path: bytes that this process may still write, and its size. `None`: it cannot be asked.
+pub fn storage(path: &std::path::Path) -> Option<(u64, u64)> {
+    let of = rustix::fs::statvfs(path).ok()?;
+    Some((of.f_bavail.saturating_mul(of.f_frsize), of.f_blocks.saturating_mul(of.f_frsize)))
+}
+
 /// CPU time that a process of this host has used so far, user and system, of all its threads, in seconds: to the
 /// microsecond or better, where [`usage`] counts in hundredths. `None` when there is no such process, or no such clock.
 pub fn cpu_seconds_of(pid: u32) -> Option<f64> {

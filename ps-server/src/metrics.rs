@@ -35,6 +35,9 @@ type StageLabel = [(&'static str, &'static str); 1];
 
 type Labels = [(&'static str, String); 1];
 
+/// A shard and its job: several jobs have a shard 0.
+type OfShard = [(&'static str, String); 2];
+
 /// One number of a shard's status. The texts end without a dot: the library adds one.
 type Of = fn(&ShardStatus) -> u64;
 
@@ -103,18 +106,32 @@ pub async fn render(status: &StatusService) -> String {
         diverged,
     );
     connections(&mut registry, &reply);
-    let of = |s: &ShardStatus| -> Labels { [("shard", s.shard.to_string())] };
+    if reply.storage_size > 0 {
+        for (name, help, bytes) in [
+            (
+                "storage_free",
+                "What may still be written to the file system of the data folder",
+                reply.storage_free,
+            ),
+            ("storage_size", "Size of that file system", reply.storage_size),
+        ] {
+            registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(bytes as i64));
+        }
+    }
+    let of =
+        |s: &ShardStatus| -> OfShard { [("job_name", s.job_name.clone()), ("shard", s.shard.to_string())] };
     for (name, help, value) in GAUGES {
-        let family = Family::<Labels, Gauge>::default();
+        let family = Family::<OfShard, Gauge>::default();
         for s in &reply.shards {
             family.get_or_create(&of(s)).set(value(s) as i64);
         }
         registry.register(name, help, family);
     }
-    let memory = Family::<[(&'static str, String); 2], Gauge>::default();
+    let memory = Family::<[(&'static str, String); 3], Gauge>::default();
     for s in &reply.shards {
         for (kind, bytes) in memory_of(s) {
-            let of = [("shard", s.shard.to_string()), ("kind", kind.to_string())];
+            let [job, shard] = of(s);
+            let of = [job, shard, ("kind", kind.to_string())];
             memory.get_or_create(&of).set(bytes as i64);
         }
     }
@@ -129,7 +146,7 @@ pub async fn render(status: &StatusService) -> String {
         }
     }
     for (name, help, unit, value) in COUNTERS {
-        let family = Family::<Labels, Counter>::default();
+        let family = Family::<OfShard, Counter>::default();
         for s in &reply.shards {
             family.get_or_create(&of(s)).inc_by(value(s));
         }
@@ -138,7 +155,7 @@ pub async fn render(status: &StatusService) -> String {
             None => registry.register(name, help, family),
         }
     }
-    let delays = Family::<Labels, Binned>::default();
+    let delays = Family::<OfShard, Binned>::default();
     for s in &reply.shards {
         delays.get_or_create(&of(s)).add(DELAYS, delay_bins(&s.delay_counts), None);
     }
@@ -195,9 +212,10 @@ const AGES: &[f64] = &[0.000_976_562_5, 0.003_906_25, 0.015_625, 0.0625, 0.25, 1
 
 /// How late each worker's pushes were that this server applied as a leader, over its shards.
 fn staleness(registry: &mut Registry, reply: &StatusReply) {
-    let [delays, distances, ages] = std::array::from_fn(|_| Family::<Labels, Binned>::default());
-    for l in reply.shards.iter().flat_map(|s| &s.staleness) {
-        let of = [("worker", l.worker.to_string())];
+    let [delays, distances, ages] = std::array::from_fn(|_| Family::<OfShard, Binned>::default());
+    let late = reply.shards.iter().flat_map(|s| s.staleness.iter().map(move |l| (&s.job_name, l)));
+    for (job, l) in late {
+        let of = [("job_name", job.clone()), ("worker", l.worker.to_string())];
         let bins = |bins: &[Bin]| bins.iter().map(|b| (b.upper, b.count)).collect();
         delays.get_or_create(&of).add(DELAYS, delay_bins(&l.delay_counts), None);
         distances.get_or_create(&of).add(DISTANCES, bins(&l.distance), Some(l.distance_sum));
@@ -281,6 +299,7 @@ mod tests {
             age_seconds_sum: 1.25,
         };
         let shard = |workers: &[u32]| ShardStatus {
+            job_name: "j".into(),
             staleness: workers.iter().copied().map(late).collect(),
             ..ShardStatus::default()
         };
@@ -290,12 +309,12 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).expect("text");
         for line in [
-            "paraft_worker_push_delay_versions_sum{worker=\"1\"} 12.0",
-            "paraft_worker_push_delay_versions_bucket{le=\"1.0\",worker=\"1\"} 8",
-            "paraft_worker_push_delay_versions_bucket{le=\"2.0\",worker=\"1\"} 14",
-            "paraft_worker_push_distance_steps_bucket{le=\"1.0\",worker=\"0\"} 6",
-            "paraft_worker_push_distance_steps_bucket{le=\"+Inf\",worker=\"0\"} 7",
-            "paraft_worker_push_age_seconds_sum{worker=\"0\"} 1.25",
+            "paraft_worker_push_delay_versions_sum{job_name=\"j\",worker=\"1\"} 12.0",
+            "paraft_worker_push_delay_versions_bucket{le=\"1.0\",job_name=\"j\",worker=\"1\"} 8",
+            "paraft_worker_push_delay_versions_bucket{le=\"2.0\",job_name=\"j\",worker=\"1\"} 14",
+            "paraft_worker_push_distance_steps_bucket{le=\"1.0\",job_name=\"j\",worker=\"0\"} 6",
+            "paraft_worker_push_distance_steps_bucket{le=\"+Inf\",job_name=\"j\",worker=\"0\"} 7",
+            "paraft_worker_push_age_seconds_sum{job_name=\"j\",worker=\"0\"} 1.25",
         ] {
             assert!(text.contains(line), "{line} is not in {text}");
         }

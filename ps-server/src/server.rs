@@ -317,6 +317,7 @@ impl Server {
             connections: connections.clone(),
             digests: Arc::default(),
             page: options.page.clone(),
+            data: options.data.clone(),
         };
         Ok(Self {
             shards: ShardsService {

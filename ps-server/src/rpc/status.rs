@@ -16,7 +16,10 @@ use paraft_proto::{
     self as proto, Bin, Chunks, Member, PROTOCOL, Reported, ServerMemory, ShardStatus, StatusReply,
     StoppedReplica, WorkerStaleness,
 };
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 /// Builds status replies.
 #[derive(Clone)]
@@ -27,6 +30,8 @@ pub struct StatusService {
     pub address: String,
     /// host:port of the page that this process serves.
     pub page: String,
+    /// Its data folder.
+    pub data: PathBuf,
     /// The replicas hosted here.
     pub replicas: Arc<Replicas>,
     /// This server's replica of the control group.
@@ -48,6 +53,7 @@ impl StatusService {
     /// The reply; with `digest`, the whole state is read and hashed.
     pub async fn reply(&self, digest: bool) -> StatusReply {
         let usage = paraft_host::usage();
+        let (storage_free, storage_size) = paraft_host::storage(&self.data).unwrap_or_default();
         let control = self.control.stopped();
         let (mut shards, mut queued) = (Vec::new(), (0, 0));
         for (shard, w) in self.replicas.all() {
@@ -71,6 +77,8 @@ impl StatusService {
             server: self.server,
             address: self.address.clone(),
             page: self.page.clone(),
+            storage_free,
+            storage_size,
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").into(),
             shards,
