@@ -24,7 +24,10 @@ use paraft_fleet::{
     run_dir::RunDir,
     standing::On,
 };
-use paraft_record::METRICS_FILE;
+use paraft_record::{
+    METRICS_FILE,
+    sweep::{self, write_sweep},
+};
 use paraft_worker::{Job, exit};
 use search::{Next, Rule, Score, Search};
 use serde_json::json;
@@ -42,6 +45,7 @@ use std::{
 /// In the sweep's folder.
 const LOG_FILE: &str = "sweep.jsonl";
 const BEST_FILE: &str = "best.toml";
+const REPORT_FILE: &str = "report.html";
 /// A trial that is killed is tried so often.
 const TRIES: u32 = 3;
 
@@ -66,6 +70,7 @@ pub struct SweepArgs {
     /// The settings that are tried: docs/sweeps.md.
     #[arg(long, value_name = "FILE")]
     pub space: PathBuf,
+    /// How they are searched.
     #[arg(long, value_enum, default_value_t = Kind::Asha)]
     pub search: Kind,
     /// Settings that are tried at most. Default: the whole grid, else 64.
@@ -444,6 +449,15 @@ impl Sweep<'_> {
         let file = self.dir.join(BEST_FILE);
         fs::write(&file, best.to_toml()).map_err(|e| Failure::write(&file, e))?;
         let value = ended.and_then(|e| e.value);
+        let report = self.dir.join(REPORT_FILE);
+        let best_is = format!(
+            "Best: trial {trial}, {} {} after {} epochs, with {}.",
+            self.space.metric.name(),
+            value.map(|v| self.shown(v)).unwrap_or_default().trim(),
+            self.rungs[rung],
+            point.join(", ")
+        );
+        write_sweep(&report, &self.picture(&best.name, best_is, log))?;
         if self.args.json {
             out!(
                 "{}",
@@ -460,6 +474,51 @@ impl Sweep<'_> {
             point.join(" ")
         );
         out!("job     {}", file.display());
+        out!("report  {}", report.display());
         Ok(())
+    }
+
+    /// The sweep as its page shows it.
+    fn picture(&self, job: &str, best: String, log: &Log) -> sweep::Sweep {
+        let axes = self.space.axes.iter();
+        let axis = |a: &space::Axis| sweep::Axis { key: a.key.clone(), ticks: a.ticks() };
+        let trial = |trial: usize| {
+            let ended: Vec<&Ended> = log.ended.iter().filter(|e| e.trial == trial).collect();
+            let last = ended.iter().max_by_key(|e| e.rung)?;
+            let set = self.points[trial].iter().zip(&self.space.axes);
+            Some(sweep::Trial {
+                trial,
+                set: set.map(|(value, axis)| (space::shown(value), axis.place(value))).collect(),
+                epochs: self.rungs[last.rung],
+                first: ended.iter().find(|e| e.rung == 0).and_then(|e| self.score(e)),
+                value: last.value,
+                seconds: ended.iter().map(|e| e.seconds).sum(),
+                why: last.why.clone(),
+            })
+        };
+        let trials: Vec<_> = (0..self.points.len()).filter_map(trial).collect();
+        let whole = trials.iter().filter(|t| Some(&t.epochs) == self.rungs.last()).count();
+        let epochs: u64 = log
+            .ended
+            .iter()
+            .map(|e| self.rungs[e.rung] - if e.rung > 0 { self.rungs[e.rung - 1] } else { 0 })
+            .sum();
+        let all = self.rungs.last().copied().unwrap_or_default() * trials.len() as u64;
+        sweep::Sweep {
+            job: job.into(),
+            metric: self.space.metric.name().into(),
+            least: self.space.metric == space::Metric::Loss,
+            headline: vec![
+                best,
+                format!(
+                    "{} of {} trials had all {} epochs; {epochs} epochs were trained, where a grid would have trained {all}.",
+                    whole,
+                    trials.len(),
+                    self.rungs.last().copied().unwrap_or_default()
+                ),
+            ],
+            axes: axes.map(axis).collect(),
+            trials,
+        }
     }
 }

@@ -33,7 +33,7 @@ pub use event::{
 };
 pub use incarnations::Incarnations;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
-pub use report::{live_page, render_comparison, render_report, write_comparison, write_report};
+pub use report::{live_page, render_comparison, render_report, sweep, write_comparison, write_report};
 pub use run::RunRecord;
 
 /// A sum of counts. They come from a file: the largest number rather than an overflow.

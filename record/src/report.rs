@@ -10,6 +10,7 @@ mod charts;
 mod comparison;
 mod numbers;
 mod staleness;
+pub mod sweep;
 pub(crate) mod text;
 
 pub use comparison::{render_comparison, write_comparison};
@@ -67,12 +68,17 @@ pub fn render_report(records: &[RunRecord]) -> String {
 
 /// What both kinds of page are in: style, scripts, the charts' data.
 fn page(title: &str, body: &str, data: &str) -> String {
+    page_with(title, body, data, SCRIPT)
+}
+
+/// Likewise, with a script of its own.
+fn page_with(title: &str, body: &str, data: &str, script: &str) -> String {
     fill(PAGE, |name| match name {
         "title" => escape(title),
         "body" => body.into(),
         "style" => STYLE.into(),
         "charts_script" => CHARTS_SCRIPT.into(),
-        "script" => SCRIPT.into(),
+        "script" => script.into(),
         "uplot_style" => UPLOT_STYLE.into(),
         "uplot_licence" => UPLOT_LICENCE.into(),
         "uplot_script" => UPLOT_SCRIPT.into(),

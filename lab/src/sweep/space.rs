@@ -145,6 +145,14 @@ impl Space {
     }
 }
 
+/// A value as a person writes it.
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::String(s) => s.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// Keys may be written with dots or as tables.
 fn collect(axes: &mut Vec<Axis>, before: &str, table: Table) -> Result<(), String> {
     for (name, value) in table {
@@ -235,6 +243,15 @@ impl Axis {
                     }
                 }
             }
+        }
+    }
+
+    /// What stands along it on a picture, each with its place.
+    pub fn ticks(&self) -> Vec<(f64, String)> {
+        let tick = |value: Value| (self.place(&value), shown(&value));
+        match &self.values {
+            Values::OneOf(values) => values.iter().cloned().map(tick).collect(),
+            Values::Range { .. } => [0.0, 0.5, 1.0].map(|place| tick(self.draw(place))).to_vec(),
         }
     }
 

@@ -1,0 +1,212 @@
+//! The page of a sweep: what is best, what each setting matters, every trial as a line through its settings, and as a row.
+
+use super::{fill, page_with, text::escape, write_page};
+use crate::RecordError;
+use serde_json::json;
+use std::path::Path;
+
+const BODY: &str = include_str!("../../assets/sweep.html");
+const SCRIPT: &str = include_str!("../../assets/sweep.js");
+
+/// A setting that was tried.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Axis {
+    /// A key of the job file.
+    pub key: String,
+    /// What stands along it, each with its place from 0 to 1.
+    pub ticks: Vec<(f64, String)>,
+}
+
+/// What one trial has come to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trial {
+    /// Its number.
+    pub trial: usize,
+    /// Of each axis: as it is written, and its place from 0 to 1.
+    pub set: Vec<(String, f64)>,
+    /// That it was trained.
+    pub epochs: u64,
+    /// Of the metric, the higher the better, with as few epochs as every trial has had.
+    pub first: Option<f64>,
+    /// As it is measured, after all its epochs.
+    pub value: Option<f64>,
+    /// All its training.
+    pub seconds: f64,
+    /// Why it has no value; empty: it has.
+    pub why: String,
+}
+
+/// A sweep.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sweep {
+    /// The job's name.
+    pub job: String,
+    /// accuracy or loss.
+    pub metric: String,
+    /// The less the better.
+    pub least: bool,
+    /// Sentences above everything.
+    pub headline: Vec<String>,
+    pub axes: Vec<Axis>,
+    pub trials: Vec<Trial>,
+}
+
+impl Sweep {
+    /// Of the variance of what all trials have come to with their first epochs, the share that each setting explains by itself, 0 to 1:
+    /// one-way analysis of variance over its values, a range in four parts of as many trials each; adjusted for the number of groups
+    /// (epsilon squared, Kelley 1935). `None` with too few trials.
+    pub fn importance(&self) -> Vec<Option<f64>> {
+        let scored: Vec<(&Trial, f64)> = self.trials.iter().filter_map(|t| Some((t, t.first?))).collect();
+        (0..self.axes.len()).map(|axis| explained(&groups(&scored, axis))).collect()
+    }
+}
+
+/// Scores by what a setting was.
+fn groups(scored: &[(&Trial, f64)], axis: usize) -> Vec<Vec<f64>> {
+    const PARTS: usize = 4;
+    let mut by_place: Vec<(f64, f64)> = scored.iter().map(|(t, s)| (t.set[axis].1, *s)).collect();
+    by_place.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut different = by_place.iter().map(|(place, _)| *place).collect::<Vec<_>>();
+    different.dedup();
+    if different.len() <= 2 * PARTS {
+        let of = |place: &f64| by_place.iter().filter(|(p, _)| p == place).map(|(_, s)| *s).collect();
+        return different.iter().map(of).collect();
+    }
+    let most = by_place.len().div_ceil(PARTS);
+    by_place.chunks(most).map(|part| part.iter().map(|(_, s)| *s).collect()).collect()
+}
+
+fn explained(groups: &[Vec<f64>]) -> Option<f64> {
+    let n: usize = groups.iter().map(Vec::len).sum();
+    if groups.len() < 2 || n <= groups.len() {
+        return None;
+    }
+    let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+    let all: Vec<f64> = groups.iter().flatten().copied().collect();
+    let whole = mean(&all);
+    let total: f64 = all.iter().map(|s| (s - whole).powi(2)).sum();
+    let within: f64 =
+        groups.iter().map(|g| (mean(g), g)).flat_map(|(m, g)| g.iter().map(move |s| (s - m).powi(2))).sum();
+    if total <= 0.0 {
+        return Some(0.0);
+    }
+    let adjusted = 1.0 - (within / (n - groups.len()) as f64) / (total / (n - 1) as f64);
+    Some(adjusted.max(0.0))
+}
+
+/// Writes the page, whole or not at all.
+///
+/// # Errors
+/// The file's.
+pub fn write_sweep(path: impl AsRef<Path>, sweep: &Sweep) -> Result<(), RecordError> {
+    write_page(path.as_ref(), &render_sweep(sweep))
+}
+
+/// The page as text.
+pub fn render_sweep(sweep: &Sweep) -> String {
+    let title = format!("{}: {} trials", sweep.job, sweep.trials.len());
+    let sentences: String = sweep.headline.iter().map(|s| format!("<p>{}</p>\n", escape(s))).collect();
+    let body = fill(BODY, |name| match name {
+        "title" => escape(&title),
+        "headline" => sentences.clone(),
+        "importance" => importance(sweep),
+        "table" => table(sweep),
+        other => unreachable!("sweep.html asks for `{other}`"),
+    });
+    let best = sweep.trials.iter().filter_map(|t| t.value).fold(None, |best: Option<(f64, f64)>, v| {
+        Some(best.map_or((v, v), |(lo, hi)| (lo.min(v), hi.max(v))))
+    });
+    let data = json!({
+        "runs": [], "hidden": [],
+        "metric": sweep.metric, "least": sweep.least, "span": best,
+        "axes": sweep.axes.iter().map(|a| json!({ "key": a.key, "ticks": a.ticks })).collect::<Vec<_>>(),
+        "trials": sweep.trials.iter().map(|t| json!({
+            "trial": t.trial, "places": t.set.iter().map(|(_, p)| *p).collect::<Vec<_>>(), "value": t.value, "epochs": t.epochs,
+        })).collect::<Vec<_>>(),
+    });
+    // It carries no `<` at all: names are users'.
+    page_with(&title, &body, &data.to_string().replace('<', "\\u003c"), SCRIPT)
+}
+
+fn importance(sweep: &Sweep) -> String {
+    let rows = sweep.axes.iter().zip(sweep.importance()).map(|(axis, share)| {
+        let (bar, value) = match share {
+            Some(share) => (format!("<b style=\"width: {:.1}%\"></b>", 100.0 * share), format!("{:.0} %", 100.0 * share)),
+            None => (String::new(), "-".into()),
+        };
+        format!(
+            "<div class=\"share\"><span class=\"what\">{}</span><span class=\"bar\">{bar}</span><span class=\"value\">{value}</span><span></span></div>\n",
+            escape(&axis.key)
+        )
+    });
+    rows.collect()
+}
+
+fn table(sweep: &Sweep) -> String {
+    let head =
+        |name: &str| format!("<th scope=\"col\"><button type=\"button\">{}</button></th>", escape(name));
+    let names = ["trial", "epochs", &sweep.metric, "seconds"].map(String::from);
+    let head: String = names.iter().map(|n| head(n)).chain(sweep.axes.iter().map(|a| head(&a.key))).collect();
+    let cell = |text: &str, sort: f64| format!("<td data-sort=\"{sort}\">{}</td>", escape(text));
+    let row = |t: &Trial| {
+        let value = match t.value {
+            Some(v) if sweep.least => cell(&format!("{v:.4}"), v),
+            Some(v) => cell(&format!("{:.2} %", 100.0 * v), v),
+            None => format!("<td class=\"none\" title=\"{0}\">{0}</td>", escape(&t.why)),
+        };
+        let set: String = t.set.iter().map(|(text, place)| cell(text, *place)).collect();
+        let (epochs, seconds) =
+            (cell(&t.epochs.to_string(), t.epochs as f64), cell(&format!("{:.1}", t.seconds), t.seconds));
+        format!(
+            "<tr data-trial=\"{0}\"><th scope=\"row\" data-sort=\"{0}\">{0}</th>{epochs}{value}{seconds}{set}</tr>\n",
+            t.trial
+        )
+    };
+    let rows: String = sweep.trials.iter().map(row).collect();
+    format!(
+        "<table class=\"groups\" id=\"trials\"><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sweep(score: impl Fn(usize, usize) -> f64) -> Sweep {
+        let axis =
+            |key: &str| Axis { key: key.into(), ticks: vec![(0.0, "low".into()), (1.0, "high".into())] };
+        let trial = |i: usize| {
+            let (a, b) = (i % 4, i / 4);
+            let value = Some(score(a, b));
+            let set = vec![(format!("a{a}"), a as f64 / 3.0), (format!("b{b}"), b as f64 / 3.0)];
+            Trial { trial: i, set, epochs: 1, first: value, value, seconds: 1.0, why: String::new() }
+        };
+        Sweep {
+            job: "<b>job".into(),
+            metric: "accuracy".into(),
+            axes: vec![axis("optimizer.lr"), axis("</script>")],
+            trials: (0..16).map(trial).collect(),
+            ..Sweep::default()
+        }
+    }
+
+    #[test]
+    fn a_setting_that_decides_everything_explains_everything() {
+        assert_eq!(sweep(|a, _| a as f64).importance(), [Some(1.0), Some(0.0)]);
+        assert_eq!(sweep(|_, _| 0.5).importance(), [Some(0.0), Some(0.0)]);
+        // Two that add up to it, one with twice the other's weight: four fifths and one, less what chance would have of them.
+        let both = sweep(|a, b| 2.0 * a as f64 + b as f64).importance();
+        let [Some(a), Some(b)] = both[..] else { panic!("{both:?}") };
+        assert!((a - 0.75).abs() < 0.01 && b < 0.01, "{a} {b}");
+        let few = Sweep { trials: sweep(|a, _| a as f64).trials[..1].to_vec(), ..sweep(|_, _| 0.0) };
+        assert_eq!(few.importance(), [None, None]);
+    }
+
+    #[test]
+    fn names_are_text_wherever_they_stand() {
+        let page = render_sweep(&sweep(|a, b| (a * b) as f64));
+        assert!(!page.contains("<b>job") && page.contains("&lt;b&gt;job"));
+        assert_eq!(page.matches("</script>").count(), page.matches("<script").count());
+        assert_eq!(page.matches("<tr data-trial").count(), 16);
+    }
+}
