@@ -81,6 +81,8 @@ pub struct Extras {
     pub between: Option<Link>,
     /// The servers are those of a fleet that stands already.
     pub on: Option<On>,
+    /// It is one of many: its notes are the same each time, and not said.
+    pub of_many: bool,
 }
 
 /// Proxies before the servers: for faults on purpose, or for a link of another kind.
@@ -250,11 +252,11 @@ impl Fleet {
 
     /// Starts a dead server again, at its address and with its folder; it has told nobody yet that it is back.
     pub fn restart_server(&mut self, id: usize) -> Result<(), Failure> {
-        // Behind a door any port will do, and somebody's connection may have its old one by now. A job's servers have no door,
-        // or a person looks for them where they listened first.
+        // Behind a door any port will do, and somebody's connection may have its old one by now. A job's servers and those that
+        // stand have no door, or a person looks for them where they listened first.
         let listen = match self.settings {
-            Settings::Job => &self.listens[id],
-            Settings::Flags { .. } => ANY_PORT,
+            Settings::Flags { .. } if self.fault_points.is_some() => ANY_PORT,
+            _ => &self.listens[id],
         };
         let mut server = self.server(id as u32, listen, id < self.addresses.len())?;
         let direct = server.first_line()?;

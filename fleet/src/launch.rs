@@ -101,14 +101,15 @@ pub fn launch_with(
     let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
     // Wrong data and impossible models end here, before any process starts.
     let mut submitted = None;
-    let mut record = Record::begin(&mut resolved, dir, resume, |job, run| {
+    let mut record = Record::begin(&mut resolved, dir, resume, !extras.of_many, |job, run| {
         let Some(on) = &extras.on else { return Ok(()) };
         let s = Submitted::to(on, job, dir)?;
         (job.name, run.servers) = (s.name.clone(), s.servers.len() as u32);
         submitted = Some(s);
         Ok(())
     })?;
-    if let Some(note) = resolved.oversubscribes(processors) {
+    let of_many = extras.of_many;
+    if let Some(note) = resolved.oversubscribes(processors).filter(|_| !of_many) {
         eprintln!("{note}");
     }
 
@@ -127,7 +128,7 @@ pub fn launch_with(
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&fleet.addresses, false));
     fleet.start_workers(&resolved, resume, quiet)?;
-    if let Some(path) = resume {
+    if let Some(path) = resume.filter(|_| !of_many) {
         let step = record.run.resumed_step.map_or(0, |s| s.0);
         eprintln!("going on from step {step}, {}", path.display());
     }
@@ -190,17 +191,18 @@ type Answer = Result<paraft_proto::StatusReply, String>;
 
 impl Record {
     /// Begins it, with the job file beside it. The job gets no shards that its model has no buckets for, and what `settle` makes
-    /// of it then.
+    /// of it then, which is `told`.
     pub(crate) fn begin(
         job: &mut Job,
         dir: &Path,
         resume: Option<&Path>,
+        told: bool,
         settle: impl FnOnce(&mut Job, &mut event::Run) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let shards = job.shards();
         let mut run = describe(job, resume)?;
         settle(job, &mut run)?;
-        if run.shards < shards {
+        if told && run.shards < shards {
             eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
         }
         crate::run_dir::put_job(&dir.join(JOB_FILE), &job.to_toml(), 0)?;

@@ -50,7 +50,7 @@ pub fn first(
         let mut resolved = job.clone();
         absolute_paths(&mut resolved)?;
         checkpoints::try_out(&resolved, Some(&dir))?;
-        let record = Record::begin(&mut resolved, &dir, resume, |_, _| Ok(()))?;
+        let record = Record::begin(&mut resolved, &dir, resume, true, |_, _| Ok(()))?;
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
         let port = port.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?.port();
         Ok((dir, resolved, record, port))

@@ -33,13 +33,14 @@ use search::{Next, Rule, Score, Search};
 use serde_json::json;
 use space::{Point, Space};
 use std::{
+    collections::BTreeMap,
     fs,
     path::PathBuf,
     sync::{
         Condvar, Mutex,
-        atomic::{AtomicI32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// In the sweep's folder.
@@ -161,12 +162,19 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         eprintln!("{} trials have ended already, {} are tried again", log.ended.len(), again.len());
     }
     let interrupted = launch::interrupts();
-    let (_own, servers) = sweep.fleet(&job)?;
+    let (own, servers) = sweep.fleet(&job)?;
     let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
+    let over = AtomicBool::new(false);
     std::thread::scope(|s| {
-        for _ in 0..parallel {
-            s.spawn(|| sweep.work(&servers, &shared, &interrupted));
+        if let Some(own) = own {
+            s.spawn(|| keep_up(own, &over));
         }
+        let work = || s.spawn(|| sweep.work(&servers, &shared, &interrupted));
+        let at_work: Vec<_> = (0..parallel).map(|_| work()).collect();
+        let ended: Vec<_> = at_work.into_iter().map(|w| w.join()).collect();
+        over.store(true, Relaxed);
+        // One that has panicked ends the sweep, as it would have alone.
+        ended.into_iter().for_each(|e| e.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });
     let Shared { search, log, failed, .. } = shared.0.into_inner().unwrap_or_else(|e| e.into_inner());
     if let Some(e) = failed {
@@ -242,6 +250,34 @@ fn parallel(args: &SweepArgs, ranks: u32) -> Result<u32, Failure> {
     Ok(asked)
 }
 
+/// Starts servers that have died again, until all is over; then the fleet ends.
+fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
+    const LOOK: Duration = Duration::from_millis(100);
+    const PAUSE: Duration = Duration::from_secs(1);
+    let mut again: BTreeMap<usize, Instant> = BTreeMap::new();
+    while !over.load(Relaxed) {
+        for id in 0..fleet.servers.len() {
+            let server = &mut fleet.servers[id];
+            if server.ended().is_some() && !again.contains_key(&id) {
+                let end = server.end();
+                eprintln!("warning: {} {end}; it is started again", server.name);
+                again.insert(id, Instant::now() + PAUSE);
+            }
+        }
+        if let Some((&id, _)) = again.iter().find(|(_, at)| Instant::now() >= **at) {
+            match fleet.restart_server(id) {
+                Ok(()) => _ = again.remove(&id),
+                Err(e) => {
+                    eprintln!("warning: server-{id} could not be started again: {}", e.message());
+                    again.insert(id, Instant::now() + 10 * PAUSE);
+                }
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    fleet.stop();
+}
+
 impl Sweep<'_> {
     fn score(&self, ended: &Ended) -> Score {
         ended.value.map(|v| self.space.metric.score(v))
@@ -279,6 +315,8 @@ impl Sweep<'_> {
             _ => {}
         }
         fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
+        // Whoever looks for its processes finds them by the whole path.
+        let dir = fs::canonicalize(&dir).map_err(|e| Failure::write(&dir, e))?;
         let fleet = Fleet::standing(job.servers(), &dir)?;
         let servers = fleet.addresses.clone();
         Ok((Some(fleet), servers))
@@ -366,8 +404,12 @@ impl Sweep<'_> {
                 false => RunDir::new(Some(&path), &job.name)?,
             };
             let on = On { servers: servers.to_vec(), keep: None, delete: true };
-            let extras = Extras { on: Some(on), ..Extras::default() };
+            let extras = Extras { on: Some(on), of_many: true, ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
+                // Without one of its workers it was another job.
+                Ok(record) if !record.leaves.is_empty() && ended.tries < TRIES => {
+                    eprintln!("trial {trial}: a worker was lost; it is tried again");
+                }
                 Ok(record) => {
                     let summary = record.summarize();
                     ended.value = match self.space.metric {

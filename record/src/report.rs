@@ -68,12 +68,13 @@ pub fn render_report(records: &[RunRecord]) -> String {
 
 /// What both kinds of page are in: style, scripts, the charts' data.
 fn page(title: &str, body: &str, data: &str) -> String {
-    page_with(title, body, data, SCRIPT)
+    page_with(title, body, data, SCRIPT, "metrics.jsonl, the record of the run")
 }
 
-/// Likewise, with a script of its own.
-fn page_with(title: &str, body: &str, data: &str, script: &str) -> String {
+/// Likewise, with a script of its own, and the file that it is computed from.
+fn page_with(title: &str, body: &str, data: &str, script: &str, from: &str) -> String {
     fill(PAGE, |name| match name {
+        "from" => from.into(),
         "title" => escape(title),
         "body" => body.into(),
         "style" => STYLE.into(),

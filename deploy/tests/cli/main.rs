@@ -23,5 +23,6 @@ mod scarcity;
 mod second_client;
 mod simulate;
 mod standing;
+mod sweep;
 mod trace;
 mod verify;

@@ -47,7 +47,9 @@ pub struct Sweep {
     pub least: bool,
     /// Sentences above everything.
     pub headline: Vec<String>,
+    /// The settings, in the order of each trial's.
     pub axes: Vec<Axis>,
+    /// Those that have ended, by number.
     pub trials: Vec<Trial>,
 }
 
@@ -125,7 +127,8 @@ pub fn render_sweep(sweep: &Sweep) -> String {
         })).collect::<Vec<_>>(),
     });
     // It carries no `<` at all: names are users'.
-    page_with(&title, &body, &data.to_string().replace('<', "\\u003c"), SCRIPT)
+    let data = data.to_string().replace('<', "\\u003c");
+    page_with(&title, &body, &data, SCRIPT, "sweep.jsonl, the record of the sweep")
 }
 
 fn importance(sweep: &Sweep) -> String {

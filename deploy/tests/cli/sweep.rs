@@ -1,0 +1,152 @@
+//! `paraft sweep`: many trials on one fleet, killed and gone on with.
+
+use crate::common::*;
+use std::io::BufRead;
+
+const SPACE: &str = "metric = \"accuracy\"\n[space]\n\"optimizer.lr\" = [0.003, 0.03, 0.1, 0.3, 1.0]\n\
+                     \"train.batch\" = [16, 32, 64, 128]\n\"model.hidden\" = [[8], [16], [32]]\n";
+
+fn sweep(folder: &Path, run_dir: &str, more: &[&str]) -> Command {
+    let body = digits("bsp", 3, 2).replace("batch", "workers = 1\nbatch") + "[optimizer]\nkind = \"sgd\"\n";
+    let job = job(folder, &body);
+    fs::write(folder.join("space.toml"), SPACE).expect("space");
+    let mut c = paraft();
+    c.current_dir(folder).arg("sweep").arg(job).args([
+        "--space",
+        "space.toml",
+        "--json",
+        "--run-dir",
+        run_dir,
+    ]);
+    c.args(more);
+    c
+}
+
+/// What each trial has come to, by trial and epochs; and the best.
+fn results(lines: &str) -> (BTreeMap<(u64, u64), Value>, Option<Value>) {
+    let (mut trials, mut best) = (BTreeMap::new(), None);
+    for line in lines.lines() {
+        let said: Value = serde_json::from_str(line).expect("one object a line");
+        match said.get("best") {
+            Some(said) => best = Some(said.clone()),
+            None => {
+                let number = |key: &str| said[key].as_u64().expect("a number");
+                let is_new =
+                    trials.insert((number("trial"), number("epochs")), said["value"].clone()).is_none();
+                assert!(is_new, "told twice: {said}");
+            }
+        }
+    }
+    (trials, best)
+}
+
+#[test]
+fn a_sweep_comes_to_the_same_when_trials_a_server_and_the_sweep_itself_are_killed() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let halving = ["--search", "halving", "--eta", "4", "--parallel", "2", "--share-cores"];
+    let out = sweep(scratch.path(), "undisturbed", &halving).output().expect("paraft starts");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let (undisturbed, best) = results(&text(&out.stdout));
+    assert_eq!(undisturbed.keys().filter(|(_, epochs)| *epochs == 1).count(), 60);
+    assert_eq!(undisturbed.keys().filter(|(_, epochs)| *epochs == 2).count(), 15);
+
+    let dir = scratch.path().join("killed");
+    let worker = || {
+        wait("a trial's worker", || {
+            let all = processes(&dir.join("trial-"));
+            all.iter().find(|(_, l)| l.contains("paraft worker")).map(|w| w.0).ok_or(format!("{all:?}"))
+        })
+    };
+    let mut child = sweep(scratch.path(), "killed", &halving)
+        .stdout(Stdio::piped())
+        .stderr(fs::File::create(scratch.path().join("said")).expect("file"))
+        .spawn()
+        .expect("paraft starts");
+    let lines = std::io::BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut told = String::new();
+    for (n, line) in (1..).zip(lines) {
+        told += &(line.expect("utf-8") + "\n");
+        match n {
+            5 | 20 | 35 => _ = kill(Pid::from_raw(worker()), Signal::SIGKILL),
+            12 => _ = kill(pid_of(&dir.join("fleet"), "--id 0"), Signal::SIGKILL),
+            45 => _ = child.kill(),
+            _ => {}
+        }
+    }
+    child.wait().expect("it has ended");
+    let said = fs::read_to_string(scratch.path().join("said")).expect("said");
+    assert!(said.matches("it is tried again").count() + said.matches("; try 1 of 3").count() >= 3, "{said}");
+    contains(&said, &["warning: server-0 ", "it is started again"]);
+    wait("nobody to be left", || match processes(&dir) {
+        none if none.is_empty() => Ok(()),
+        some => Err(format!("{some:?}")),
+    });
+    let (mut killed, none) = results(&told);
+    assert!(none.is_none() && killed.len() < 75, "it was killed before its end");
+    let out = sweep(scratch.path(), "killed", &halving).output().expect("paraft starts");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    contains(&text(&out.stderr), &["trials have ended already"]);
+    let (rest, again) = results(&text(&out.stdout));
+    // What had ended and was not told any more is in the log alone.
+    killed.extend(rest);
+    let missing: Vec<_> = undisturbed.keys().filter(|k| !killed.contains_key(k)).collect();
+    assert!(missing.len() <= 2, "{missing:?}");
+    killed.iter().for_each(|(which, value)| assert_eq!(undisturbed[which], *value, "{which:?}"));
+    let set = |best: Option<Value>| best.map(|b| (b["trial"].clone(), b["value"].clone(), b["set"].clone()));
+    assert_eq!(set(again), set(best));
+
+    let log = fs::read_to_string(dir.join("sweep.jsonl")).expect("log");
+    let ended: Vec<Value> = log.lines().map(|l| serde_json::from_str(l).expect("a line")).collect();
+    assert_eq!(ended.iter().filter(|l| l.get("end").is_some()).count(), 75);
+    assert!(ended.iter().any(|l| l["end"]["tries"].as_u64().is_some_and(|n| n > 1)), "{log}");
+    let report = fs::read_to_string(dir.join("report.html")).expect("report");
+    contains(&report, &["60 trials", "optimizer.lr", "sweep.jsonl"]);
+    // The job file that it has written is one that trains.
+    let best = dir.join("best.toml");
+    let out = run(&[
+        "train",
+        best.to_str().expect("utf-8"),
+        "--json",
+        "--run-dir",
+        dir.join("best").to_str().expect("utf-8"),
+    ]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let trained: Value = serde_json::from_str(&text(&out.stdout)).expect("an object");
+    let value = undisturbed.iter().filter(|((_, epochs), _)| *epochs == 2).map(|(_, v)| v.as_f64());
+    let most = value.flatten().fold(0.0, f64::max);
+    assert_eq!(
+        trained["final_accuracy"].as_f64(),
+        Some(most),
+        "from the start it comes to what the best trial came to"
+    );
+}
+
+#[test]
+fn a_sweep_that_cannot_be_is_refused_before_anything_starts() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let refused = |space: &str, more: &[&str], words: &[&str]| {
+        let mut c = sweep(scratch.path(), "refused", more);
+        fs::write(scratch.path().join("space.toml"), space).expect("space");
+        let out = c.output().expect("paraft starts");
+        let err = text(&out.stderr);
+        assert!(matches!(out.status.code(), Some(2 | 78)), "{:?}: {err}", out.status);
+        contains(&err, words);
+        assert!(!scratch.path().join("refused/fleet").exists(), "nothing may start: {err}");
+    };
+    refused("metric = \"accurancy\"\n[space]\n", &[], &["space.toml", "accurancy"]);
+    refused("metric = \"loss\"\n[space]\n", &[], &["space.toml", "space"]);
+    refused("metric = \"loss\"\n[space]\n\"optimizer.rate\" = [0.1]\n", &[], &["optimizer.rate", "trial 0"]);
+    refused("metric = \"loss\"\n[space]\n\"train.batch\" = [16, 0]\n", &[], &["train.batch"]);
+    refused(
+        "metric = \"loss\"\n[space]\n\"optimizer.lr\" = { min = 1.0, max = 0.1 }\n",
+        &[],
+        &["optimizer.lr", "min"],
+    );
+    refused(
+        "metric = \"loss\"\n[space]\n\"optimizer.lr\" = { min = 0.1, max = 1.0 }\n",
+        &["--search", "grid"],
+        &["points"],
+    );
+    refused(SPACE, &["--min-epochs", "2"], &["--min-epochs", "train.epochs"]);
+    refused(SPACE, &["--parallel", "200"], &["--share-cores", "cores"]);
+}
