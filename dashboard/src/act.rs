@@ -21,6 +21,11 @@ pub enum Act {
         /// As the command line has it.
         mode: String,
     },
+    /// `paraft checkpoint save`.
+    Save {
+        /// The job's name.
+        job: String,
+    },
     /// `paraft drain`.
     Drain {
         /// Its number.
@@ -49,6 +54,7 @@ impl Act {
     pub async fn carry_out(&self, facts: &Facts) -> Result<String, String> {
         match self {
             Self::Mode { job, mode } => switch(facts, job, mode).await,
+            Self::Save { job } => save(facts, job).await,
             Self::Drain { server, undo } => {
                 let (id, undo) = (ServerId(*server), *undo);
                 let ask = move |address: String| {
@@ -96,6 +102,16 @@ async fn order<T>(
         done => done,
     }
     .map_err(|(why, _)| why)
+}
+
+async fn save(facts: &Facts, job: &str) -> Result<String, String> {
+    let known = facts.jobs.iter().rfind(|j| j.name == job);
+    let known = known.ok_or_else(|| format!("this fleet has no job `{job}`"))?;
+    let leads = facts.shards.iter().find(|s| (s.job, s.shard) == (known.id, 0)).and_then(|s| s.leader);
+    let leads = facts.servers.iter().find(|v| Some(v.id) == leads);
+    let leads = leads.ok_or("shard 0 has no leader: ask again when it has one")?;
+    let worker = paraft_client::save(&leads.address, job, ANSWER).await.map_err(|r| r.message)?;
+    Ok(format!("w{worker} writes a checkpoint of {job}"))
 }
 
 /// Shard 0 first; the number that it gives to the switch is the same on every shard.

@@ -161,6 +161,10 @@ pub struct Member {
     pub idle: bool,
     /// What is left of its lease.
     pub lease_ms: Option<u64>,
+    /// Where it runs; empty: it has not said so to the one that leads now.
+    pub host: String,
+    /// What it computes on.
+    pub device: String,
 }
 
 /// A held-out evaluation.
@@ -218,6 +222,14 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
         .filter_map(|(address, reply)| Some((address, reply?)))
         .collect();
     Some(put_together(now(), &fleet, &replies))
+}
+
+/// The last lines that a worker has logged, as it has told the server at this address, which leads shard 0 of its job.
+pub async fn logged(address: &str, job: u32, worker: u32) -> Result<Vec<String>, String> {
+    let reply = paraft_client::status_with_logs(address, PATIENCE).await?;
+    let shard = reply.shards.into_iter().find(|s| (s.job, s.shard) == (job, 0));
+    let member = shard.and_then(|s| s.members.into_iter().find(|m| m.worker == worker));
+    Ok(member.ok_or_else(|| format!("job {job} has no worker {worker} at present"))?.said)
 }
 
 fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, StatusReply>) -> Facts {
@@ -343,5 +355,5 @@ fn job(info: &JobInfo, led: &BTreeMap<(u32, u32), &ShardStatus>) -> Job {
 
 fn member(m: &paraft_proto::Member) -> Member {
     let paraft_proto::Member { worker, clock, finished, idle, lease_ms, .. } = *m;
-    Member { worker, clock, finished, idle, lease_ms }
+    Member { worker, clock, finished, idle, lease_ms, host: m.host.clone(), device: m.device.clone() }
 }

@@ -223,6 +223,10 @@ async fn answer(
             None => live(&shared).into_response(),
             Some(refused) => refused,
         },
+        (Method::GET, "log") => match shared.refuses(&headers, from, "look") {
+            None => log(&shared, uri.query().unwrap_or_default()).await,
+            Some(refused) => refused,
+        },
         (Method::POST, "act") => match shared.refuses(&headers, from, "act") {
             None => act(&shared, from, &body).await,
             Some(refused) => refused,
@@ -313,6 +317,29 @@ fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
         }
     });
     first.chain(rest)
+}
+
+/// What a worker of a job has logged last, `job=NUMBER&worker=NUMBER`: asked of the leader of shard 0, which it tells.
+async fn log(shared: &Shared, query: &str) -> Response {
+    let number = |name: &str| {
+        query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('=')?.parse::<u32>().ok())
+    };
+    let (Some(job), Some(worker)) = (number("job"), number("worker")) else {
+        return (StatusCode::BAD_REQUEST, "say job=NUMBER&worker=NUMBER").into_response();
+    };
+    let leads = {
+        let history = shared.history.lock();
+        let facts = history.last();
+        let leader = facts.shards.iter().find(|s| (s.job, s.shard) == (job, 0)).and_then(|s| s.leader);
+        facts.servers.iter().find(|s| Some(s.id) == leader).map(|s| s.address.clone())
+    };
+    match leads {
+        None => (StatusCode::NOT_FOUND, format!("shard 0 of job {job} has no leader")).into_response(),
+        Some(address) => match facts::logged(&address, job, worker).await {
+            Ok(lines) => json!(lines).to_string().into_response(),
+            Err(why) => (StatusCode::CONFLICT, why).into_response(),
+        },
+    }
 }
 
 async fn act(shared: &Shared, from: SocketAddr, body: &[u8]) -> Response {

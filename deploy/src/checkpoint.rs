@@ -1,6 +1,6 @@
 //! `paraft checkpoint`: what is in a checkpoint or a model file, how two differ, weights in a file of their own.
 
-use crate::jobs;
+use crate::{jobs, save};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_checkpoint::{
@@ -42,6 +42,8 @@ enum Command {
         #[arg(long, default_value = "f32")]
         dtype: Precision,
     },
+    /// Have a job that trains write a checkpoint now, and wait until it is whole.
+    Save(save::SaveArgs),
     /// List the checkpoints of a fleet's jobs, as the control group knows them: also when no worker is left.
     List(jobs::ListArgs),
     /// Compare two checkpoints or safetensors files tensor by tensor. Ends with 0 if all are equal, bit for bit, else
@@ -60,6 +62,7 @@ enum Command {
 pub fn run(args: &CheckpointArgs) -> Result<i32, Failure> {
     match &args.command {
         Command::Inspect { path, json } => inspect(path, *json),
+        Command::Save(args) => save::run(args),
         Command::List(args) => jobs::list(args),
         Command::Export { path, to, dtype } => export(path, to, *dtype),
         Command::Diff { a, b, json } => diff(a, b, *json),

@@ -38,6 +38,7 @@ mod page;
 mod plan;
 mod replay;
 mod role;
+mod save;
 mod serve;
 mod status;
 mod submit;

@@ -58,7 +58,7 @@ pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
 }
 
 /// What is known of the job before the switch.
-struct Before {
+pub(crate) struct Before {
     mode: String,
     /// Those with a part of the model: a small one may leave some without.
     shards: BTreeSet<u32>,
@@ -121,7 +121,7 @@ fn is_final(refused: &Refused) -> bool {
 }
 
 /// The address of the leader of each of the job's shards, as the servers that answer say.
-fn leaders(servers: &[String], job: &str) -> (BTreeMap<u32, String>, Before) {
+pub(crate) fn leaders(servers: &[String], job: &str) -> (BTreeMap<u32, String>, Before) {
     let mut leaders: BTreeMap<u32, (u64, String)> = BTreeMap::new();
     let mut before = Before { mode: String::new(), shards: BTreeSet::new() };
     let replies: Vec<_> = ask::ask_all(servers, false).into_iter().flatten().collect();

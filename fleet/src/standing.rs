@@ -78,8 +78,7 @@ impl Submitted {
             replicas: job.cluster.replicas,
             durability: job.cluster.durability.name().into(),
         };
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let run = format!("{}:{}", host.trim(), run_dir.display());
+        let run = format!("{}:{}", paraft_host::name(), run_dir.display());
         let keep_ms = keep.map(|k| k.as_millis() as u64);
         let token = rand::random_range(1..u64::MAX);
         let fleet = ask::agreeing(servers).map_err(|none| Failure::new(exit::UNAVAILABLE, none.why))?;

@@ -15,5 +15,5 @@ mod values;
 pub use descriptors::{descriptor_limit, is_shortage, open_descriptors, raise_descriptor_limit};
 pub use mapped::Mapped;
 pub use socket::{socket_path, sweep_sockets};
-pub use usage::{Usage, cpu_seconds_of, storage, usage};
+pub use usage::{Usage, cpu_seconds_of, name, storage, usage};
 pub use values::{Pages, Scratch};

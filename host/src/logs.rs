@@ -1,7 +1,38 @@
-//! Logs: human text to standard error, or JSON to a file of the run.
+//! Logs: human text to standard error, or JSON to a file of the run; the last lines are kept for who asks from elsewhere.
 
-use std::{fs::File, io::IsTerminal, path::Path, sync::Mutex};
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use std::{
+    collections::VecDeque,
+    fmt::{Debug, Write},
+    fs::File,
+    io::IsTerminal,
+    path::Path,
+    sync::{Mutex, MutexGuard},
+    time::{SystemTime, UNIX_EPOCH},
+};
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    EnvFilter, Layer, fmt,
+    layer::{Context, SubscriberExt},
+    util::SubscriberInitExt,
+};
+
+/// Lines that are kept, and characters of each.
+pub const KEPT: (usize, usize) = (20, 240);
+
+struct Recent {
+    /// How many there were, with those that are kept no more.
+    number: u64,
+    lines: VecDeque<String>,
+}
+
+static RECENT: Mutex<Recent> = Mutex::new(Recent { number: 0, lines: VecDeque::new() });
+
+fn kept() -> MutexGuard<'static, Recent> {
+    RECENT.lock().unwrap_or_else(|e| e.into_inner())
+}
 
 /// Starts logging. The level comes from `PARAFT_LOG` (the syntax of tracing's EnvFilter), default `info` in
 /// files and `warn` on the terminal. A second call changes nothing.
@@ -15,13 +46,83 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
         Some(path) => {
             let file = File::options().create(true).append(true).open(path)?;
             let layer = fmt::layer().json().with_writer(Mutex::new(file));
-            let _ = tracing_subscriber::registry().with(filter("info")).with(layer).try_init();
+            let _ = tracing_subscriber::registry().with(filter("info")).with(layer).with(Keep).try_init();
         }
         None => {
             let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
             let layer = layer.with_ansi(std::io::stderr().is_terminal());
-            let _ = tracing_subscriber::registry().with(filter("warn")).with(layer).try_init();
+            let _ = tracing_subscriber::registry().with(filter("warn")).with(layer).with(Keep).try_init();
         }
     }
     Ok(())
+}
+
+/// The last lines that were logged, each with its time of day (UTC) and level; `None`: nothing new since there were so many. With
+/// them, how many there are now.
+pub fn recent(since: Option<u64>) -> Option<(u64, Vec<String>)> {
+    let kept = kept();
+    (since != Some(kept.number)).then(|| (kept.number, kept.lines.iter().cloned().collect()))
+}
+
+/// An event in words: its message, then its fields.
+pub fn words(event: &Event<'_>) -> String {
+    let mut text = Text::default();
+    event.record(&mut text);
+    text.message + &text.fields
+}
+
+/// A layer that keeps the last lines for [`recent`].
+#[derive(Debug)]
+pub struct Keep;
+
+impl<S: Subscriber> Layer<S> for Keep {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() % 86_400);
+        let (h, m, s) = (at / 3600, at / 60 % 60, at % 60);
+        let line = format!("{h:02}:{m:02}:{s:02} {} {}", event.metadata().level(), words(event));
+        let mut kept = kept();
+        kept.number += 1;
+        if kept.lines.len() == KEPT.0 {
+            kept.lines.pop_front();
+        }
+        kept.lines.push_back(line.chars().take(KEPT.1).collect());
+    }
+}
+
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_kept_and_told_once() {
+        let registry = tracing_subscriber::registry().with(Keep);
+        tracing::subscriber::with_default(registry, || {
+            for i in 0..KEPT.0 + 5 {
+                tracing::info!(i, "step {}", "x".repeat(300));
+            }
+        });
+        let (number, lines) = recent(None).expect("some");
+        assert_eq!((number, lines.len()), (25, 20));
+        assert!(
+            lines.iter().all(|l| l.chars().count() == 240 && l[8..].starts_with(" INFO step xxx")),
+            "{lines:?}"
+        );
+        assert_eq!(recent(Some(number)), None);
+    }
 }

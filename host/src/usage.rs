@@ -26,6 +26,11 @@ pub fn usage() -> Usage {
     Usage { cpu_seconds: (ticks(11) + ticks(12)) / 100.0, peak_rss_bytes: peak * 1024 }
 }
 
+/// This host's name; empty where it has none.
+pub fn name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
+}
+
 /// Of the file system under a path: bytes that this process may still write, and its size. `None`: it cannot be asked.
 pub fn storage(path: &std::path::Path) -> Option<(u64, u64)> {
     let of = rustix::fs::statvfs(path).ok()?;

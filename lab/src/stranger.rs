@@ -71,7 +71,7 @@ async fn noise(address: &str, rng: &mut ChaCha8Rng) {
 async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut Visit) {
     let hello = within(ControlClient::new(channel.clone()).hello(HelloRequest {})).await;
     let mut shards = paraft_client::connect::shards(channel.clone());
-    let status = within(shards.status(StatusRequest { digest: false })).await;
+    let status = within(shards.status(StatusRequest::default())).await;
     let (Some(hello), Some(status)) = (hello, status) else { return };
     let control = (u32::MAX, hello.node);
     let groups = status.shards.iter().map(|s| (s.shard, s.node)).chain([control]);

@@ -9,7 +9,7 @@ fn push(seq: u64, payload: Vec<u8>) -> WithBulk<ToShard> {
 }
 
 fn heartbeat() -> WithBulk<ToShard> {
-    ToShard { kind: Some(Kind::Heartbeat(Heartbeat {})) }.into()
+    ToShard { kind: Some(Kind::Heartbeat(Heartbeat::default())) }.into()
 }
 
 /// As they lie on the wire.

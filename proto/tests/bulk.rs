@@ -84,6 +84,7 @@ fn weights(len: usize) -> FromShard {
         clock: 6,
         mode: "ssp:4".into(),
         mode_number: 2,
+        save: true,
         skipped: 3,
     };
     FromShard { kind: Some(from_shard::Kind::Weights(w)) }
@@ -123,7 +124,7 @@ fn a_stock_client_and_ours_read_each_other() {
         };
         there_and_back(call);
     }
-    there_and_back(ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat {})) });
+    there_and_back(ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat::default())) });
     there_and_back(FromShard {
         kind: Some(from_shard::Kind::Ack(Ack { seq: 1, version: 2, dropped: false })),
     });
@@ -194,7 +195,7 @@ fn a_message_with_two_kinds_or_a_field_beyond_its_end_is_refused() {
 /// Whatever came before it: the payload of a kind that another one took the place of belongs to nothing.
 #[test]
 fn the_last_kind_counts_and_has_its_own_payload() {
-    let beat = ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat {})) };
+    let beat = ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat::default())) };
     for len in [100, 20_000] {
         let both = [push(len).encode_to_vec(), beat.encode_to_vec()].concat();
         let mut bytes = vec![0];

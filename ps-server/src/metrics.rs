@@ -92,7 +92,7 @@ fn active(s: &ShardStatus) -> impl Iterator<Item = u64> + '_ {
 
 /// The page as text. Built anew for each scrape from the status, so that no number is kept twice.
 pub async fn render(status: &StatusService) -> String {
-    let reply = status.reply(false).await;
+    let reply = status.reply(false, false).await;
     let mut registry = Registry::with_prefix("paraft");
     registry.register("server", "Id of this server", ConstGauge::new(reply.server as i64));
     let cpu = ConstCounter::new(reply.cpu_seconds);

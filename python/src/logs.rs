@@ -7,14 +7,10 @@ use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyModule};
 use std::{
     collections::VecDeque,
-    fmt::{Debug, Write},
     path::Path,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
-use tracing::{
-    Event, Level, Subscriber,
-    field::{Field, Visit},
-};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
     EnvFilter, Layer,
     layer::{Context, SubscriberExt},
@@ -33,7 +29,7 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
         return paraft_host::logs::start(file);
     }
     let filter = EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let _ = tracing_subscriber::registry().with(filter).with(Lines).try_init();
+    let _ = tracing_subscriber::registry().with(filter).with(Lines).with(paraft_host::logs::Keep).try_init();
     Ok(())
 }
 
@@ -54,8 +50,7 @@ struct Lines;
 
 impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut text = Text::default();
-        event.record(&mut text);
+        let text = paraft_host::logs::words(event);
         // As `logging` numbers them.
         let level = match *event.metadata().level() {
             Level::ERROR => 40,
@@ -67,23 +62,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         if lines.len() == WAITING {
             lines.pop_front();
         }
-        lines.push_back((level, text.message + &text.fields));
+        lines.push_back((level, text));
         ANY.store(true, Relaxed);
-    }
-}
-
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing to a string does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " {name}={value:?}"),
-        };
     }
 }

@@ -37,7 +37,7 @@ impl Stream {
         let out = self.out.downgrade();
         self.runtime.spawn(async move {
             while let Some(out) = out.upgrade() {
-                let _ = out.send(ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat {})) });
+                let _ = out.send(ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat::default())) });
                 drop(out);
                 tokio::time::sleep(HEARTBEAT).await;
             }

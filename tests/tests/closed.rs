@@ -9,9 +9,9 @@ use paraft_lanes::Purpose;
 use paraft_proto::{
     AbandonRequest, CheckpointRequest, DescribeRequest, DrainRequest, EndJobRequest, ForgetRequest,
     FromShard, GroupHeartbeatRequest, HelloRequest, JoinGroupRequest, JoinRequest, NoteCheckpointsRequest,
-    Open, PROTOCOL, PeerRequest, ReadRequest, ReportRequest, RoomRequest, StatusRequest, SubmitRequest,
-    SwitchModeRequest, ToShard, WithBulk, checkpoint_part, control_client::ControlClient, from_shard,
-    services, shards_client::ShardsClient, to_shard,
+    Open, PROTOCOL, PeerRequest, ReadRequest, ReportRequest, RoomRequest, SaveRequest, StatusRequest,
+    SubmitRequest, SwitchModeRequest, ToShard, WithBulk, checkpoint_part, control_client::ControlClient,
+    from_shard, services, shards_client::ShardsClient, to_shard,
 };
 use paraft_tests::{
     closed::{closed, shows},
@@ -91,7 +91,7 @@ fn ask(method: &'static str, channel: Channel, ledger: Ledger, founding: u64) ->
             // The job that was founded with the fleet has no such name for it: heard, and nothing ends.
             "Control.EndJob" => status(control.end_job(EndJobRequest { job, delete: false }).await),
             "Control.Describe" => status(control.describe(DescribeRequest {}).await),
-            "Shards.Status" => status(shards.status(StatusRequest { digest: false }).await),
+            "Shards.Status" => status(shards.status(StatusRequest::default()).await),
             "Shards.SwitchMode" => {
                 let switch = SwitchModeRequest {
                     protocol: PROTOCOL,
@@ -105,6 +105,11 @@ fn ask(method: &'static str, channel: Channel, ledger: Ledger, founding: u64) ->
                     Ok(r) => refused(r.into_inner().refused.context("no mode")?.kind),
                 }
             }
+            // The job is not there, or has not begun: refused, but heard.
+            "Shards.Save" => match shards.save(SaveRequest { protocol: PROTOCOL, job }).await {
+                Err(s) => status::<()>(Err(s)),
+                Ok(r) => refused(r.into_inner().refused.context("no checkpoint")?.kind),
+            },
             "Shards.Exchange" => {
                 let open =
                     Open { protocol: PROTOCOL, job: ledger.job().to_toml()?, worker: 7, ..Open::default() };
@@ -336,7 +341,7 @@ fn what_is_told_is_of_the_jobs_that_a_role_is_for() -> Result<()> {
         let (all, here) = runtime.block_on(async {
             let channel = lazy(address, &access).map_err(anyhow::Error::msg)?;
             let all = ControlClient::new(channel.clone()).describe(DescribeRequest {}).await?.into_inner();
-            let here = ShardsClient::new(channel).status(StatusRequest { digest: false }).await?.into_inner();
+            let here = ShardsClient::new(channel).status(StatusRequest::default()).await?.into_inner();
             anyhow::Ok((all, here))
         })?;
         ensure!(all.servers.len() == 1, "{role}: servers are no secret of a job");
@@ -357,7 +362,8 @@ fn a_worker_with_another_job_s_certificate_is_told_so_and_changes_nothing() -> R
     let ledger = Ledger::new(Mode::Asp, 1, 1000);
     let channel =
         runtime.block_on(async { lazy(&fleet.at.addresses[0], &access) }).map_err(anyhow::Error::msg)?;
-    for method in ["Shards.Exchange", "Shards.Read", "Shards.Checkpoint", "Shards.SwitchMode"] {
+    for method in ["Shards.Exchange", "Shards.Read", "Shards.Checkpoint", "Shards.SwitchMode", "Shards.Save"]
+    {
         ensure!(!runtime.block_on(ask(method, channel.clone(), ledger, 0))?, "{method}");
     }
     // A job without a name is the first one, whose name counts then.

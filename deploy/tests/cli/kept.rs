@@ -179,3 +179,29 @@ fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
     assert_eq!(out.status.code(), Some(65), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains(segment.to_str().expect("utf-8")), "{}", text(&out.stderr));
 }
+
+#[test]
+fn a_checkpoint_that_somebody_asks_for_is_one_to_go_on_from_with_the_same_bits() {
+    let l = Launcher::training(&digits("bsp", 3, 150), 2);
+    let (keep, run_dir) = (l.keep(), l.run_dir.clone());
+    let dir = run_dir.to_str().expect("utf-8");
+    let save = |job: &str| run(&["checkpoint", "save", job, "--of", dir]);
+    let out = save("t");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let said = text(&out.stdout);
+    let path = said.split_whitespace().last().expect("a folder");
+    assert!(said.starts_with("step ") && Path::new(path).starts_with(run_dir.join("checkpoints")), "{said}");
+    let another = save("another");
+    assert_eq!(another.status.code(), Some(78));
+    contains(&text(&another.stderr), &["no job `another`", "it has: t"]);
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    assert!(run(&["checkpoint", "inspect", path]).status.success(), "it is whole");
+    let on = keep.path().join("on");
+    let job = keep.path().join("job.toml");
+    let words = ["train", job.to_str().expect("utf-8"), "--json", "--resume", path, "--run-dir"];
+    let out = run(&[&words[..], &[on.to_str().expect("utf-8")]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let weights = |dir: &Path| fs::read(dir.join("model.safetensors")).expect("weights");
+    assert!(weights(&run_dir) == weights(&on), "the bits of a run that was never asked");
+}

@@ -42,7 +42,7 @@ fn first_local(trie: &str) -> Option<Ipv4Addr> {
 
 /// This host's own name, which tells whether two processes are on one.
 pub fn host_name() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
+    paraft_host::name()
 }
 
 impl Address {

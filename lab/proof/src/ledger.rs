@@ -203,6 +203,7 @@ impl Ledger {
             replicas: fleet.replicas,
             worker: WorkerId(worker),
             job: self.job(),
+            device: String::new(),
             transport: fleet.transport,
             timeout: Duration::from_secs(30),
             handover: paraft_client::HANDOVER,

@@ -146,6 +146,7 @@ impl BenchFleet {
             replicas: self.job.cluster.replicas,
             worker: WorkerId(worker),
             job: ServerJob { name: name.into(), workers, ..self.server_job.clone() },
+            device: String::new(),
             transport: via.transport(),
             timeout: Duration::from_millis(self.job.cluster.timeout_ms),
             handover: paraft_client::HANDOVER,

@@ -189,7 +189,9 @@ fn ask_digests(address: &str, count: u64, made: &AtomicU64, over: &AtomicBool) {
         let ask = |_| {
             let mut client = ShardsClient::new(channel.clone());
             async move {
-                if !over.load(Relaxed) && client.status(StatusRequest { digest: true }).await.is_ok() {
+                if !over.load(Relaxed)
+                    && client.status(StatusRequest { digest: true, ..StatusRequest::default() }).await.is_ok()
+                {
                     made.fetch_add(1, Relaxed);
                 }
             }

@@ -118,7 +118,7 @@ impl TestCluster {
     fn statuses(&self, digest: bool) -> Vec<Result<StatusReply, String>> {
         let ask = |channel: &Channel| {
             let mut client = paraft_client::connect::shards(channel.clone());
-            within(async move { client.status(StatusRequest { digest }).await })
+            within(async move { client.status(StatusRequest { digest, ..StatusRequest::default() }).await })
         };
         self.asking.block_on(futures::future::join_all(self.channels.iter().map(ask)))
     }

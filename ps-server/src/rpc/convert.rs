@@ -265,6 +265,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             mode_number: w.in_force.number,
             clock: w.clock.0,
             checkpoint: w.checkpoint,
+            save: w.save,
             skipped: if w.last { w.skipped } else { 0 },
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
@@ -384,7 +385,7 @@ mod tests {
             }),
             any::<bool>().prop_map(|level| Some(Kind::Resume(wire::Resume { level }))),
             Just(Some(Kind::Pause(wire::Pause {}))),
-            Just(Some(Kind::Heartbeat(wire::Heartbeat {}))),
+            Just(Some(Kind::Heartbeat(wire::Heartbeat::default()))),
             (n(), prop::sample::select(vec!["asp", "ssp:3", "bsp", "", "?"])).prop_map(|(number, mode)| {
                 Some(Kind::SwitchMode(wire::SwitchMode { number, mode: mode.into() }))
             }),

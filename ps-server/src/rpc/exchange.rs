@@ -7,7 +7,7 @@ use crate::{
     replicas::{Replica, Replicas},
     shard::{
         kept::FLEET,
-        leader::{Event, Liveness, MAX_AHEAD, Message, Reply},
+        leader::{Event, Liveness, MAX_AHEAD, Message, Reply, lowest},
         state::Shard,
     },
 };
@@ -18,8 +18,8 @@ use paraft_common::{
 };
 use paraft_lanes::shared::Shared;
 use paraft_proto::{
-    CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
-    SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, limits,
+    CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, SaveReply, SaveRequest,
+    StatusReply, StatusRequest, SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, limits,
     services::{self, Handler},
     shards_server::{Shards, ShardsServer},
     to_shard,
@@ -83,7 +83,10 @@ impl Shards for ShardsService {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         connections::mark(request.extensions(), Rank::Reader);
         let by = visitor(request.extensions())?;
-        let mut all = self.status.reply(request.into_inner().digest).await;
+        let mut all = {
+            let StatusRequest { digest, logs } = request.into_inner();
+            self.status.reply(digest, logs).await
+        };
         if !by.sees_all() {
             // One that has not begun has no name yet, and nothing to be seen.
             all.shards.retain(|s| by.sees(&s.job_name));
@@ -109,6 +112,56 @@ impl Shards for ShardsService {
             self.audit.note(&by, act, why);
         }
         Ok(Response::new(reply))
+    }
+
+    async fn save(&self, request: Request<SaveRequest>) -> Result<Response<SaveReply>, Status> {
+        connections::mark(request.extensions(), Rank::Reader);
+        let by = visitor(request.extensions())?;
+        let request = request.into_inner();
+        let hosted = self.may(&by, Need::Submit, &request.job, 0).await;
+        let reply = match hosted.and_then(|hosted| save(&hosted, &request)) {
+            Ok(worker) => SaveReply { worker: worker.0, refused: None },
+            Err(kind) => SaveReply { refused: Some(kind.into()), ..SaveReply::default() },
+        };
+        let refused = reply.refused.as_ref();
+        if refused.is_none_or(|r| r.leader.is_empty()) {
+            let act = format!("checkpoint of job `{}` now", request.job);
+            self.audit.note(&by, act, refused.map(|r| r.message.as_str()));
+        }
+        Ok(Response::new(reply))
+    }
+}
+
+/// Has a checkpoint of now written; gives who writes it.
+fn save(hosted: &Replica, request: &SaveRequest) -> Result<WorkerId, RefusalKind> {
+    if request.protocol != PROTOCOL {
+        return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
+    }
+    let shard = hosted.shard.id();
+    if !hosted.group.leadership().borrow().leads {
+        let leader = hosted.group.leader_address();
+        return Err(RefusalKind::NotLeader { shard, leader, stopped: None });
+    }
+    let none = |why: &str| RefusalKind::Unavailable(why.into());
+    let conf = hosted.shard.configured().ok_or_else(|| none("no job has begun here yet"))?;
+    if let Some(why) = cannot_save(&conf.job) {
+        return Err(RefusalKind::BadJob(why.into()));
+    }
+    let writer = lowest(&hosted.shard).ok_or_else(|| none("no worker trains"))?;
+    hosted.counters.save.store(true, Relaxed);
+    Ok(writer)
+}
+
+/// Why no worker can write a checkpoint between any two steps.
+fn cannot_save(job: &ServerJob) -> Option<&'static str> {
+    match () {
+        () if job.chunks.is_some() => {
+            Some("with leased samples checkpoints are cut between epochs: set checkpoint.every_epochs")
+        }
+        () if !job.stages.is_empty() => {
+            Some("a job with stages has checkpoints at steps that were set before: checkpoint.every_steps")
+        }
+        () => None,
     }
 }
 
@@ -455,6 +508,11 @@ impl ShardsService {
             };
             liveness.heard();
             visitor.iter().for_each(Visitor::speaks);
+            if let Some(to_shard::Kind::Heartbeat(h)) = &m.message.kind
+                && !h.host.is_empty()
+            {
+                hosted.counters.take_about(worker, h);
+            }
             let m = match convert::message(&hosted.shard, m) {
                 Ok(Some(m)) => m,
                 Ok(None) => continue,

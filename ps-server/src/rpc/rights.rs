@@ -35,13 +35,14 @@ pub const NEEDS: &[(&str, Need)] = &[
     (CHECKPOINT, Need::Worker),
     (READ, Need::Reader),
     ("/paraft.v1.Shards/SwitchMode", Need::Submit),
+    ("/paraft.v1.Shards/Save", Need::Submit),
     ("/paraft.v1.Shards/Status", Need::Any),
     (CALL, Need::Peer),
     (APPEND, Need::Peer),
 ];
 
 /// Administrative acts: whoever asks for one, also in vain, is written down.
-const ACTS: [&str; 7] = ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode"];
+const ACTS: [&str; 8] = ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode", "Save"];
 
 /// What a method needs; `None`: there is no such method.
 pub fn need_of(path: &str) -> Option<Need> {

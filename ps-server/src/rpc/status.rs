@@ -7,7 +7,10 @@ use crate::{
     raft::Role,
     replicas::{Replica, Replicas, Stopped},
     shard::{
-        leader::progress::{Progress, Waited},
+        leader::{
+            About,
+            progress::{Progress, Waited},
+        },
         staleness::OfWorker,
     },
 };
@@ -50,15 +53,15 @@ impl StatusService {
         }
     }
 
-    /// The reply; with `digest`, the whole state is read and hashed.
-    pub async fn reply(&self, digest: bool) -> StatusReply {
+    /// The reply; with `digest`, the whole state is read and hashed; with `logs`, workers' last lines are in it.
+    pub async fn reply(&self, digest: bool, logs: bool) -> StatusReply {
         let usage = paraft_host::usage();
         let (storage_free, storage_size) = paraft_host::storage(&self.data).unwrap_or_default();
         let control = self.control.stopped();
         let (mut shards, mut queued) = (Vec::new(), (0, 0));
         for (shard, w) in self.replicas.all() {
             queued = (queued.0 + w.queued.bytes(), queued.1 + w.queued.most());
-            let mut s = shard_status(&w);
+            let mut s = shard_status(&w, logs);
             if digest && let Some((index, digest)) = self.digests.of(shard, &w.group).await {
                 (s.applied_index, s.digest) = (index, digest);
             }
@@ -150,12 +153,14 @@ fn who_waits(progress: &Progress) -> Vec<proto::Wait> {
     all.into_iter().map(wait).collect()
 }
 
-fn shard_status(w: &Replica) -> ShardStatus {
+/// With what the workers have logged, where `logs`.
+fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
     let staged = w.shard.staged_bytes();
     let (c, log) = (&w.counters, w.group.log_size());
     let leases = c.leases.lock().clone();
     let progress = c.progress.lock().clone();
+    let about = |worker: WorkerId| c.about.lock().get(&worker).cloned().unwrap_or_default();
     let membership = w.group.membership();
     w.shard.view(|conf, m| ShardStatus {
         shard: w.shard.id().0,
@@ -172,14 +177,20 @@ fn shard_status(w: &Replica) -> ShardStatus {
         members: m
             .members
             .iter()
-            .map(|(worker, m)| Member {
-                worker: worker.0,
-                session: m.session.tag(),
-                clock: m.clock().0,
-                last_seq: m.last_seq.0,
-                finished: m.finished,
-                idle: m.idle,
-                lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
+            .map(|(worker, m)| {
+                let About { host, device, said } = about(worker);
+                Member {
+                    worker: worker.0,
+                    session: m.session.tag(),
+                    clock: m.clock().0,
+                    last_seq: m.last_seq.0,
+                    finished: m.finished,
+                    idle: m.idle,
+                    lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
+                    host,
+                    device,
+                    said: if logs { said } else { Vec::new() },
+                }
             })
             .collect(),
         delay_counts: m.delays.counts().to_vec(),

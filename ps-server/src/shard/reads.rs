@@ -63,6 +63,7 @@ impl Read {
                 clock: Step(0),
                 finishers: Vec::new(),
                 checkpoint: false,
+                save: false,
                 skipped: 0,
                 since,
             });

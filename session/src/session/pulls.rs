@@ -49,6 +49,8 @@ pub struct Pulled {
     pub finishers: Vec<WorkerId>,
     /// After a pull for a checkpoint: every shard keeps an image of this step, and this worker is to write the checkpoint.
     pub checkpoint: bool,
+    /// Somebody wants a checkpoint of now, and this worker is to write it behind this step.
+    pub save: bool,
     /// Some shards keep one and others do not: there will be no checkpoint of this step, and this worker is to let them go.
     pub partial_checkpoint: bool,
     /// The session was lost; the worker has joined anew and holds no chunk any more.
@@ -96,6 +98,7 @@ impl Pulling {
             p.stop |= w.stop;
             p.checkpoint &= w.checkpoint;
             p.partial_checkpoint |= w.checkpoint;
+            p.save |= w.save;
             p.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
         }
     }

@@ -102,7 +102,9 @@ fn a_crowd_that_asks_for_digests_is_answered_and_nobody_loses_a_lead() -> Result
                 tonic::transport::Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
             let ask = || {
                 let mut client = ShardsClient::new(channel.clone());
-                async move { client.status(paraft_proto::StatusRequest { digest: true }).await }
+                async move {
+                    client.status(paraft_proto::StatusRequest { digest: true, ..Default::default() }).await
+                }
             };
             anyhow::Ok(futures::future::try_join_all((0..3000).map(|_| ask())).await?)
         })?;

@@ -42,6 +42,7 @@ fn join(at: &At, job: &ServerJob, worker: u32) -> Result<(Client, Step)> {
         replicas: at.replicas,
         worker: WorkerId(worker),
         job: job.clone(),
+        device: String::new(),
         transport: at.transport,
         timeout: Duration::from_secs(30),
         handover: paraft_client::HANDOVER,

@@ -50,6 +50,8 @@ pub struct ClientOptions {
     pub worker: WorkerId,
     /// The job as the servers need it.
     pub job: ServerJob,
+    /// What it computes on, for people: `cpu`, `cuda:0`.
+    pub device: String,
     /// TCP, or Unix sockets where they are.
     pub transport: Transport,
     /// Give up after this long without a leader.
@@ -213,6 +215,7 @@ impl Client {
                 worker: options.worker,
                 channels: Channels::new(options.transport),
                 heartbeat: options.job.heartbeat(),
+                device: options.device.clone(),
                 initial,
                 untaken: if ahead { usize::MAX } else { limits::PULL_AHEAD_BYTES },
                 stages: stages.clone(),

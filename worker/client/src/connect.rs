@@ -7,8 +7,8 @@ use paraft_lanes::{
     shared::{self as lanes, ReadHalf, Trust, WriteHalf},
 };
 use paraft_proto::{
-    DescribeReply, DescribeRequest, Refused, StatusReply, StatusRequest, SwitchModeRequest,
-    control_client::ControlClient, limits, shards_client::ShardsClient,
+    DescribeReply, DescribeRequest, PROTOCOL, Refused, SaveRequest, StatusReply, StatusRequest,
+    SwitchModeRequest, control_client::ControlClient, limits, shards_client::ShardsClient,
 };
 use paraft_tls::{Access, access::Expected};
 use std::{
@@ -204,9 +204,18 @@ pub fn shards(channel: Channel) -> ShardsClient<Channel> {
 
 /// Asks a server what it knows. With `digest` it also hashes its replicated state, which reads all of it.
 pub async fn status(address: &str, digest: bool, within: Duration) -> Result<StatusReply, String> {
+    asked(address, StatusRequest { digest, logs: false }, within).await
+}
+
+/// As [`status`], with the last lines that workers have logged.
+pub async fn status_with_logs(address: &str, within: Duration) -> Result<StatusReply, String> {
+    asked(address, StatusRequest { digest: false, logs: true }, within).await
+}
+
+async fn asked(address: &str, request: StatusRequest, within: Duration) -> Result<StatusReply, String> {
     let ask = async {
         let mut client = shards(channel(address, Transport::Auto).await?);
-        let reply = client.status(StatusRequest { digest }).await;
+        let reply = client.status(request).await;
         reply.map(|r| r.into_inner()).map_err(|s| words(address, &s))
     };
     match tokio::time::timeout(within, ask).await {
@@ -226,6 +235,22 @@ pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, 
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,
         Err(_) => Err(format!("no answer within {within:?}")),
+    }
+}
+
+/// Asks the leader of shard 0 of a job that one of its workers writes a checkpoint now; gives which. `Err` says why not, and, where
+/// another server leads, its address.
+pub async fn save(address: &str, job: &str, within: Duration) -> Result<u32, Refused> {
+    let failed = |message: String| Refused { message, ..Refused::default() };
+    let ask = async {
+        let mut client = shards(channel(address, Transport::Auto).await.map_err(failed)?);
+        let request = SaveRequest { protocol: PROTOCOL, job: job.into() };
+        let reply = client.save(request).await.map_err(|s| failed(words(address, &s)))?.into_inner();
+        reply.refused.map_or(Ok(reply.worker), Err)
+    };
+    match tokio::time::timeout(within, ask).await {
+        Ok(r) => r,
+        Err(_) => Err(failed(format!("no answer within {within:?}"))),
     }
 }
 

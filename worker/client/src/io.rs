@@ -62,6 +62,8 @@ pub(crate) struct IoOptions {
     pub channels: Channels,
     /// A sign of life goes out this often, whatever the training loop does.
     pub heartbeat: Duration,
+    /// What the worker computes on, for people.
+    pub device: String,
     /// Of the shards that may not have it yet.
     pub initial: Initials,
     /// Bytes of weights that may wait to be taken: beyond it streams are not read on. Who sets a bound must take weights
@@ -85,6 +87,8 @@ struct Inner {
     worker: WorkerId,
     channels: Channels,
     heartbeat: Duration,
+    host: String,
+    device: String,
     untaken: usize,
     stages: Arc<Stages>,
     memory: Option<Arc<Memory>>,
@@ -198,6 +202,8 @@ impl Io {
             worker: options.worker,
             channels: options.channels,
             heartbeat: options.heartbeat,
+            host: paraft_host::name(),
+            device: options.device,
             untaken: options.untaken,
             stages: options.stages,
             memory: options.memory,
@@ -579,12 +585,20 @@ impl Reader {
         stream.map_err(|s| s.message().to_string())
     }
 
+    /// A sign of life; to shard 0 with what it has not heard of this worker. `said`: how many lines it has.
+    fn heartbeat(&self, said: &mut Option<u64>) -> Heartbeat {
+        let new = paraft_host::logs::recent(*said).filter(|_| self.shard == ShardId(0));
+        let Some((number, lines)) = new else { return Heartbeat::default() };
+        *said = Some(number);
+        Heartbeat { host: self.io.host.clone(), device: self.io.device.clone(), said: lines }
+    }
+
     /// Reads until the stream ends; says why it did.
     async fn read(
         &self,
         mut inbound: impl Stream<Item = Result<WithBulk<FromShard>, String>> + Unpin,
     ) -> String {
-        let mut open = false;
+        let (mut open, mut said) = (false, None);
         let mut heartbeat = tokio::time::interval(self.io.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -592,7 +606,8 @@ impl Reader {
                 biased;
                 // First: a stream of weights that keeps this loop busy must not look like silence on the other side.
                 _ = heartbeat.tick(), if open => {
-                    self.out.send(ToShard { kind: Some(Kind::Heartbeat(Heartbeat {})) }.into());
+                    let heartbeat = self.heartbeat(&mut said);
+                    self.out.send(ToShard { kind: Some(Kind::Heartbeat(heartbeat)) }.into());
                 }
                 message = self.io.room().then(|()| inbound.next()) => match message {
                     Some(Ok(message)) => {

@@ -37,7 +37,7 @@ mod pool;
 
 pub use acks::Acked;
 pub use client::{Client, ClientOptions, Counters, Norm, Places, Shares, address};
-pub use connect::{Transport, describe, status, switch_mode};
+pub use connect::{Transport, describe, save, status, status_with_logs, switch_mode};
 pub use error::ClientError;
 pub use initial::{Initial, Values};
 pub use interrupt::Interrupt;

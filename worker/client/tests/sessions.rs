@@ -95,6 +95,7 @@ fn options(address: String) -> ClientOptions {
         replicas: 1,
         worker: WorkerId(0),
         job: ServerJob::new("script", Mode::Asp, 1, 1),
+        device: String::new(),
         transport: Transport::Tcp,
         timeout: Duration::from_secs(10),
         handover: paraft_client::HANDOVER,

@@ -7,9 +7,9 @@ use super::{
     Author, Checkpoints,
     author::{Failed, Made, runtime},
     desk::Order,
-    due, place,
+    due,
 };
-use crate::{Job, WorkerError, job::CheckpointConfig, worker::Plan};
+use crate::{WorkerError, job::CheckpointConfig, worker::Plan};
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_client::{Interrupt, checkpoint_parts::CheckpointParts};
 use paraft_common::Step;
@@ -37,14 +37,13 @@ pub(super) struct Save {
 }
 
 impl Checkpoints {
-    /// For a job that makes none by itself.
+    /// For a job that makes none by itself. `place`: where they go, if anywhere.
     pub(crate) fn on_demand(
-        job: &Job,
-        run_dir: Option<&Path>,
         plan: &Plan,
+        place: Option<PathBuf>,
         author: Author,
     ) -> Result<Self, WorkerError> {
-        Self::begin(due(&CheckpointConfig::default(), plan), place(job, run_dir).ok(), author)
+        Self::begin(due(&CheckpointConfig::default(), plan), place, author)
     }
 
     /// Writes the state that the shards have now, which is this worker's after `step`: it pushes nothing meanwhile. Waits until it is

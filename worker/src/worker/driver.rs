@@ -3,7 +3,7 @@
 
 use super::{Plan, WorkerError, WorkerOptions, clock, clock::Clock};
 use crate::{
-    checkpoints::Checkpoints,
+    checkpoints::{Author, Checkpoints},
     exchange::PushParts,
     metrics::Gauges,
     recorder::{Recorder, wall},
@@ -17,7 +17,7 @@ use paraft_trainer::{Action, Seen, Trainer};
 use std::{
     collections::BTreeMap,
     ops::Range,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -133,6 +133,10 @@ pub(crate) struct Driver {
     pub(super) plan: Plan,
     pub(super) recorder: Recorder,
     pub(super) checkpoints: Option<Checkpoints>,
+    /// Who writes those that are asked for, and where.
+    on_demand: (Author, Option<PathBuf>),
+    /// One is asked for behind this step, by somebody else.
+    save: bool,
     pub(super) gauges: Arc<Gauges>,
     pub(super) run_dir: Option<PathBuf>,
     /// The final weights go here too.
@@ -178,6 +182,7 @@ impl Driver {
         (client, trainer): (Client, Trainer),
         plan: Plan,
         (recorder, checkpoints, gauges): (Recorder, Option<Checkpoints>, Arc<Gauges>),
+        on_demand: (Author, Option<PathBuf>),
         (layout, local): (Layout, Option<LocalWeights>),
         scores: Scores,
         begun: u64,
@@ -195,6 +200,8 @@ impl Driver {
             plan,
             recorder,
             checkpoints,
+            on_demand,
+            save: false,
             gauges,
             run_dir: options.run_dir.clone(),
             weights: options.weights.clone(),
@@ -285,10 +292,12 @@ impl Driver {
                     return Ok(Turn::Begin(done));
                 }
                 Action::Gradient { step, ask_ahead, goes_on } => {
+                    self.save_as_asked();
                     self.clear_the_way(step);
                     return Ok(Turn::Gradient { step, ask_ahead, goes_on });
                 }
                 Action::Local { step, clock } => {
+                    self.save_as_asked();
                     self.clear_the_way(step);
                     return Ok(Turn::Local { step, clock });
                 }
@@ -488,7 +497,36 @@ impl Driver {
             self.they_follow(0..self.layout.len())?;
         }
         self.note_mode(pulled.done)?;
+        self.save |= pulled.save;
         Ok(pulled)
+    }
+
+    /// Writes a checkpoint of the last step, as the servers have it now, and waits until it is on the disk; gives its folder. `folder`:
+    /// into this one; else where the job's go. `rates`: at which its gradients went, where a loop says so itself.
+    pub fn save_now(&mut self, folder: Option<&Path>, rates: &[f64]) -> Result<PathBuf, WorkerError> {
+        let step = self.done();
+        let checkpoints = match &mut self.checkpoints {
+            Some(checkpoints) => checkpoints,
+            none => {
+                let (author, place) = self.on_demand.clone();
+                none.insert(Checkpoints::on_demand(&self.plan, place, author)?)
+            }
+        };
+        let saved = checkpoints.save(step, folder, rates, &*self.interrupt);
+        self.note_checkpoints(false)?;
+        saved
+    }
+
+    /// Does so where somebody has asked for one: no reason to end the training where it can't be written.
+    fn save_as_asked(&mut self) {
+        if !std::mem::take(&mut self.save) {
+            return;
+        }
+        let rates = self.checkpoints.as_ref().map(|c| c.rates.clone()).unwrap_or_default();
+        match self.save_now(None, &rates) {
+            Ok(path) => tracing::info!(path = %path.display(), "a checkpoint was asked for, and is written"),
+            Err(e) => tracing::warn!(error = %e, "a checkpoint was asked for, and can't be written"),
+        }
     }
 
     /// Writes the final weights to where they go, and what is left of the checkpoints.

@@ -23,8 +23,6 @@ pub(super) struct Joined {
     pub driver: Driver,
     /// The step to go on from.
     pub start: Step,
-    /// Who writes the job's checkpoints.
-    pub author: Author,
     /// Brings the trace into its file when the run ends, however it does.
     pub flush: Option<Flush>,
 }
@@ -116,11 +114,12 @@ pub(super) fn join(
         (client, trainer),
         plan.clone(),
         (recorder, checkpoints, gauges),
+        (author, checkpoints::place(job, options.run_dir.as_deref()).ok()),
         (layout, local),
         scores,
         begun,
     );
-    Ok(Joined { driver, start, author, flush })
+    Ok(Joined { driver, start, flush })
 }
 
 /// As which worker the servers know this process, or the group that it leads.
@@ -136,6 +135,7 @@ pub(super) fn client_options(
         replicas: job.cluster.replicas,
         worker: WorkerId(options.rank / job.ranks_of_worker()),
         job: server_job,
+        device: job.device().to_string(),
         transport: transport(job),
         timeout: Duration::from_millis(job.cluster.timeout_ms),
         handover: match leads {

@@ -7,7 +7,7 @@ use super::{
     pushes::{Pushes, misuse},
 };
 use crate::{
-    checkpoints::{self, Author, Checkpoints},
+    checkpoints,
     job::{Job, SamplerKind},
     metrics::{self, Gauges},
     slow::Slow,
@@ -85,7 +85,6 @@ pub struct OpenRun {
     /// The loop computes since; not known before its first step, which may have to build what it computes with.
     computes: Option<Instant>,
     saved: Option<End>,
-    author: Author,
     /// That were said last.
     rates: Vec<f64>,
     _flush: Option<Flush>,
@@ -111,7 +110,7 @@ impl OpenRun {
         };
         let gauges = Arc::new(Gauges::default());
         metrics::serve_at(options.metrics, &gauges, &job.name)?;
-        let Joined { mut driver, author, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
+        let Joined { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
         let (len, has) = (driver.layout.len(), weights.weights().len());
         if has != len {
             return Err(misuse(format!("{has} values for the weights of a model of {len}")));
@@ -133,7 +132,6 @@ impl OpenRun {
             slow: Slow::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
-            author,
             rates: Vec::new(),
             _flush: flush,
         };
@@ -253,15 +251,7 @@ impl OpenRun {
                 ));
             }
         }
-        let step = driver.done();
-        if driver.checkpoints.is_none() {
-            let (run_dir, author) = (driver.run_dir.as_deref(), self.author.clone());
-            driver.checkpoints = Some(Checkpoints::on_demand(&self.job, run_dir, &driver.plan, author)?);
-        }
-        let Some(checkpoints) = &driver.checkpoints else { return Err(failed()) };
-        let saved = checkpoints.save(step, folder, &self.rates, &*driver.interrupt);
-        driver.note_checkpoints(false)?;
-        saved
+        driver.save_now(folder, &self.rates)
     }
 
     /// This worker has nothing for this step, as where a gradient is not finite: it counts as done. In a mode that averages nobody's

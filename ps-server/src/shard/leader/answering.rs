@@ -2,7 +2,7 @@
 
 use super::{
     Leader, Purpose, Reply, Standing, Weights,
-    checkpoint::Due,
+    checkpoint::{Due, lowest},
     effects::Fetched,
     pulls::{Changed, Ready, View},
 };
@@ -12,7 +12,7 @@ use crate::shard::{
     state::Configured,
 };
 use bytes::Bytes;
-use paraft_common::{Step, codec::value_bytes};
+use paraft_common::{Step, WorkerId, codec::value_bytes};
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -152,6 +152,7 @@ impl Leader {
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
             self.counters.not_modified.fetch_add(u64::from(not_modified), Relaxed);
             let last = whole && i == count;
+            let save = last && !pull.last && self.saves(pull.worker);
             let weights = Weights {
                 bucket: conf.buckets[bucket].id,
                 version,
@@ -165,11 +166,18 @@ impl Leader {
                 clock: clock.max(pull.done),
                 finishers: if last { finishers.clone() } else { Vec::new() },
                 checkpoint: checkpoint && last,
+                save,
                 skipped,
                 since,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));
         }
+    }
+
+    /// Whether this worker is to write a checkpoint of now, which it is told once.
+    fn saves(&self, worker: WorkerId) -> bool {
+        let wanted = || self.counters.save.load(Relaxed);
+        wanted() && lowest(&self.shard) == Some(worker) && self.counters.save.swap(false, Relaxed)
     }
 
     /// Answers every ask for a chunk that the state has an answer for.

@@ -56,6 +56,11 @@ pub struct Due<'a> {
     pub now: Instant,
 }
 
+/// Who writes checkpoints: the lowest worker that trains.
+pub fn lowest(shard: &Shard) -> Option<WorkerId> {
+    shard.read(|m| m.members.active().map(|(w, _)| w).next())
+}
+
 impl Kept {
     fn has(&self, step: Step) -> bool {
         self.step == Some(step) && (self.part.is_some() || self.fetching.strong_count() > 0)
@@ -153,8 +158,7 @@ impl Kept {
     /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a part.
     pub fn is_for(&self, shard: &Shard, conf: &Configured, worker: WorkerId, step: Step) -> bool {
         // With the leased sampler nobody else asks.
-        let lowest = || shard.read(|m| m.members.active().map(|(w, _)| w).next());
-        self.has(step) && (conf.job.chunks.is_some() || lowest() == Some(worker))
+        self.has(step) && (conf.job.chunks.is_some() || lowest(shard) == Some(worker))
     }
 
     /// Hands the part out, once: it is the fetching that keeps it from then on.

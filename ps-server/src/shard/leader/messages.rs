@@ -230,6 +230,8 @@ pub struct Weights {
     pub clock: Step,
     pub finishers: Vec<WorkerId>,
     pub checkpoint: bool,
+    /// This worker is to write a checkpoint of now.
+    pub save: bool,
     /// Of the session's steps, those that were skipped here.
     pub skipped: u64,
     /// Since when it may go.
@@ -286,6 +288,17 @@ impl CheckpointImage {
     }
 }
 
+/// What people want to know of a worker, as it has said it.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// Where it runs.
+    pub host: String,
+    /// What it computes on.
+    pub device: String,
+    /// The last lines of its log.
+    pub said: Vec<String>,
+}
+
 /// What only the leader counts, but for the bytes of readers, whom any replica serves; starts at zero with the process.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
@@ -308,6 +321,10 @@ pub struct Counters {
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
     /// What people see of the training.
     pub progress: Mutex<Progress>,
+    /// Somebody wants a checkpoint of now; of shard 0, until its writer is told.
+    pub save: AtomicBool,
+    /// What workers have said of themselves.
+    pub about: Mutex<BTreeMap<WorkerId, About>>,
     /// How late the pushes were that were applied while this replica led.
     pub staleness: Arc<Staleness>,
     /// The process's, for all its shards.
@@ -315,6 +332,21 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Takes what a worker says of itself, as much as people can look at. Those that are no members any more go.
+    pub fn take_about(&self, worker: WorkerId, h: &paraft_proto::Heartbeat) {
+        const WORKERS: usize = 4096;
+        const WORD: usize = 64;
+        const LINES: (usize, usize) = (20, 240);
+        let short = |text: &str, most: usize| text.chars().take(most).collect::<String>();
+        let said = h.said.iter().rev().take(LINES.0).rev().map(|l| short(l, LINES.1)).collect();
+        let about = About { host: short(&h.host, WORD), device: short(&h.device, WORD), said };
+        let mut all = self.about.lock();
+        if all.len() >= WORKERS && !all.contains_key(&worker) {
+            all.pop_first();
+        }
+        all.insert(worker, about);
+    }
+
     /// What the rule goes by that chooses the mode of `shard`, where one does and this replica leads. The leads in it are told
     /// once.
     pub fn take_auto(&self, shard: &Shard) -> Option<auto::Report> {

@@ -51,8 +51,9 @@ pub mod switching;
 pub mod tally;
 pub mod working;
 
+pub use checkpoint::lowest;
 pub use effects::{Effect, Input, Now, Standing};
-pub use messages::{CheckpointImage, ConnId, Counters, Event, Liveness, Message, Reply, Weights};
+pub use messages::{About, CheckpointImage, ConnId, Counters, Event, Liveness, Message, Reply, Weights};
 pub use purpose::{Proposed, Purpose, Said};
 pub use replication::{Replication, Waits};
 pub use run::{random_sessions, spawn};
