@@ -20,6 +20,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -124,16 +126,14 @@ def optimize(
             cores=None if share_cores else _Cores(cores),
             trials=n_trials,
         )
-        threads = [threading.Thread(target=sweep.work, name=f"paraft-sweep-{i}") for i in range(min(at_a_time, n_trials))]
-        for thread in threads:
-            thread.start()
+        pool = ends.enter_context(ThreadPoolExecutor(at_a_time, thread_name_prefix="paraft-sweep"))
+        # Not `Thread.join`: before Python 3.13 Ctrl-C in it makes a thread look ended that is not.
+        working = [pool.submit(sweep.work) for _ in range(min(at_a_time, n_trials))]
         try:
-            for thread in threads:
-                thread.join()
+            futures.wait(working)
         except BaseException:
             sweep.stop.set()
-            for thread in threads:
-                thread.join()
+            futures.wait(working)
             raise
     if sweep.failed is not None:
         raise sweep.failed

@@ -217,7 +217,7 @@ def test_trials_at_the_same_time_have_cores_of_their_own_unless_it_is_said(job: 
     if cores > 1:
         at_once = []
         s = study(pruner=Pruner(look))
-        whole = {"train.epochs": 30, "train.workers": cores}
+        whole = {"train.epochs": 200, "train.workers": cores}
         paraft.sweep.optimize(s, job, lambda trial: whole, n_trials=2, fleet=standing, parallel=2)
         assert [t.state for t in s.trials] == [TrialState.COMPLETE] * 2 and max(at_once) == 1
     assert jobs(standing) == []
