@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Optional
 
-from ._live import Job, Point, Seen
+from ._live import Job, Point, Seen, Server
 
 #: Okabe and Ito's blue and vermilion, as light as can be read on white and on black.
 _FIRST, _SECOND = "#2a86c8", "#dd6a12"
@@ -40,10 +40,15 @@ def held_out(job: Job) -> str:
     return number(job.held_out_loss) + (f", {percent(job.accuracy)}" if job.accuracy is not None else "")
 
 
+def _led(server: Server, leader: Optional[int]) -> str:
+    """What a server leads."""
+    group = ["the control group"] if server.server == leader else []
+    return " and ".join(group + ([f"{server.leads} shard{'s' * (server.leads != 1)}"] if server.leads else []))
+
+
 def leads(seen: Seen) -> str:
     """Who leads what."""
-    group = [f"s{seen.leader} leads the control group"] if seen.leader is not None else []
-    return "; ".join(group + [f"s{s.server} leads {s.leads} shard{'s' * (s.leads != 1)}" for s in seen.servers if s.leads])
+    return "; ".join(f"s{s.server} leads {_led(s, seen.leader)}" for s in seen.servers if _led(s, seen.leader))
 
 
 def text(seen: Seen, name: str = "") -> str:
@@ -79,7 +84,6 @@ def html(seen: Seen, name: str = "") -> str:
         ("samples/s", number(job.samples_per_s)),
         ("training loss", number(job.loss)),
         ("held-out", held_out(job)),
-        ("leads", leads(seen) or "-"),
     ]
     shown = "".join(f'<span><span style="opacity: .7">{k}</span> <b>{escape(v)}</b></span>' for k, v in facts)
     charts = [
@@ -88,17 +92,15 @@ def html(seen: Seen, name: str = "") -> str:
         chart("Samples a second", [("", _FIRST, job.curve("samples_per_s"))], zero=True),
     ]
     workers = [[f"w{w.worker}", number(w.step, 6), number(job.step - w.step) if w.step < job.step else "", w.state] for w in job.workers[:64]]
-    servers = [
-        [f"s{s.server}", s.address, s.state, "control group" if s.server == seen.leader else "", f"{s.leads} shards"] for s in seen.servers
-    ]
+    servers = [[f"s{s.server}", s.address, s.state, _led(s, seen.leader)] for s in seen.servers]
     tables = _table("Workers", ["worker", "step", "behind", "state"], workers)
-    tables += _table("Servers", ["server", "address", "state", "leads", ""], servers)
+    tables += _table("Servers", ["server", "address", "state", "leads"], servers)
     happened = "".join(f"<li>{escape(what)}</li>" for what in seen.events)
     return (
         f'<div class="paraft-live" style="font-size: 13px"><h4 style="margin: 4px 0">{escape(job.name)}</h4>{where}'
         f'<div style="display: flex; flex-wrap: wrap; gap: 2px 20px; margin: 4px 0 8px">{shown}</div>'
         f'<div style="display: flex; flex-wrap: wrap; gap: 8px 16px">{"".join(charts)}</div>'
-        f'<div style="display: flex; flex-wrap: wrap; gap: 8px 32px">{tables}</div>'
+        f'<div style="display: flex; flex-wrap: wrap; gap: 8px 32px; align-items: flex-start">{tables}</div>'
         + (f'<ul style="margin: 8px 0; padding-left: 18px; opacity: .8">{happened}</ul>' if happened else "")
         + "</div>"
     )
@@ -109,7 +111,7 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         return ""
     cells = "".join(f'<th scope="col" style="text-align: left; font-weight: 400; opacity: .7">{h}</th>' for h in head)
     body = "".join("<tr>" + "".join(f'<td style="text-align: left; padding-right: 14px">{escape(c)}</td>' for c in row) + "</tr>" for row in rows)
-    return f'<table aria-label="{caption}" style="margin: 8px 0"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<table aria-label="{caption}" style="margin: 8px 0; font-size: 13px"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def chart(title: str, lines: Sequence[tuple[str, str, Sequence[Point]]], *, share: bool = False, zero: bool = False) -> str:

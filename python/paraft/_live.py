@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import socket
 import threading
@@ -190,6 +191,10 @@ class Page(Source):
                     pass  # not there, or no page of ours
             if self.stopped.is_set():
                 return
+            record = self._record()
+            if record is not None:
+                show(record)
+                return
             host = self._at[0]
             if refused:
                 why = refused[0]
@@ -206,6 +211,25 @@ class Page(Source):
             if ended:
                 return
             self.stopped.wait(_PAUSE_SECONDS)
+
+    def _record(self) -> Optional[Seen]:
+        """What the only job of a fleet has come to, which ends with it: its last moments are in its record, where that is on this host."""
+        if len(self._facts.get("jobs", [])) != 1:
+            return None
+        host, _, folder = str(self._facts["jobs"][0].get("run", "")).partition(":")
+        if host != socket.gethostname() or not os.path.isdir(folder):
+            return None
+        run = Folder(folder)
+        run.look()
+        if not run.over or run.job is None:
+            return None
+        now = self._seen(f"the fleet has ended with its job; the record is {folder}", ended=True)
+        job, last = now.jobs[0], run.job
+        job.state, job.workers, job.loss, job.epoch = last.state, last.workers, last.loss, last.epoch
+        job.held_out_loss, job.accuracy, job.samples_per_s = last.held_out_loss, last.accuracy, None
+        if len(last.curve("loss")) > 1:
+            job.curve = last.curve
+        return now
 
     def _others(self) -> list[tuple[str, str]]:
         """Pages of the other servers; behind a proxy they are not reached, and it does no harm to try."""
@@ -335,51 +359,58 @@ class Folder(Source):
         if not self._folder.is_dir():
             raise DataError(f"{folder}: there is no such folder; give a run's, or the address that `paraft train` prints")
         self._tail = Tail(self._folder / METRICS)
-        self._job: Optional[Job] = None
+        #: The run; None: its record has not begun.
+        self.job: Optional[Job] = None
         self._curves: dict[str, list[Point]] = {}
         self._began = 0.0
         self._rates: dict[int, float] = {}
         self._workers: dict[int, Worker] = {}
         self._servers: dict[int, Server] = {}
         self._events: list[str] = []
-        self._over = False
+        #: The record is whole.
+        self.over = False
+
+    def look(self) -> bool:
+        """Reads on; whether there was more."""
+        events = self._tail.read()
+        for event in events:
+            self._hears(event)
+        if self.job is not None:
+            self.job.workers = sorted(self._workers.values(), key=lambda w: w.worker)
+        return bool(events)
 
     def run(self, show: Show) -> None:
         grew = time.monotonic()
         while True:
-            events = self._tail.read()
-            for event in events:
-                self._hears(event)
+            more = self.look()
             now = time.monotonic()
-            grew = now if events else grew
+            grew = now if more else grew
             still = now - grew
             where = f"from {self._folder}"
-            if self._job is None:
+            if self.job is None:
                 where = f"{self._folder} has no {METRICS} yet"
-            elif self._over:
+            elif self.over:
                 where += ", which is whole"
             elif still > _STILL_SECONDS:
                 where = f"nothing new in {self._folder} for {still:.0f} s"
-            show(self._seen(where, lost=still > _STILL_SECONDS and not self._over))
-            if self._over or self.stopped.wait(_PAUSE_SECONDS):
+            show(self._seen(where, lost=still > _STILL_SECONDS and not self.over))
+            if self.over or self.stopped.wait(_PAUSE_SECONDS):
                 return
 
     def _seen(self, where: str, lost: bool) -> Seen:
-        if self._job is not None:
-            self._job.workers = sorted(self._workers.values(), key=lambda w: w.worker)
         servers = sorted(self._servers.values(), key=lambda s: s.server)
-        jobs = [self._job] if self._job is not None else []
-        return Seen(where=where, lost=lost, ended=self._over, jobs=jobs, servers=servers, events=self._events[-_EVENTS:])
+        jobs = [self.job] if self.job is not None else []
+        return Seen(where=where, lost=lost, ended=self.over, jobs=jobs, servers=servers, events=self._events[-_EVENTS:])
 
     def _hears(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "run":
             self._curves = {"loss": [], "held_out_loss": [], "accuracy": [], "samples_per_s": []}
-            self._job = Job(event["name"], "running", event["mode"], event["workers"], curve=self._curves.__getitem__)
-            self._began, self._over = event["wall"], False
+            self.job = Job(event["name"], "running", event["mode"], event["workers"], curve=self._curves.__getitem__)
+            self._began, self.over = event["wall"], False
             self._rates, self._workers, self._servers, self._events = {}, {}, {}, []
             return
-        job = self._job
+        job = self.job
         if job is None:
             return
         seconds = max(0.0, event.get("wall", self._began) - self._began)
@@ -417,10 +448,10 @@ class Folder(Source):
         elif kind == "shard":
             self._servers.setdefault(event["server"], Server(event["server"], "", "", 0)).leads += 1
         elif kind == "diverged":
-            job.state, self._over = "diverged", True
+            job.state, self.over = "diverged", True
             self._events.append(str(event["reason"]))
         elif kind == "summary":
-            job.state, self._over = "finished", True
+            job.state, self.over = "finished", True
 
 
 def _put(curve: list[Point], x: float, y: float) -> None:
