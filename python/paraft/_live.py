@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import re
 import socket
 import threading
@@ -25,8 +24,8 @@ from .errors import ConfigError, DataError
 
 #: A server that hangs says nothing, not even that it has nothing to say, which it does every 15 s.
 _SILENCE_SECONDS = 20.0
-#: So long nobody answers, then the fleet counts as gone; sooner where nothing trained on it.
-_GONE_SECONDS, _GONE_IDLE_SECONDS = 60.0, 5.0
+#: So long nobody answers, then the fleet counts as gone; one of a job's own sooner.
+_GONE_SECONDS, _GONE_OWN_SECONDS = 60.0, 10.0
 #: Between two tries to reach a page, and two looks into a folder.
 _PAUSE_SECONDS = 0.5
 #: A record that gets no lines for so long is said to be silent.
@@ -191,10 +190,6 @@ class Page(Source):
                     pass  # not there, or no page of ours
             if self.stopped.is_set():
                 return
-            record = self._record()
-            if record is not None:
-                show(record)
-                return
             host = self._at[0]
             if refused:
                 why = refused[0]
@@ -202,8 +197,9 @@ class Page(Source):
                 why = f"{host} does not answer; trying the others"
             else:
                 why = f"{host} does not answer"
-            trains = any(j.get("state") in ("running", "waiting") for j in self._facts.get("jobs", []))
-            patience = _GONE_SECONDS if trains or not self._facts else _GONE_IDLE_SECONDS
+            # A fleet of a job's own ends with it; one that stands knows where the records of its jobs are.
+            stands = any(j.get("run") for j in self._facts.get("jobs", []))
+            patience = _GONE_SECONDS if stands or not self._facts else _GONE_OWN_SECONDS
             ended = time.monotonic() - last_heard > patience or (bool(refused) and not self._facts)
             if ended and not refused:
                 why = f"nobody answers at {host} any more: the fleet has ended, or watch it again when it is back"
@@ -211,25 +207,6 @@ class Page(Source):
             if ended:
                 return
             self.stopped.wait(_PAUSE_SECONDS)
-
-    def _record(self) -> Optional[Seen]:
-        """What the only job of a fleet has come to, which ends with it: its last moments are in its record, where that is on this host."""
-        if len(self._facts.get("jobs", [])) != 1:
-            return None
-        host, _, folder = str(self._facts["jobs"][0].get("run", "")).partition(":")
-        if host != socket.gethostname() or not os.path.isdir(folder):
-            return None
-        run = Folder(folder)
-        run.look()
-        if not run.over or run.job is None:
-            return None
-        now = self._seen(f"the fleet has ended with its job; the record is {folder}", ended=True)
-        job, last = now.jobs[0], run.job
-        job.state, job.workers, job.loss, job.epoch = last.state, last.workers, last.loss, last.epoch
-        job.held_out_loss, job.accuracy, job.samples_per_s = last.held_out_loss, last.accuracy, None
-        if len(last.curve("loss")) > 1:
-            job.curve = last.curve
-        return now
 
     def _others(self) -> list[tuple[str, str]]:
         """Pages of the other servers; behind a proxy they are not reached, and it does no harm to try."""
@@ -293,11 +270,14 @@ class Page(Source):
 
     def _seen(self, where: str, lost: bool = False, ended: bool = False) -> Seen:
         servers = [Server(s["id"], s["address"], s["state"], s["leads"]) for s in self._facts.get("servers", [])]
+        jobs = [self._job(j) for j in self._facts.get("jobs", [])]
+        for job in jobs if ended else []:
+            job.state = f"was {job.state}"
         return Seen(
             where=where,
             lost=lost,
             ended=ended,
-            jobs=[self._job(j) for j in self._facts.get("jobs", [])],
+            jobs=jobs,
             servers=servers,
             leader=self._facts.get("leader"),
             events=[str(e["what"]) for e in self._events[-_EVENTS:]],
@@ -451,9 +431,10 @@ class Folder(Source):
             job.state, self.over = "diverged", True
             self._events.append(str(event["reason"]))
         elif kind == "summary":
-            job.state, self.over = "finished", True
+            job.state, job.samples_per_s, self.over = "finished", event["samples_per_s"], True
 
 
 def _put(curve: list[Point], x: float, y: float) -> None:
-    curve.append((x, y))
+    # Workers write at the same time, and each reads the clock before.
+    curve.append((max(x, curve[-1][0]) if curve else x, y))
     _thin(curve)
