@@ -209,7 +209,9 @@ class Page(Source):
             self.stopped.wait(_PAUSE_SECONDS)
 
     def _others(self) -> list[tuple[str, str]]:
-        """Pages of the other servers; behind a proxy they are not reached, and it does no harm to try."""
+        """Pages of the other servers. Behind a proxy that speaks HTTPS there are none: they would be told the token in the clear."""
+        if self._secure:
+            return []
         pages = [str(s.get("page") or "") for s in self._facts.get("servers", [])]
         known = [(page, "") for page in pages if page] + [self._given]
         return [p for p in dict.fromkeys(known) if p != self._at]
@@ -217,9 +219,7 @@ class Page(Source):
     def _listens(self, page: tuple[str, str], show: Show) -> bool:
         """Follows one server's stream to its end; whether it has told anything."""
         host, path = page
-        # Only the page that was given may be behind a proxy that speaks HTTPS.
-        secure = self._secure and page == self._given
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(host, timeout=_SILENCE_SECONDS)
         self._connection = connection
         told = False

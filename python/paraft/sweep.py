@@ -359,15 +359,7 @@ class _Sweep:
                 trial.set_user_attr("why", ended.why)
             if ended.value is not None:
                 self._study.tell(trial, ended.value)
-                best = self._study.best_trial
-                _LOG.info(
-                    "Trial %d finished with value: %s and parameters: %s. Best is trial %d with value: %s.",
-                    trial.number,
-                    ended.value,
-                    trial.params,
-                    best.number,
-                    best.value,
-                )
+                _LOG.info("Trial %d finished with value: %s and parameters: %s.", trial.number, ended.value, trial.params)
             elif ended.pruned:
                 self._study.tell(trial, state=TrialState.PRUNED)
                 _LOG.info("Trial %d pruned.", trial.number)
@@ -375,7 +367,8 @@ class _Sweep:
                 self._study.tell(trial, state=TrialState.FAIL)
                 _LOG.warning("Trial %d failed with parameters: %s: %s", trial.number, trial.params, ended.why)
         except BaseException as e:
-            trial.set_user_attr("why", str(e) or "interrupted")
+            with contextlib.suppress(Exception):  # it may be told already, or the storage is what has failed
+                trial.set_user_attr("why", str(e) or "interrupted")
             self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             raise
 
