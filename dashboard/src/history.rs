@@ -158,6 +158,12 @@ impl History {
         self.number += 1;
         let at = if kind == "action" { crate::facts::now() } else { self.last.at };
         let happened = Happened { number: self.number, at, kind, job, what };
+        // Evaluations come again and again, and are kept with the curves; what is rare outlasts them here.
+        if self.events.len() == EVENTS
+            && let Some(evaluation) = self.events.iter().position(|e| e.kind == "evaluation")
+        {
+            self.events.remove(evaluation);
+        }
         push(&mut self.events, EVENTS, happened.clone());
         happened
     }
@@ -273,7 +279,8 @@ fn shards(before: &Facts, now: &Facts, said: &mut Said) {
 
 fn name(facts: &Facts, job: u32) -> String {
     match facts.jobs.iter().find(|j| j.id == job).map(|j| j.name.as_str()) {
-        Some("") | None => format!("job {job}"),
+        // The group of shards that a fleet is founded with, until a worker begins a job.
+        Some("") | None => "no job".into(),
         Some(name) => name.to_string(),
     }
 }
@@ -326,6 +333,7 @@ mod tests {
         let member = |(worker, clock)| Member { worker, clock, ..Member::default() };
         let members = [(0, clocks[0]), (1, clocks[1])].map(member).to_vec();
         Facts {
+            simulated: false,
             at,
             leader: Some(0),
             servers: vec![server(0), Server { state: state.into(), ..server(1) }],

@@ -81,7 +81,7 @@ await main(async (browser) => {
   // ---- a page of another site ----
   const strangers = createServer((_, answer) => answer.setHeader("content-type", "text/html").end("<h1>elsewhere</h1>")).listen(strangerPort, "127.0.0.1");
   const elsewhere = await page.context().newPage();
-  await elsewhere.goto("http://127.0.0.1:" + strangerPort);
+  await elsewhere.goto("http://127.0.0.1:" + strangerPort + "/elsewhere");
   const before = await modes("digits");
   const asked = elsewhere.waitForResponse((r) => r.url().endsWith("/act") && r.request().method() === "POST");
   await elsewhere.evaluate((to) => fetch(to, { method: "POST", mode: "no-cors", body: JSON.stringify({ act: "mode", job: "digits", mode: "asp" }) }), "http://" + pages[0] + "/act");
