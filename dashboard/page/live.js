@@ -153,8 +153,8 @@
     return list.length ? element("ul", { cls: "events", tabindex: "0", "aria-label": "Events" }, ...list.map((e) => element("li", null, element("time", { datetime: new Date(e.at).toISOString() }, clock(e.at)),
       element("span", { cls: "kind" }, e.kind), element("span", { cls: "what" }, e.what)))) : element("p", { cls: "empty" }, "Nothing has happened since this page's server looks.");
   };
-  // So many rows are taken in at a glance; of more, a row for each job, and those that something is wrong with.
-  const FEW = 32, unfolded = new Set();
+  // So many rows are taken in at a glance; of more, a row for each job, and the first of those that do not serve.
+  const FEW = 32, FIRST = 8, unfolded = new Set();
   const replicas = () => {
     const jobs = [...new Set(facts.shards.map((s) => s.job))], folds = facts.shards.length > FEW;
     const how = (s, id) => s.leader === id ? "leads" : s.silent.includes(id) ? "silent" : s.voters.includes(id) ? "votes" : s.learners.includes(id) ? "learns" : null;
@@ -165,9 +165,9 @@
     };
     const state = (s) => [stateOf(s.state), s.leader == null ? element("span", { cls: "bad" }, ", no leader") : "", s.trouble ? ": " + s.trouble : ""];
     const one = (s) => row((jobs.length > 1 ? ownerName(s.job) + " / " : "shard ") + s.shard, ...facts.servers.map((v) => cell(s, v.id)), element("td", { cls: "left wrap" }, ...state(s)));
-    const well = (s) => s.state === "serving" && s.leader != null && !s.silent.length;
+    const serves = (s) => ["serving", "repairing"].includes(s.state) && s.leader != null;
     const all = (job) => {
-      const own = facts.shards.filter((s) => s.job === job), open = unfolded.has(job), bad = own.filter((s) => !well(s));
+      const own = facts.shards.filter((s) => s.job === job), open = unfolded.has(job), bad = own.filter((s) => !serves(s)), lack = own.filter((s) => serves(s) && s.silent.length).length;
       const fold = element("button", { type: "button", cls: "fold", "aria-expanded": String(open), onclick: () => { if (!unfolded.delete(job)) unfolded.add(job); render(); } }, ownerName(job) + ", " + count(own.length, "shard"));
       const sums = facts.servers.map((v) => {
         const of = (does) => own.filter((s) => how(s, v.id) === does).length;
@@ -175,8 +175,9 @@
         return element("td", null, said.length ? element("span", { cls: "sums" }, ...said.map(([does, n]) => element("span", { cls: does === "silent" ? "bad" : null }, does + " " + n))) : "");
       });
       const summary = element("tr", { cls: "sum" }, element("th", { scope: "row" }, fold), ...sums,
-        element("td", { cls: "left wrap" }, bad.length ? element("span", { cls: "bad" }, bad.length + " not well") : element("span", { cls: "good" }, "all serve")));
-      return [summary, ...(open ? own : bad).map(one)];
+        element("td", { cls: "left wrap" }, bad.length ? element("span", { cls: "bad" }, bad.length + (bad.length === 1 ? " does not serve" : " do not serve")) : element("span", { cls: "good" }, "all serve"),
+          lack ? ", " + lack + (lack === 1 ? " lacks a replica" : " lack a replica") : ""));
+      return [summary, ...(open ? own : bad.slice(0, FIRST)).map(one)];
     };
     return table("Who replicates what", [{ text: "shard", left: true }, ...facts.servers.map((s) => "s" + s.id), { text: "state", left: true }],
       folds ? jobs.flatMap(all) : facts.shards.map(one), "grid tall");
