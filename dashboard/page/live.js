@@ -124,8 +124,14 @@
     for (const e of (curves[id] || { evaluations: [] }).evaluations) { x.push(Math.max(0, (e.at - from) / 1000)); y.push(of(e)); }
     return { x, y };
   };
-  const marks = (id) => events.filter((e) => (e.job === id || e.job == null && e.kind !== "action") && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id))
-    .slice(-12).map((e) => ({ run: 0, x: (e.at - begin(id)) / 1000, text: e.kind }));
+  // What was seen at the same moment has one line.
+  const marks = (id) => {
+    const at = new Map();
+    for (const e of events) {
+      if ((e.job === id || e.job == null) && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id)) at.set(e.at, (at.get(e.at) || new Set()).add(e.kind));
+    }
+    return [...at].slice(-12).map(([t, kinds]) => ({ run: 0, x: (t - begin(id)) / 1000, text: [...kinds].join(", ") }));
+  };
   const CHARTS = [
     ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id) => [line(id, (p) => p.loss), scores(id, (e) => e.loss)]],
     ["Training loss", (ids) => ids.length > 1 ? {} : null, (id) => [line(id, (p) => p.loss)]],

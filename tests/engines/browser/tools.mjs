@@ -32,12 +32,17 @@ export const until = async (what, test) => {
   throw new Error("gave up waiting for " + what + ": " + last);
 };
 
+/// Below those that the system gives to connections that go out, which could take one of them meanwhile.
 export const freePorts = async (n) => {
-  const held = await Promise.all(Array.from({ length: n }, () => new Promise((on) => {
-    const s = createServer().listen(0, "127.0.0.1", () => on(s));
-  })));
-  const ports = held.map((s) => s.address().port);
-  await Promise.all(held.map((s) => new Promise((on) => s.close(on))));
+  const ports = [];
+  let next = 20000 + Math.floor(Math.random() * 10000);
+  while (ports.length < n) {
+    const port = next++;
+    const is = await new Promise((on) => {
+      const s = createServer().once("error", () => on(false)).listen(port, "127.0.0.1", () => s.close(() => on(true)));
+    });
+    if (is) ports.push(port);
+  }
   return ports;
 };
 
