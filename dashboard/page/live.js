@@ -1,4 +1,5 @@
-// The live page: what the fleet is comes as events of a stream; views are drawn from it, tables at each event, charts as they go on.
+// The live page: what the fleet is comes as events of a stream; at each of them the view that is open is drawn anew, and what differs is put
+// into the page, so that focus, selection and scrolling stay; charts go on.
 // The address says which view: #fleet, #job/NAME, #compare; a token in it is put aside at once, so that no history has it.
 (() => {
   "use strict";
@@ -47,6 +48,9 @@
   const clock = (at) => new Date(at).toLocaleTimeString();
   const server = (id) => facts.servers.find((s) => s.id === id);
   const jobName = (j) => j.name || "job " + j.id;
+  // The group of shards that a fleet is founded with is no job until a worker begins one.
+  const ownerName = (id) => { const j = facts.jobs.find((j) => j.id === id); return j ? jobName(j) : "no job"; };
+  const count = (n, what) => n + " " + what + (n === 1 ? "" : "s");
   const last = (id) => { const p = (curves[id] || { points: [] }).points; return p[p.length - 1]; };
   const steps = (j) => Math.max(0, ...j.members.map((m) => m.clock));
 
@@ -79,6 +83,7 @@
       try {
         const answer = await fetch("act", { method: "POST", headers: { authorization: "Bearer " + token(), "content-type": "application/json" }, body: JSON.stringify(act) });
         say(await answer.text(), !answer.ok);
+        if (answer.ok && act.act === "mode") { for (const j of facts.jobs) if (j.name === act.job) delete chosen[j.id]; render(); }
       } catch (e) {
         say("nobody answered: " + e.message, true);
       }
@@ -119,8 +124,14 @@
     for (const e of (curves[id] || { evaluations: [] }).evaluations) { x.push(Math.max(0, (e.at - from) / 1000)); y.push(of(e)); }
     return { x, y };
   };
-  const marks = (id) => events.filter((e) => (e.job === id || e.job == null && e.kind !== "action") && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id))
-    .slice(-12).map((e) => ({ run: 0, x: (e.at - begin(id)) / 1000, text: e.kind }));
+  // What was seen at the same moment has one line.
+  const marks = (id) => {
+    const at = new Map();
+    for (const e of events) {
+      if ((e.job === id || e.job == null) && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id)) at.set(e.at, (at.get(e.at) || new Set()).add(e.kind));
+    }
+    return [...at].slice(-12).map(([t, kinds]) => ({ run: 0, x: (t - begin(id)) / 1000, text: [...kinds].join(", ") }));
+  };
   const CHARTS = [
     ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id) => [line(id, (p) => p.loss), scores(id, (e) => e.loss)]],
     ["Training loss", (ids) => ids.length > 1 ? {} : null, (id) => [line(id, (p) => p.loss)]],
@@ -143,35 +154,53 @@
 
   // --- views ---
   const happened = (of) => {
-    const list = events.filter(of).slice(-100).reverse();
+    // Evaluations are on the charts; here they would push out what is rare.
+    const list = events.filter((e) => e.kind !== "evaluation" && of(e)).slice(-100).reverse();
     return list.length ? element("ul", { cls: "events", tabindex: "0", "aria-label": "Events" }, ...list.map((e) => element("li", null, element("time", { datetime: new Date(e.at).toISOString() }, clock(e.at)),
       element("span", { cls: "kind" }, e.kind), element("span", { cls: "what" }, e.what)))) : element("p", { cls: "empty" }, "Nothing has happened since this page's server looks.");
   };
+  // So many rows are taken in at a glance; of more, a row for each job, and the first of those that do not serve.
+  const FEW = 32, FIRST = 8, unfolded = new Set();
   const replicas = () => {
-    const many = facts.jobs.filter((j) => facts.shards.some((s) => s.job === j.id));
+    const jobs = [...new Set(facts.shards.map((s) => s.job))], folds = facts.shards.length > FEW;
+    const how = (s, id) => s.leader === id ? "leads" : s.silent.includes(id) ? "silent" : s.voters.includes(id) ? "votes" : s.learners.includes(id) ? "learns" : null;
     const cell = (s, id) => {
-      const lag = s.lag[id], how = s.leader === id ? "leads" : s.silent.includes(id) ? "silent" : s.voters.includes(id) ? "votes" : s.learners.includes(id) ? "learns" : null;
-      if (!how) return element("td", null, "");
-      const behind = how !== "leads" && lag ? " −" + number(lag) : "";
-      return element("td", null, element("span", { cls: how, title: how + (lag ? ", " + lag + " entries behind" : "") }, how + behind));
+      const lag = s.lag[id], does = how(s, id);
+      if (!does) return element("td", null, "");
+      return element("td", null, element("span", { cls: does, title: does + (lag ? ", " + lag + " entries behind" : "") }, does + (does !== "leads" && lag ? " −" + number(lag) : "")));
+    };
+    const state = (s) => [stateOf(s.state), s.leader == null ? element("span", { cls: "bad" }, ", no leader") : "", s.trouble ? ": " + s.trouble : ""];
+    const one = (s) => row((jobs.length > 1 ? ownerName(s.job) + " / " : "shard ") + s.shard, ...facts.servers.map((v) => cell(s, v.id)), element("td", { cls: "left wrap" }, ...state(s)));
+    const serves = (s) => ["serving", "repairing"].includes(s.state) && s.leader != null;
+    const all = (job) => {
+      const own = facts.shards.filter((s) => s.job === job), open = unfolded.has(job), bad = own.filter((s) => !serves(s)), lack = own.filter((s) => serves(s) && s.silent.length).length;
+      const fold = element("button", { type: "button", cls: "fold", "aria-expanded": String(open), onclick: () => { if (!unfolded.delete(job)) unfolded.add(job); render(); } }, ownerName(job) + ", " + count(own.length, "shard"));
+      const sums = facts.servers.map((v) => {
+        const of = (does) => own.filter((s) => how(s, v.id) === does).length;
+        const said = ["leads", "votes", "learns", "silent"].map((does) => [does, of(does)]).filter(([, n]) => n);
+        return element("td", null, said.length ? element("span", { cls: "sums" }, ...said.map(([does, n]) => element("span", { cls: does === "silent" ? "bad" : null }, does + " " + n))) : "");
+      });
+      const summary = element("tr", { cls: "sum" }, element("th", { scope: "row" }, fold), ...sums,
+        element("td", { cls: "left wrap" }, bad.length ? element("span", { cls: "bad" }, bad.length + (bad.length === 1 ? " does not serve" : " do not serve")) : element("span", { cls: "good" }, "all serve"),
+          lack ? ", " + lack + (lack === 1 ? " lacks a replica" : " lack a replica") : ""));
+      return [summary, ...(open ? own : bad.slice(0, FIRST)).map(one)];
     };
     return table("Who replicates what", [{ text: "shard", left: true }, ...facts.servers.map((s) => "s" + s.id), { text: "state", left: true }],
-      facts.shards.map((s) => row(many.length > 1 ? jobName(facts.jobs.find((j) => j.id === s.job) || { id: s.job }) + " / " + s.shard : "shard " + s.shard,
-        ...facts.servers.map((v) => cell(s, v.id)), element("td", { cls: "left wrap" }, stateOf(s.state), s.trouble ? ": " + s.trouble : ""))), "grid tall");
+      folds ? jobs.flatMap(all) : facts.shards.map(one), "grid tall");
   };
   const fleet = () => ({
     fixed: [],
     moving: () => [
-      element("h1", null, "Fleet of " + facts.servers.length + " servers"),
-      element("p", { cls: "headline" }, facts.leader == null ? element("span", { cls: "bad" }, "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
+      element("h1", null, "Fleet of " + count(facts.servers.length, "server")),
+      element("p", { cls: "headline" }, facts.simulated ? "Simulated, as its clock and its failures are. Nothing can be done to it." : facts.leader == null ? element("span", { cls: "bad" }, "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
       section("Jobs", facts.jobs.length ? table("Jobs", [{ text: "job", left: true }, "state", "mode", "workers", "steps", "samples/s", "loss", "accuracy", "bytes"],
         facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOf(j.stopping ? "stopping" : j.state), j.mode || "-",
           j.members.filter((m) => !m.finished).length + " of " + j.workers, number(steps(j)), number((last(j.id) || {}).samples), number((last(j.id) || {}).loss),
           j.evaluated && j.evaluated.accuracy ? (100 * j.evaluated.accuracy).toFixed(2) + " %" : "-", bytes(j.bytes)))) : element("p", { cls: "empty" }, "This fleet has no jobs.")),
       section("Who replicates what", replicas()),
-      section("Servers", table("Servers", [{ text: "server", left: true }, { text: "address", left: true }, "state", "leads", "holds", "bytes", "memory, at most", "free", "processor", ""],
-        facts.servers.map((s) => row("s" + s.id, left(s.address), element("td", null, stateOf(s.state), s.trouble ? ": " + s.trouble : ""), String(s.leads), String(s.holds), bytes(s.bytes),
-          bytes(s.peak_rss_bytes), bytes(s.free), s.cpu_seconds == null ? "-" : number(s.cpu_seconds, 3) + " s", drainButton(s))))),
+      section("Servers", table("Servers", [{ text: "server", left: true }, { text: "address", left: true }, "state", "leads", "holds", "bytes", "memory, at most", "free", "processor", ...(facts.simulated ? [] : [""])],
+        facts.servers.map((s) => row("s" + s.id, left(s.address || "-"), element("td", null, stateOf(s.state), s.trouble ? ": " + s.trouble : ""), String(s.leads), String(s.holds), bytes(s.bytes),
+          bytes(s.peak_rss_bytes), bytes(s.free), s.cpu_seconds == null ? "-" : number(s.cpu_seconds, 3) + " s", ...(facts.simulated ? [] : [drainButton(s)]))))),
       section("What has happened", happened(() => true)),
     ],
   });
@@ -182,11 +211,12 @@
   const chosen = {};
   const modeOf = (j) => {
     const modes = [...new Set([j.mode, "bsp", "ssp:1", "ssp:4", "ssp:16", "asp", "auto"])].filter((m) => m);
-    const select = element("select", { "aria-label": "Mode", onchange: () => { chosen[j.id] = select.value; } },
+    const select = element("select", { "aria-label": "Mode", onchange: (e) => { chosen[j.id] = e.target.value; } },
       ...modes.map((m) => element("option", { value: m, selected: m === (chosen[j.id] || j.mode) }, m)));
-    return [select, button("switch mode", () => ask("Switch " + jobName(j) + " from " + j.mode + " to " + select.value + "?",
-      { bsp: "Workers wait for each other in every step.", asp: "Workers no longer wait for each other; gradients may be late.", auto: "A rule chooses how far workers may be apart." }[select.value] || "Workers may be so many steps apart.",
-      "Switch", { act: "mode", job: j.name, mode: select.value }))];
+    const to = () => chosen[j.id] || j.mode;
+    return [select, button("switch mode", () => ask("Switch " + jobName(j) + " from " + j.mode + " to " + to() + "?",
+      { bsp: "Workers wait for each other in every step.", asp: "Workers no longer wait for each other; gradients may be late.", auto: "A rule chooses how far workers may be apart." }[to()] || "Workers may be so many steps apart.",
+      "Switch", { act: "mode", job: j.name, mode: to() }))];
   };
   const waits = (j) => {
     const ids = j.members.map((m) => m.worker);
@@ -222,7 +252,7 @@
           ["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)],
           ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
         ].map(([n, v]) => element("div", null, ...fact(n, v)))),
-        runs ? element("div", { cls: "acts" }, ...modeOf(j),
+        facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : runs ? element("div", { cls: "acts" }, ...modeOf(j),
           button("stop", () => ask("Stop " + jobName(j) + "?", "Its workers finish where they are, and its weights are kept as after any end. It can't go on from there but by --resume of a checkpoint.", "Stop it", { act: "stop", job: j.name })),
         ) : element("div", { cls: "acts" }, button("delete", () => ask("Delete " + jobName(j) + "?", "The servers forget its weights and optimizer state. Its files and checkpoints stay.", "Delete it", { act: "delete", job: j.name }))),
       ];
@@ -260,19 +290,29 @@
   const nav = () => {
     const [now] = wanted(), link = (to, text) => element("a", { href: "#" + to, "aria-current": now === to ? "page" : null }, text);
     const running = facts.jobs.filter((j) => ["running", "waiting"].includes(j.state) || now === "job/" + j.id).slice(-8);
-    document.getElementById("nav").replaceChildren(link("fleet", "Fleet"), ...running.map((j) => link("job/" + j.id, jobName(j))), link("compare", "Compare"));
+    renew(document.getElementById("nav"), [link("fleet", "Fleet"), ...running.map((j) => link("job/" + j.id, jobName(j))), link("compare", "Compare")]);
   };
-  // What has the focus, or is scrolled, keeps it.
+  // Makes `old` like `fresh`, with as few changes as that takes.
+  const morph = (old, fresh) => {
+    if (old.nodeName !== fresh.nodeName) return void old.replaceWith(fresh);
+    if (old.nodeType !== Node.ELEMENT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
+    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+    for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    [old.onclick, old.onchange] = [fresh.onclick, fresh.onchange];
+    // Who chooses just now goes on choosing.
+    if (old.nodeName === "SELECT" && old === document.activeElement) return;
+    const value = fresh.value;
+    renew(old, [...fresh.childNodes]);
+    if (old.nodeName === "SELECT") old.value = value;
+  };
   const renew = (place, fresh) => {
-    const old = [...place.querySelectorAll(".tall, .events")].map((e) => e.scrollTop), held = place.contains(document.activeElement);
-    if (held && document.activeElement.tagName === "SELECT") return;
-    const at = held ? [...place.querySelectorAll("a, button, select, [tabindex]")].indexOf(document.activeElement) : -1;
-    place.replaceChildren(...fresh);
-    [...place.querySelectorAll(".tall, .events")].forEach((e, i) => { e.scrollTop = old[i] || 0; });
-    if (at >= 0) (place.querySelectorAll("a, button, select, [tabindex]")[at] || view).focus();
+    const old = [...place.childNodes];
+    fresh.forEach((f, i) => (old[i] ? morph(old[i], f) : place.append(f)));
+    old.slice(fresh.length).forEach((o) => o.remove());
   };
   const render = (anew) => {
-    if (!facts) return;
+    // Who does not look needs no picture.
+    if (!facts || document.hidden) return;
     nav();
     const [name, make] = wanted(), now = make(), key = name + JSON.stringify(now.fixed);
     if (anew || key !== shown) {
@@ -293,6 +333,7 @@
     scrollTo(0, 0);
   });
   dark.addEventListener("change", () => { theme(); render(true); });
+  document.addEventListener("visibilitychange", () => render());
 
   // --- the stream ---
   const state = document.getElementById("state");

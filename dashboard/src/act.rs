@@ -1,14 +1,16 @@
 //! What a person does on the page, by the same calls as the command line's.
 
-use crate::facts::{Facts, Shard};
+use crate::facts::Facts;
 use futures::{FutureExt, future::BoxFuture};
 use paraft_common::{ModeChoice, ServerId};
-use paraft_proto::{PROTOCOL, SwitchModeRequest};
+use paraft_proto::{Advice, PROTOCOL, Refused, SwitchModeRequest};
 use serde::Deserialize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A server that is asked has so long to answer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Before a shard's leader is looked for again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -114,29 +116,46 @@ async fn save(facts: &Facts, job: &str) -> Result<String, String> {
     Ok(format!("w{worker} writes a checkpoint of {job}"))
 }
 
-/// Shard 0 first; the number that it gives to the switch is the same on every shard.
+/// Shard 0 first; the number that it gives to the switch is the same on every shard. Where another leads than was seen last, it is looked for.
 async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> {
     let choice: ModeChoice =
         mode.parse().map_err(|e: paraft_common::auto::ParseChoiceError| e.to_string())?;
     let known = facts.jobs.iter().rfind(|j| j.name == job);
     let known = known.ok_or_else(|| format!("this fleet has no job `{job}`"))?;
     let (name, mut number, mut wanted) = (known.name.clone(), 0, choice.to_string());
-    let leader = |s: &Shard| facts.servers.iter().find(|v| Some(v.id) == s.leader).map(|v| v.address.clone());
     let of = facts.shards.iter().filter(|s| s.job == known.id);
-    let shards: Vec<_> = of.map(|s| (s.shard, s.version, leader(s))).collect();
-    for (shard, version, leads) in shards {
-        let Some(leads) = leads else {
-            let so =
-                if shard == 0 { "nothing has changed" } else { "those before it have switched; ask again" };
-            return Err(format!("shard {shard} has no leader: {so}"));
-        };
-        let (job, mode) = (name.clone(), wanted.clone());
-        let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
-        let (switched, in_force) = match paraft_client::switch_mode(&leads, request, ANSWER).await {
-            Ok(switched) => switched,
-            // Shards without a part of the model train nothing.
-            Err(_) if shard > 0 && version == 0 => continue,
-            Err(refused) => return Err(format!("shard {shard}: {}", refused.message)),
+    let shards: Vec<_> = of.map(|s| (s.shard, s.version)).collect();
+    let (mut facts, deadline) = (facts.clone(), Instant::now() + ANSWER);
+    for (shard, version) in shards {
+        let (switched, in_force) = loop {
+            let why = match leader(&facts, known.id, shard) {
+                None => format!("shard {shard} has no leader"),
+                Some(leads) => {
+                    let (job, mode) = (name.clone(), wanted.clone());
+                    let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
+                    match paraft_client::switch_mode(&leads, request, ANSWER).await {
+                        Ok(switched) => break switched,
+                        // Shards without a part of the model train nothing.
+                        Err(_) if shard > 0 && version == 0 => break (number, wanted.clone()),
+                        Err(refused) if is_final(&refused) => {
+                            return Err(format!("shard {shard}: {}", refused.message));
+                        }
+                        Err(refused) => format!("shard {shard}: {}", refused.message),
+                    }
+                }
+            };
+            if Instant::now() >= deadline {
+                let so = match shard {
+                    0 => "nothing has changed",
+                    _ => "those before it have switched; ask again",
+                };
+                return Err(format!("{why}: {so}"));
+            }
+            tokio::time::sleep(AGAIN).await;
+            let mut addresses = facts.servers.iter().map(|s| s.address.clone()).collect();
+            if let Some(now) = crate::facts::ask(&mut addresses).await.filter(|f| !f.servers.is_empty()) {
+                facts = now;
+            }
         };
         if shard == 0 {
             if choice != ModeChoice::Auto && in_force != wanted {
@@ -146,4 +165,14 @@ async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> 
         }
     }
     Ok(format!("{name} goes on in {wanted} (switch {number})"))
+}
+
+fn leader(facts: &Facts, job: u32, shard: u32) -> Option<String> {
+    let leads = facts.shards.iter().find(|s| (s.job, s.shard) == (job, shard))?.leader?;
+    facts.servers.iter().find(|s| s.id == leads).map(|s| s.address.clone())
+}
+
+/// Asked again it would be refused again.
+fn is_final(refused: &Refused) -> bool {
+    matches!(refused.advice(), Advice::Fix | Advice::Stop | Advice::Lost)
 }

@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 pub struct Facts {
     /// When it was asked.
     pub at: u64,
+    /// The fleet is none of processes: nothing can be done to it, and times are its own.
+    pub simulated: bool,
     /// Who leads the control group, by number; without, nothing can be agreed on.
     pub leader: Option<u64>,
     /// By number.
@@ -232,7 +234,8 @@ pub async fn logged(address: &str, job: u32, worker: u32) -> Result<Vec<String>,
     Ok(member.ok_or_else(|| format!("job {job} has no worker {worker} at present"))?.said)
 }
 
-fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, StatusReply>) -> Facts {
+/// What the fleet is, by what its control group's leader says of it and by what its servers say, by their addresses.
+pub fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, StatusReply>) -> Facts {
     let by_leader = |s: &&ShardStatus| s.role == "leader";
     // A fleet that was founded for no job has one without a name, which its first worker may still begin.
     let begun = |j: &&JobInfo| !j.name.is_empty();
@@ -247,6 +250,7 @@ fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, Statu
     let leader = fleet.servers.iter().find(|s| s.address == fleet.leader).map(|s| s.server);
     Facts {
         at,
+        simulated: false,
         leader: leader.filter(|_| fleet.fleet != 0 && fleet.can_agree()),
         servers: fleet.servers.iter().map(|s| server(s, replies.get(&s.address))).collect(),
         shards: fleet.shards.iter().map(|s| shard(s, replies, &led)).collect(),

@@ -1,6 +1,6 @@
 //! What has been seen of a fleet so far: points of each job's curves, and what has happened, both bounded.
 
-use crate::facts::{Evaluated, Facts, Job};
+use crate::facts::{Evaluated, Facts, Job, Shard};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -158,6 +158,12 @@ impl History {
         self.number += 1;
         let at = if kind == "action" { crate::facts::now() } else { self.last.at };
         let happened = Happened { number: self.number, at, kind, job, what };
+        // Evaluations come again and again, and are kept with the curves; what is rare outlasts them here.
+        if self.events.len() == EVENTS
+            && let Some(evaluation) = self.events.iter().position(|e| e.kind == "evaluation")
+        {
+            self.events.remove(evaluation);
+        }
         push(&mut self.events, EVENTS, happened.clone());
         happened
     }
@@ -253,27 +259,61 @@ fn servers(before: &Facts, now: &Facts, said: &mut Said) {
     }
 }
 
+/// Of so many shards with the same news each is told of.
+const EACH: usize = 4;
+
 fn shards(before: &Facts, now: &Facts, said: &mut Said) {
+    let old: BTreeMap<_, _> = before.shards.iter().map(|o| ((o.job, o.shard), o)).collect();
+    // A server that fails has shards by the dozen: those with the same news are told of together.
+    let mut led: BTreeMap<(u32, Option<u64>), Vec<&Shard>> = BTreeMap::new();
+    let mut states: BTreeMap<(u32, &str, &str), Vec<&Shard>> = BTreeMap::new();
     for s in &now.shards {
-        let Some(o) = before.shards.iter().find(|o| (o.job, o.shard) == (s.job, s.shard)) else { continue };
-        let name = format!("shard {} of {}", s.shard, name(now, s.job));
-        match (o.leader, s.leader) {
-            (a, Some(b)) if a != Some(b) || o.term < s.term && o.term > 0 => {
-                said.push(("election", Some(s.job), format!("s{b} leads {name}, in term {}", s.term)));
-            }
-            (Some(_), None) => said.push(("election", Some(s.job), format!("{name} has no leader"))),
-            _ => {}
+        let Some(o) = old.get(&(s.job, s.shard)) else { continue };
+        let elected = s.leader.is_some() && (o.leader != s.leader || o.term < s.term && o.term > 0);
+        if elected || o.leader.is_some() && s.leader.is_none() {
+            led.entry((s.job, s.leader)).or_default().push(s);
         }
         if o.state != s.state {
+            states.entry((s.job, &s.state, &o.state)).or_default().push(s);
+        }
+    }
+    let list = |all: &[&Shard]| all.iter().map(|s| s.shard.to_string()).collect::<Vec<_>>().join(", ");
+    for ((job, leader), all) in led {
+        let job_name = name(now, job);
+        let mut say = |what: String| said.push(("election", Some(job), what));
+        match leader {
+            _ if all.len() <= EACH => all.iter().for_each(|s| {
+                say(match leader {
+                    Some(leader) => {
+                        format!("s{leader} leads shard {} of {job_name}, in term {}", s.shard, s.term)
+                    }
+                    None => format!("shard {} of {job_name} has no leader", s.shard),
+                });
+            }),
+            Some(leader) => {
+                say(format!("s{leader} leads {} shards of {job_name}: {}", all.len(), list(&all)))
+            }
+            None => say(format!("{} shards of {job_name} have no leader: {}", all.len(), list(&all))),
+        }
+    }
+    for ((job, state, was), all) in states {
+        let job_name = name(now, job);
+        let mut say = |what: String| said.push(("repair", Some(job), what));
+        if all.len() > EACH {
+            say(format!("{} shards of {job_name} are {state}, and were {was}: {}", all.len(), list(&all)));
+            continue;
+        }
+        for s in all {
             let why = if s.trouble.is_empty() { String::new() } else { format!(": {}", s.trouble) };
-            said.push(("repair", Some(s.job), format!("{name} is {}, and was {}{why}", s.state, o.state)));
+            say(format!("shard {} of {job_name} is {state}, and was {was}{why}", s.shard));
         }
     }
 }
 
 fn name(facts: &Facts, job: u32) -> String {
     match facts.jobs.iter().find(|j| j.id == job).map(|j| j.name.as_str()) {
-        Some("") | None => format!("job {job}"),
+        // The group of shards that a fleet is founded with, until a worker begins a job.
+        Some("") | None => "no job".into(),
         Some(name) => name.to_string(),
     }
 }
@@ -319,13 +359,14 @@ fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Member, Server, Shard};
+    use crate::facts::{Member, Server};
 
     fn facts(at: u64, leader: u64, state: &str, clocks: [u64; 2], samples: u64) -> Facts {
         let server = |id| Server { id, state: "up".into(), ..Server::default() };
         let member = |(worker, clock)| Member { worker, clock, ..Member::default() };
         let members = [(0, clocks[0]), (1, clocks[1])].map(member).to_vec();
         Facts {
+            simulated: false,
             at,
             leader: Some(0),
             servers: vec![server(0), Server { state: state.into(), ..server(1) }],
@@ -358,6 +399,38 @@ mod tests {
         assert_eq!(said, ["the control group has no leader that can agree"]);
         assert_eq!(history.last().servers.len(), 2);
         assert_eq!(history.events.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_happens_to_many_shards_is_told_once_and_what_is_rare_outlasts_evaluations() {
+        let mut history = History::default();
+        let many = |at, shards: u32, leader, state: &str, epoch| {
+            let shard = |shard| Shard { shard, leader, state: state.into(), term: 1, ..Shard::default() };
+            let evaluated = Some(Evaluated { epoch, loss: 1.0, accuracy: 0.5 });
+            let mut facts = facts(at, 0, "up", [1, 1], 1);
+            facts.shards = (0..shards).map(shard).collect();
+            facts.jobs[0].evaluated = evaluated;
+            facts
+        };
+        let mut said = |facts| history.see(facts).events.into_iter().map(|e| e.what).collect::<Vec<_>>();
+        said(many(1000, 6, Some(0), "serving", 0));
+        let news = said(many(2000, 6, None, "no-majority", 0));
+        let six = [
+            "6 shards of t have no leader: 0, 1, 2, 3, 4, 5",
+            "6 shards of t are no-majority, and were serving: 0, 1, 2, 3, 4, 5",
+        ];
+        assert_eq!(news, six);
+        assert_eq!(
+            said(many(3000, 6, Some(1), "no-majority", 0)),
+            ["s1 leads 6 shards of t: 0, 1, 2, 3, 4, 5"]
+        );
+        said(many(4000, 2, Some(1), "serving", 0));
+        let two = ["s0 leads shard 0 of t, in term 1", "s0 leads shard 1 of t, in term 1"];
+        assert_eq!(said(many(5000, 2, Some(0), "serving", 0)), two);
+        (1..2 * EVENTS as u64).for_each(|epoch| _ = said(many(5000 + epoch, 2, Some(0), "serving", epoch)));
+        assert_eq!(history.events.len(), EVENTS);
+        let rare = history.events.iter().filter(|e| e.kind == "election").count();
+        assert_eq!(rare, 4, "{:?}", history.events.iter().take(9).collect::<Vec<_>>());
     }
 
     #[test]

@@ -18,4 +18,4 @@ pub mod facts;
 pub mod history;
 mod serve;
 
-pub use serve::{Options, TOKEN, Token, serve};
+pub use serve::{Options, Source, TOKEN, Token, serve};

@@ -18,7 +18,8 @@ use parking_lot::Mutex;
 use serde_json::json;
 use std::{
     convert::Infallible,
-    io,
+    fs::File,
+    io::{self, Read},
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
@@ -28,7 +29,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, broadcast},
+    sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch},
 };
 
 /// The variable with the token: the same for all servers of a fleet, so that a page that has lost one server goes on with another.
@@ -42,6 +43,8 @@ const BEHIND: usize = 16;
 /// Pages at a time, and connections.
 const PAGES: usize = 64;
 const CONNECTIONS: usize = 256;
+/// Letters and digits of a token that is drawn.
+const LENGTH: usize = 32;
 /// Bytes of what a page asks for.
 const ASKED: usize = 4096;
 /// Of those who are refused so many are logged in so long.
@@ -69,6 +72,21 @@ impl Token {
         }
     }
 
+    /// One that nobody guesses.
+    ///
+    /// # Errors
+    /// There are no random numbers.
+    pub fn draw() -> io::Result<Self> {
+        let mut bytes = [0u8; LENGTH / 2];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Self(bytes.iter().map(|b| format!("{b:02x}")).collect()))
+    }
+
+    /// What to open in a browser, for the page at host:port: no server and no proxy sees what is behind `#`.
+    pub fn link(&self, address: &str) -> String {
+        format!("http://{address}/#token={}", self.0)
+    }
+
     /// As it stands in the page's address.
     pub fn text(&self) -> &str {
         &self.0
@@ -81,11 +99,20 @@ impl Token {
     }
 }
 
+/// Who says what the fleet is.
+#[derive(Debug)]
+pub enum Source {
+    /// Servers of it, host:port, which are asked; the others are found.
+    Servers(Vec<String>),
+    /// Who puts facts together itself; as long as it does.
+    Facts(watch::Receiver<Facts>),
+}
+
 /// What is served.
 #[derive(Debug)]
 pub struct Options {
-    /// Servers of the fleet, host:port; the others are found.
-    pub servers: Vec<String>,
+    /// Whose fleet it is of.
+    pub source: Source,
     /// See [`Token`].
     pub token: Token,
 }
@@ -114,7 +141,10 @@ pub async fn serve(
         logged: Mutex::new((0, Instant::now())),
         news: broadcast::channel(BEHIND).0,
     });
-    let looks = tokio::spawn(look(options.servers, shared.clone()));
+    let looks = match options.source {
+        Source::Servers(known) => tokio::spawn(look(known, shared.clone())),
+        Source::Facts(told) => tokio::spawn(hear(told, shared.clone())),
+    };
     let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(ASKED)).with_state(shared);
     let app = app.into_make_service_with_connect_info::<From>();
     let listener = Bounded { listener, room: Arc::new(Semaphore::new(CONNECTIONS)) };
@@ -190,21 +220,20 @@ async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
     loop {
         let began = Instant::now();
         match facts::ask(&mut known).await {
-            Some(facts) => {
-                let said = {
-                    let mut history = shared.history.lock();
-                    let news = history.see(facts);
-                    // Who looks from here on is told all, under the same lock.
-                    let looks = shared.news.receiver_count() > 0;
-                    looks.then(|| json!({ "facts": history.last(), "news": news }).to_string())
-                };
-                said.into_iter().for_each(|said| _ = shared.news.send(said.into()));
-            }
+            Some(facts) => shared.sees(facts),
             // Nobody answers: perhaps those do that were given.
             None => known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>()),
         }
         let pause = if shared.news.receiver_count() > 0 { SOON } else { SELDOM };
         tokio::time::sleep(pause.saturating_sub(began.elapsed()).max(SOON / 5)).await;
+    }
+}
+
+/// Takes what it is told, as it comes.
+async fn hear(mut told: watch::Receiver<Facts>, shared: Arc<Shared>) {
+    while told.changed().await.is_ok() {
+        let facts = told.borrow_and_update().clone();
+        shared.sees(facts);
     }
 }
 
@@ -260,6 +289,18 @@ fn page() -> Response {
 }
 
 impl Shared {
+    /// The fleet is like this now; who looks is told.
+    fn sees(&self, facts: Facts) {
+        let said = {
+            let mut history = self.history.lock();
+            let news = history.see(facts);
+            // Who looks from here on is told all, under the same lock.
+            let looks = self.news.receiver_count() > 0;
+            looks.then(|| json!({ "facts": history.last(), "news": news }).to_string())
+        };
+        said.into_iter().for_each(|said| _ = self.news.send(said.into()));
+    }
+
     /// What is said to who does not know the token, or asks from a page of another site.
     fn refuses(&self, headers: &HeaderMap, from: SocketAddr, what: &str) -> Option<Response> {
         let text = |name| headers.get(name).and_then(|v: &header::HeaderValue| v.to_str().ok());
@@ -348,6 +389,9 @@ async fn act(shared: &Shared, from: SocketAddr, body: &[u8]) -> Response {
         Err(e) => return (StatusCode::BAD_REQUEST, format!("that is no action: {e}")).into_response(),
     };
     let facts: Facts = shared.history.lock().last().clone();
+    if facts.simulated {
+        return (StatusCode::CONFLICT, "this fleet is simulated: nothing can be done to it").into_response();
+    }
     let done = act.carry_out(&facts).await;
     let what = match &done {
         Ok(done) => done.clone(),

@@ -1,11 +1,11 @@
 //! The live page that a server serves (`--dashboard`): where, and who knows its token.
 
-use paraft_dashboard::{Options, TOKEN, Token};
+use paraft_dashboard::{Options, Source, TOKEN, Token};
 use paraft_fleet::{failure::Failure, pages};
 use paraft_worker::exit;
 use std::{
     fs,
-    io::{self, Read, Write},
+    io::{self, Write},
     net::SocketAddr,
     os::unix::fs::OpenOptionsExt,
     path::Path,
@@ -14,8 +14,6 @@ use tokio::net::TcpListener;
 
 /// In a server's data folder, for its owner alone, where the environment has none.
 const FILE: &str = "dashboard.token";
-/// Letters and digits of a token that is drawn.
-const LENGTH: usize = 32;
 
 /// A page that is about to be served.
 pub struct Page {
@@ -50,12 +48,12 @@ pub async fn bind(at: SocketAddr, server: &str, data: &Path) -> Result<Page, Res
 impl Page {
     /// What to open in a browser.
     pub fn link(&self) -> String {
-        link(&self.address, &self.token)
+        self.token.link(&self.address)
     }
 
     /// Serves it, with what the server at this address and the others of its fleet say, as long as this process lives.
     pub fn serve(self, server: String) {
-        let options = Options { servers: vec![server], token: self.token };
+        let options = Options { source: Source::Servers(vec![server]), token: self.token };
         tokio::spawn(async move {
             if let Err(e) = paraft_dashboard::serve(self.listener, options, std::future::pending()).await {
                 tracing::error!("the page is served no more: {e}");
@@ -69,14 +67,9 @@ impl Page {
 /// # Errors
 /// No random numbers.
 pub fn of_fleets(servers: u32) -> Result<(), Failure> {
-    let token = draw().map_err(|e| Failure::new(exit::IO, format!("no random numbers: {e}")))?;
-    pages::serve(servers, TOKEN, token);
+    let token = draw()?;
+    pages::serve(servers, TOKEN, token.text().into());
     Ok(())
-}
-
-/// The address of a page, with the token where no server and no proxy sees it.
-fn link(address: &str, token: &Token) -> String {
-    format!("http://{address}/#token={}", token.text())
 }
 
 /// That of the environment, or of the data folder, where it is drawn the first time.
@@ -91,22 +84,19 @@ fn token(data: &Path) -> Result<Token, Failure> {
                 .help("remove it, and another is drawn")
         }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let text = draw().map_err(|e| Failure::new(exit::IO, format!("no random numbers: {e}")))?;
+            let token = draw()?;
             let write = || -> io::Result<()> {
                 fs::create_dir_all(data)?;
                 let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-                file.write_all(text.as_bytes())
+                file.write_all(token.text().as_bytes())
             };
             write().map_err(|e| Failure::write(&path, e))?;
-            Token::new(&text).map_err(|e| Failure::new(exit::CONFIG, e))
+            Ok(token)
         }
         Err(e) => Err(Failure::new(exit::IO, format!("{}: {e}", path.display()))),
     }
 }
 
-/// A token that nobody guesses.
-fn draw() -> io::Result<String> {
-    let mut bytes = [0u8; LENGTH / 2];
-    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+fn draw() -> Result<Token, Failure> {
+    Token::draw().map_err(|e| Failure::new(exit::IO, format!("no random numbers: {e}")))
 }

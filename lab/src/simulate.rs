@@ -3,6 +3,8 @@
 //! The run's folder is that of `paraft train`, so that its table and its report work on it; what differs is that the record
 //! says that it was simulated, and that there are no processes and no logs.
 
+mod watched;
+
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_checkpoint::{MODEL_FILE, weights};
@@ -12,11 +14,12 @@ use paraft_sim::{
     Outcome, Setup, SimError, Straggle,
     calibrate::{self, Measured, Row},
     setup::parse_slow,
-    simulate,
+    simulate, simulate_watched,
 };
 use paraft_worker::{Job, cli, exit};
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -47,6 +50,10 @@ pub struct SimulateArgs {
     /// Where the run's files go. Default: runs/NAME-sim-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
+    /// Serve the live page of the simulated fleet here while it runs, for example 127.0.0.1:8080 (port 0: any), and let a simulated second
+    /// take no less than a second. Who has the token in its address may look; it is drawn, or in PARAFT_DASHBOARD_TOKEN
+    #[arg(long, value_name = "ADDR")]
+    pub dashboard: Option<SocketAddr>,
     /// Print the summary as one JSON object instead of a table; with --against, the comparison as another.
     #[arg(long)]
     pub json: bool,
@@ -166,9 +173,10 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     }
     let setup = args.fleet.over(setup);
     paraft_sim::check(&job, &setup).map_err(failed)?;
+    let page = args.dashboard.map(watched::Page::serve).transpose()?;
     let dir = RunDir::new(args.run_dir.as_deref(), &format!("{}-sim", job.name))?;
     let began = Instant::now();
-    let (record, outcome) = run_in(&job, &setup, &dir, args.json)?;
+    let (record, outcome) = run_watched(&job, &setup, &dir, args.json, page.as_ref())?;
     let took = began.elapsed().as_secs_f64();
     let report = dir.join("report.html");
     paraft_record::write_report(&report, std::slice::from_ref(&record))?;
@@ -191,6 +199,16 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
 
 /// Simulates a job, with its record in `dir`.
 pub fn run_in(job: &Job, setup: &Setup, dir: &Path, quiet: bool) -> Result<(RunRecord, Outcome), Failure> {
+    run_watched(job, setup, dir, quiet, None)
+}
+
+fn run_watched(
+    job: &Job,
+    setup: &Setup,
+    dir: &Path,
+    quiet: bool,
+    page: Option<&watched::Page>,
+) -> Result<(RunRecord, Outcome), Failure> {
     let mut resolved = job.clone();
     launch::absolute_paths(&mut resolved)?;
     let mut run = launch::describe(&mut resolved, None)?;
@@ -207,7 +225,11 @@ pub fn run_in(job: &Job, setup: &Setup, dir: &Path, quiet: bool) -> Result<(RunR
         progress.update(std::slice::from_ref(event));
         Ok(())
     };
-    let outcome = simulate(&resolved, setup, model, data, Box::new(sink)).map_err(failed)?;
+    let outcome = match page {
+        None => simulate(&resolved, setup, model, data, Box::new(sink)),
+        Some(page) => simulate_watched(&resolved, setup, model, data, Box::new(sink), page.watcher()),
+    }
+    .map_err(failed)?;
     weights::save(&dir.join(MODEL_FILE), &outcome.layout, &outcome.weights, outcome.steps)?;
     let record = RunRecord::load(dir)?;
     MetricsWriter::append(dir.join(METRICS_FILE))?.write(&Event::Summary(record.summarize()))?;

@@ -223,7 +223,9 @@ const paraftCharts = (data) => {
     const shown = (i) => !!chart.names || !hidden.has(i);
     const series = runs.map((i) => ({
       label: names[i], stroke: colour(i), width: 2, dash: dash(i), scale: "y", show: shown(i),
-      points: { show: !!chart.points, size: 6, fill: colour(i), stroke: colour(i) },
+      // Where there are many they would cover the line.
+      points: { show: (u, s) => !!chart.points && u.data[s].filter((v) => v != null).length * 12 * (devicePixelRatio || 1) < u.bbox.width,
+        size: 6, fill: colour(i), stroke: colour(i) },
     }));
     // The edges of the bands come after the lines, so that a line's place does not depend on them.
     const tableOf = (lines) => {

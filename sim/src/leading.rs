@@ -118,7 +118,7 @@ impl Lead {
         }
         let mut input = Some(input);
         while let Some(heard) = input {
-            let now = Now { at: tokio::time::Instant::now().into_std(), moment: Moment::now() };
+            let now = Now { at: tokio::time::Instant::now().into_std(), moment: Moment(servers.clock.now()) };
             self.leader.handle(now, &Leads, heard);
             while let Some(effect) = self.leader.next_effect() {
                 self.carry_out(servers, host, effect);

@@ -19,7 +19,7 @@
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
 //! - `servers`, `leading`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'; `stages`,
 //!   `lines`: of those whose ranks have a stage of the model each.
-//! - `recording`, `step_lead`: what is written down. `world`: what all share.
+//! - [`watched`]: what the fleet says of itself to who looks on. `recording`, `step_lead`: what is written down. `world`: what all share.
 //! - [`calibrate`]: a setup from a real run, and a simulated run beside a real one.
 
 pub mod calibrate;
@@ -42,10 +42,11 @@ mod stages;
 mod step_lead;
 mod stream;
 mod training;
+pub mod watched;
 mod world;
 
 pub use error::SimError;
 pub use paraft_worker::slow::Straggle;
 pub use recording::Sink;
-pub use run::{Outcome, StageOutcome, check, simulate};
+pub use run::{Outcome, StageOutcome, check, simulate, simulate_watched};
 pub use setup::Setup;

@@ -13,6 +13,7 @@ use crate::{
     stages::{Cut, OfRank, Part},
     step_lead::StepLead,
     training::Finished,
+    watched::{Watcher, said, slowed},
     world::World,
 };
 use bytes::Bytes;
@@ -155,6 +156,29 @@ pub fn simulate(
     data: Split,
     sink: Sink,
 ) -> Result<Outcome, SimError> {
+    go(job, setup, model, data, (sink, None))
+}
+
+/// As [`simulate`], slowed down to the time of people who look on: a simulated second takes a second, or longer where it is too much to
+/// simulate in one. The lines and the weights are the same.
+pub fn simulate_watched(
+    job: &Job,
+    setup: &Setup,
+    model: Box<dyn Model>,
+    data: Split,
+    sink: Sink,
+    watcher: Watcher,
+) -> Result<Outcome, SimError> {
+    go(job, setup, model, data, (sink, Some(watcher)))
+}
+
+fn go(
+    job: &Job,
+    setup: &Setup,
+    model: Box<dyn Model>,
+    data: Split,
+    (sink, watcher): (Sink, Option<Watcher>),
+) -> Result<Outcome, SimError> {
     check(job, setup)?;
     let plan = Plan::new(job, &data.train)?;
     let tensors = model.tensors();
@@ -224,12 +248,19 @@ pub fn simulate(
         if world.file.train.mode == ModeChoice::Auto {
             tokio::spawn(world.servers.clone().steer());
         }
+        let watcher = watcher.map(|w| Arc::new(Mutex::new(w)));
+        if let Some(watcher) = &watcher {
+            tokio::spawn(slowed(world.clone(), watcher.clone()));
+        }
         let finished = tokio::select! {
             biased;
             finished = all_workers(&world) => finished?,
             at = no_step(&world) => return Err(SimError::Stuck(at)),
         };
         note_shards(&world)?;
+        if let Some(watcher) = &watcher {
+            (watcher.lock())(said(&world, true));
+        }
         outcome(&world, finished)
     })
 }

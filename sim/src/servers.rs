@@ -40,7 +40,7 @@ pub(crate) struct Host {
     pub state: Arc<Shard>,
     pub counters: Arc<Counters>,
     pub(crate) log: Log,
-    lead: Mutex<Option<Lead>>,
+    pub(crate) lead: Mutex<Option<Lead>>,
     /// The server that led it last.
     pub server: AtomicU64,
     /// No election is over before.
@@ -57,13 +57,13 @@ pub(crate) struct Servers {
     pub(crate) clock: Clock,
     network: Arc<Network>,
     pub hosts: BTreeMap<ShardId, Host>,
-    replicas: u32,
+    pub(crate) replicas: u32,
     election_ms: u64,
     /// Of one push, in nanoseconds.
     push: u64,
     /// One message after the other; none where a push costs nothing.
     processors: Vec<mpsc::UnboundedSender<(u64, Task)>>,
-    up: Mutex<Vec<bool>>,
+    pub(crate) up: Mutex<Vec<bool>>,
     conns: AtomicU64,
     /// How often a server has failed.
     pub failures: AtomicU64,

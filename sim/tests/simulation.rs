@@ -8,7 +8,7 @@ use paraft_common::{TensorSpec, optim::OptimizerConfig};
 use paraft_data::{Dataset, Samples, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, Run, RunRecord, Train};
-use paraft_sim::{Outcome, Setup, SimError, Straggle, simulate};
+use paraft_sim::{Outcome, Setup, SimError, Straggle, simulate, simulate_watched, watched::Said};
 use paraft_worker::Job;
 use std::{
     path::Path,
@@ -84,6 +84,52 @@ fn a_seed_is_a_run_bit_for_bit_and_another_seed_is_another() {
         let (other, _) = run(&job, &Setup { seed: 2, ..troubled() });
         assert_ne!(first.seconds, other.seconds, "{mode}");
     }
+}
+
+#[test]
+fn who_looks_on_changes_nothing_and_sees_servers_fail_and_others_lead() {
+    let (job, setup) =
+        (job(&["train.epochs=4", "cluster.servers=3"]), Setup { server_mttf_s: Some(0.6), ..troubled() });
+    let (alone, events) = run(&job, &setup);
+    let (written, said) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::<Said>::new())));
+    let (lines, looks) = (written.clone(), said.clone());
+    let sink = move |e: &Event| {
+        lines.lock().expect("no panic").push(e.clone());
+        Ok(())
+    };
+    let (model, data) = own(&job);
+    let began = std::time::Instant::now();
+    let watcher = move |s| looks.lock().expect("no panic").push(s);
+    let watched =
+        simulate_watched(&job, &setup, model, data, Box::new(sink), Box::new(watcher)).expect("it ends");
+    let took = began.elapsed().as_secs_f64();
+    assert!(took >= watched.seconds - 0.1, "{} simulated seconds in {took}", watched.seconds);
+    assert_eq!(*written.lock().expect("no panic"), events);
+    assert_eq!((watched.seconds, bits(&watched.weights)), (alone.seconds, bits(&alone.weights)));
+
+    let said = said.lock().expect("no panic");
+    assert!(said.is_sorted_by_key(|s| s.at), "time goes on");
+    let states: Vec<&str> = said.iter().map(|s| s.fleet.jobs[0].state.as_str()).collect();
+    assert_eq!((states.last(), states.contains(&"running")), (Some(&"finished"), true), "{states:?}");
+    let down = said.iter().filter(|s| s.fleet.servers.iter().any(|s| s.state == "silent"));
+    assert!(down.clone().count() > 0, "no server was seen to fail in {} looks", said.len());
+    for s in down {
+        let silent: Vec<u64> =
+            s.fleet.servers.iter().filter(|s| s.state == "silent").map(|s| s.server).collect();
+        assert!(s.servers.values().all(|r| !silent.contains(&r.server)), "who is down says nothing");
+        for shard in &s.fleet.shards {
+            assert!(shard.leader.is_none_or(|l| !silent.contains(&l)), "{shard:?}");
+            assert_eq!(shard.state == "no-majority", 2 * shard.silent.len() > 3, "{shard:?}");
+        }
+    }
+    let last = said.last().expect("looks");
+    let led: Vec<_> = last.servers.values().flat_map(|r| &r.shards).collect();
+    let first = led.iter().find(|s| s.shard == 0).expect("shard 0 is led");
+    assert!(led.iter().any(|s| s.term > 1), "nobody was elected");
+    assert!(
+        first.samples > 0 && first.losses > 0 && first.evaluated.is_some() && first.pushes > 0,
+        "{first:?}"
+    );
 }
 
 #[test]

@@ -24,10 +24,15 @@ impl Drop for Page {
 
 impl Page {
     fn of(body: &str) -> Self {
+        Self::printed_by("train", body, &[])
+    }
+
+    fn printed_by(command: &str, body: &str, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("scratch");
         let said = folder.path().join("said");
         let mut trains = paraft();
-        trains.arg("train").arg(job(folder.path(), body)).arg("--run-dir").arg(folder.path().join("run"));
+        trains.arg(command).arg(job(folder.path(), body)).arg("--run-dir").arg(folder.path().join("run"));
+        trains.args(more);
         trains.stdout(Stdio::null()).stderr(fs::File::create(&said).expect("a file"));
         let launcher = trains.spawn().expect("paraft starts");
         let (address, token) = wait("the page's address", || {
@@ -207,4 +212,28 @@ fn a_page_shows_a_death_and_the_election_behind_it_and_another_server_has_it_too
     assert!(dead && elected, "s{leads} died; said so: {dead}, elected: {elected}");
     let (_, other) = pages.iter().find(|(id, _)| *id != leads && *id != 0).expect("a third");
     page.hears(other, "the third server's page", trains);
+}
+
+#[test]
+fn a_simulated_fleet_has_a_page_too_where_nothing_can_be_done() {
+    let more =
+        ["--dashboard", "127.0.0.1:0", "--workers", "40", "--server-mttf-s", "3", "--server-restart-s", "1"];
+    let page = Page::printed_by("simulate", &digits("ssp:2", 3, 100_000), &more);
+    let job = page.hears(&page.address, "it to train", trains);
+    assert_eq!((job["workers"].as_u64(), &job["state"]), (Some(40), &json!("running")), "{job}");
+    let point = page
+        .hears(&page.address, "a point", |said| said["news"]["points"].as_object()?.values().next().cloned());
+    assert!(point["samples"].as_f64() > Some(0.0) && point["loss"].is_f64(), "{point}");
+    page.hears(&page.address, "a server to fail", |said| {
+        let events = said["news"]["events"].as_array().or(said["events"].as_array())?;
+        events
+            .iter()
+            .find(|e| e["kind"] == "server" && e["what"].as_str().is_some_and(|w| w.contains("silent")))
+            .cloned()
+    });
+    page.hears(&page.address, "the facts", |said| said["facts"]["simulated"].as_bool().filter(|s| *s));
+    let (status, said) = page.acts(&json!({"act": "stop", "job": "t"}));
+    assert!(status == 409 && said.contains("simulated"), "{status}: {said}");
+    let (status, _) = page.answer("GET /live", &["Authorization: Bearer wrong"], "");
+    assert_eq!(status, 403);
 }

@@ -70,6 +70,7 @@ const EDGES: [(&str, &[&str]); 32] = [
             "fleet",
             "proof",
             "sim",
+            "dashboard",
             "server",
             "worker",
             "client",

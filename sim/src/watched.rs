@@ -1,0 +1,191 @@
+//! What a simulated fleet says of itself while it runs, in the words of real servers: what the live page of one shows.
+//!
+//! Who looks on lives in the time of people, so simulated time is slowed down to it. Looking on changes nothing: what is looked at is what the
+//! leaders count anyway, and nothing is drawn for it.
+//!
+//! Not here: what a simulated fleet does not have. Replicas have one state, so no follower is behind another; there is no control group;
+//! servers have no processes with memory.
+
+use crate::{clock::nanos, servers::Host, world::World};
+use paraft_common::{WorkerId, placement};
+use paraft_proto::{
+    DescribeReply, FleetShape, JobInfo, Member, Reported, ServerInfo, ShardInfo, ShardStatus, StatusReply,
+    Wait,
+};
+use paraft_server::shard::leader::progress::Waited;
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+/// Between two looks, in the time of people.
+const LOOK: Duration = Duration::from_millis(500);
+/// Simulated time goes on in strides of so long.
+const STRIDE: Duration = Duration::from_millis(10);
+
+/// A fleet at a moment.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Simulated, since the run began.
+    pub at: Duration,
+    /// What the leader of a control group would say.
+    pub fleet: DescribeReply,
+    /// What each server that is up says, by its address; shards only where it leads them.
+    pub servers: BTreeMap<String, StatusReply>,
+}
+
+/// Who looks on.
+pub type Watcher = Box<dyn FnMut(Said) + Send>;
+
+/// Lets simulated time pass no faster than that of people, and says what the fleet is.
+pub(crate) async fn slowed(world: Arc<World>, watcher: Arc<Mutex<Watcher>>) {
+    let mut looked: Option<Instant> = None;
+    loop {
+        let began = Instant::now();
+        if looked.is_none_or(|at| at.elapsed() >= LOOK) {
+            looked = Some(began);
+            (watcher.lock())(said(&world, false));
+        }
+        world.clock.sleep(nanos(STRIDE.as_secs_f64())).await;
+        // All of the fleet is on this thread: it stands still.
+        std::thread::sleep(STRIDE.saturating_sub(began.elapsed()));
+    }
+}
+
+fn address(server: usize) -> String {
+    format!("s{server}")
+}
+
+/// What it says now.
+pub(crate) fn said(world: &World, over: bool) -> Said {
+    let servers = &world.servers;
+    let up = servers.up.lock().clone();
+    let mut infos: Vec<ServerInfo> = (up.iter().enumerate())
+        .map(|(id, up)| ServerInfo {
+            server: id as u64,
+            address: address(id),
+            state: if *up { "up" } else { "silent" }.into(),
+            ..ServerInfo::default()
+        })
+        .collect();
+    let mut replies: BTreeMap<String, StatusReply> = (up.iter().enumerate())
+        .filter(|(_, up)| **up)
+        .map(|(id, _)| {
+            (address(id), StatusReply { server: id as u64, address: address(id), ..StatusReply::default() })
+        })
+        .collect();
+    let (mut shards, mut bytes, mut started) = (Vec::new(), 0, false);
+    for host in servers.hosts.values() {
+        let lead = host.lead.lock().as_ref().map(|l| (l.server, l.term));
+        let holders = placement::replicas_of(host.id, up.len() as u32, servers.replicas);
+        let voters: Vec<u64> = holders.iter().map(|s| s.0).collect();
+        let silent: Vec<u64> = voters.iter().copied().filter(|s| !up[*s as usize]).collect();
+        let status = status(host, lead);
+        for s in &voters {
+            let info = &mut infos[*s as usize];
+            (info.holds, info.bytes) = (info.holds + 1, info.bytes + status.state_bytes);
+        }
+        bytes += status.state_bytes * voters.len() as u64;
+        shards.push(ShardInfo {
+            shard: host.id.0,
+            state: if 2 * silent.len() >= voters.len() && !silent.is_empty() {
+                "no-majority"
+            } else {
+                "serving"
+            }
+            .into(),
+            voters,
+            leader: lead.map(|(server, _)| server as u64),
+            silent,
+            ..ShardInfo::default()
+        });
+        started |= status.started;
+        if let Some((server, _)) = lead {
+            infos[server].leads += 1;
+            replies.entry(address(server)).and_modify(|r| r.shards.push(status));
+        }
+    }
+    let job = JobInfo {
+        founding: 1,
+        name: world.file.name.clone(),
+        mode: world.file.train.mode.to_string(),
+        workers: world.workers,
+        durability: world.job.durability.to_string(),
+        state: if over {
+            "finished"
+        } else if started {
+            "running"
+        } else {
+            "waiting"
+        }
+        .into(),
+        shape: Some(FleetShape {
+            shards: world.shards,
+            replicas: servers.replicas,
+            durability: world.job.durability.to_string(),
+        }),
+        bytes,
+        ..JobInfo::default()
+    };
+    let fleet =
+        DescribeReply { fleet: 1, servers: infos, shards, jobs: vec![job], ..DescribeReply::default() };
+    Said { at: Duration::from_nanos(world.clock.now()), fleet, servers: replies }
+}
+
+/// What a shard's leader has counted.
+fn status(host: &Host, lead: Option<(usize, u64)>) -> ShardStatus {
+    let c = &host.counters;
+    let leases = c.leases.lock().clone();
+    let progress = c.progress.lock().clone();
+    let wait = |(worker, of, waited): (WorkerId, WorkerId, Waited)| Wait {
+        worker: worker.0,
+        of: of.0,
+        seconds: waited.time.as_secs_f64(),
+        times: waited.times,
+    };
+    host.state.view(|conf, m| ShardStatus {
+        shard: host.id.0,
+        role: "leader".into(),
+        term: lead.map_or(0, |(_, term)| term),
+        leader: lead.map(|(server, _)| server as u64),
+        version: conf.map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
+        state_bytes: conf.map_or(0, |c| c.bytes()),
+        mode: conf.map(|_| m.in_force.mode.to_string()).unwrap_or_default(),
+        mode_number: m.in_force.number,
+        mode_auto: m.in_force.auto.map(|loosest| loosest.to_string()).unwrap_or_default(),
+        members: (m.members.iter())
+            .map(|(worker, m)| Member {
+                worker: worker.0,
+                session: m.session.tag(),
+                clock: m.clock().0,
+                last_seq: m.last_seq.0,
+                finished: m.finished,
+                idle: m.idle,
+                lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
+            })
+            .collect(),
+        started: m.started,
+        workers_lost: m.workers_lost,
+        delay_counts: m.delays.counts().to_vec(),
+        pushes: m.pushes,
+        pushes_lost: m.pushes_lost,
+        duplicates: m.duplicates,
+        refused: c.refused.load(Relaxed),
+        bytes_pushed: m.bytes_pushed,
+        bytes_pulled: c.bytes_pulled.load(Relaxed),
+        loss_sum: progress.losses.0,
+        losses: progress.losses.1,
+        samples: progress.samples,
+        waits: progress.waits().map(wait).collect(),
+        evaluated: m.stopping(None).evaluated.map(|e| Reported {
+            epoch: e.epoch,
+            loss_sum: e.loss_sum,
+            correct: e.correct,
+            count: e.count,
+            stop: m.stop,
+        }),
+        ..ShardStatus::default()
+    })
+}
