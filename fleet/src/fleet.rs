@@ -81,6 +81,8 @@ pub struct Extras {
     pub between: Option<Link>,
     /// The servers are those of a fleet that stands already.
     pub on: Option<On>,
+    /// The run is a trial of this sweep, for trackers.
+    pub of: Option<std::sync::Arc<crate::track::Sweep>>,
 }
 
 /// Proxies before the servers: for faults on purpose, or for a link of another kind.

@@ -23,6 +23,7 @@ use paraft_fleet::{
     launch,
     run_dir::RunDir,
     standing::On,
+    track,
 };
 use paraft_record::{
     METRICS_FILE,
@@ -36,7 +37,7 @@ use std::{
     fs,
     path::PathBuf,
     sync::{
-        Condvar, Mutex,
+        Arc, Condvar, Mutex,
         atomic::{AtomicI32, Ordering::Relaxed},
     },
     time::Instant,
@@ -115,6 +116,8 @@ struct Sweep<'a> {
     /// Epochs of each rung.
     rungs: Vec<u64>,
     dir: PathBuf,
+    /// Where trackers have it.
+    tracked: Option<Arc<track::Sweep>>,
 }
 
 /// What those share who train trials.
@@ -134,7 +137,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     let points = points(args, &space, seed)?;
     let rungs = rungs(args, job.train.epochs)?;
     let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-sweep", job.name))?;
-    let sweep = Sweep { args, space, points, rungs, dir: dir.to_path_buf() };
+    let mut sweep = Sweep { args, space, points, rungs, dir: dir.to_path_buf(), tracked: None };
     // What no trial could be is said before any has begun.
     let mut ranks = 0;
     for trial in 0..sweep.points.len() {
@@ -161,6 +164,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         eprintln!("{} trials have ended already, {} are tried again", log.ended.len(), again.len());
     }
     let interrupted = launch::interrupts();
+    sweep.tracked = track::Sweep::new(&job, &dir, &about.to_string());
     let (_own, servers) = sweep.fleet(&job)?;
     let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
     std::thread::scope(|s| {
@@ -169,6 +173,23 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         }
     });
     let Shared { search, log, failed, .. } = shared.0.into_inner().unwrap_or_else(|e| e.into_inner());
+    if let Some(tracked) = &sweep.tracked {
+        let best = search.best().filter(|_| failed.is_none());
+        let value = best.and_then(|(trial, rung, _)| {
+            log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung)).and_then(|e| e.value)
+        });
+        let set = best.map(|(trial, ..)| sweep.space.set(&sweep.points[trial])).unwrap_or_default();
+        let line = match sweep.space.metric {
+            space::Metric::Accuracy => "eval/accuracy",
+            space::Metric::Loss => "eval/loss",
+        };
+        let status = match (&failed, interrupted.load(Relaxed)) {
+            (None, _) if value.is_some() => track::mlflow::Status::Finished,
+            (_, 0) => track::mlflow::Status::Failed,
+            _ => track::mlflow::Status::Killed,
+        };
+        tracked.end(status, value.map(|v| (line, v, &set[..])));
+    }
     if let Some(e) = failed {
         return Err(e.help(format!("go on with the same command and --run-dir {}", dir.display())));
     }
@@ -366,7 +387,7 @@ impl Sweep<'_> {
                 false => RunDir::new(Some(&path), &job.name)?,
             };
             let on = On { servers: servers.to_vec(), keep: None, delete: true };
-            let extras = Extras { on: Some(on), ..Extras::default() };
+            let extras = Extras { on: Some(on), of: self.tracked.clone(), ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
                 Ok(record) => {
                     let summary = record.summarize();
