@@ -4,7 +4,7 @@
 //!   fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
-//!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
+//!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in.
 //!
 //! - [`submit`], [`end`], [`jobs`]: the jobs of a fleet that stands already.
@@ -44,6 +44,7 @@ mod status;
 mod submit;
 mod top;
 mod trace;
+mod track;
 mod train;
 mod whole;
 
@@ -90,6 +91,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Merge what servers and workers started with --trace have recorded.
     Trace(trace::TraceArgs),
+    /// Send a run that has ended to MLflow, or what is missing of it there.
+    Track(track::TrackArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
     /// Watch a fleet and its jobs in the terminal, and act there.
@@ -174,6 +177,7 @@ fn main() {
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Trace(a) => failure::report(trace::run(&a)),
+        Command::Track(a) => failure::report(track::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Top(a) => failure::report(top::run(&a)),
         Command::Sweep(a) => failure::report(sweep::run(&a)),

@@ -83,6 +83,8 @@ pub struct Extras {
     pub on: Option<On>,
     /// It is one of many: its notes are the same each time, and not said.
     pub of_many: bool,
+    /// The run is a trial of this sweep, for trackers.
+    pub of: Option<std::sync::Arc<crate::track::Sweep>>,
 }
 
 /// Proxies before the servers: for faults on purpose, or for a link of another kind.

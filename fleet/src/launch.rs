@@ -9,12 +9,13 @@ use crate::{
     script,
     standing::Submitted,
     table,
+    track::{Sweep, Tracked, mlflow::Status},
     watch::{Watch, wall},
 };
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Checkpoint;
 use paraft_common::layout::Cuts;
-use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
+use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event};
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, Stages, checkpoints, cli, exit, job::SamplerKind, start, worker::Plan};
 use std::{
@@ -101,7 +102,8 @@ pub fn launch_with(
     let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
     // Wrong data and impossible models end here, before any process starts.
     let mut submitted = None;
-    let mut record = Record::begin(&mut resolved, dir, resume, !extras.of_many, |job, run| {
+    let (told, of) = (!extras.of_many, extras.of.clone());
+    let mut record = Record::begin(&mut resolved, dir, resume, told, of, |job, run| {
         let Some(on) = &extras.on else { return Ok(()) };
         let s = Submitted::to(on, job, dir)?;
         (job.name, run.servers) = (s.name.clone(), s.servers.len() as u32);
@@ -145,12 +147,14 @@ pub fn launch_with(
             let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
         } else if number != 0 {
             fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
+            record.killed();
             return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
         }
         fleet.follow_faults();
         let events = tail.poll()?;
         watch.follow(&events);
         progress.update(&events);
+        record.tracked.notes().iter().for_each(|note| progress.note(note));
         match watch.look(&mut fleet, &mut record.writer, &progress) {
             Ok(true) => break,
             Ok(false) => {}
@@ -181,6 +185,7 @@ pub fn launch_with(
 /// The record of a run, as its launcher writes it.
 pub(crate) struct Record {
     writer: MetricsWriter,
+    tracked: Tracked,
     /// Its first line.
     run: event::Run,
     /// What the servers said when they stood.
@@ -191,12 +196,13 @@ type Answer = Result<paraft_proto::StatusReply, String>;
 
 impl Record {
     /// Begins it, with the job file beside it. The job gets no shards that its model has no buckets for, and what `settle` makes
-    /// of it then, which is `told`.
+    /// of it then, which is `told`. A trial is `of` a sweep.
     pub(crate) fn begin(
         job: &mut Job,
         dir: &Path,
         resume: Option<&Path>,
         told: bool,
+        of: Option<Arc<Sweep>>,
         settle: impl FnOnce(&mut Job, &mut event::Run) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let shards = job.shards();
@@ -207,8 +213,15 @@ impl Record {
         }
         crate::run_dir::put_job(&dir.join(JOB_FILE), &job.to_toml(), 0)?;
         let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
-        writer.write(&Event::Run(run.clone()))?;
-        Ok(Self { writer, run, before: Vec::new() })
+        let first = Event::Run(run.clone());
+        writer.write(&first)?;
+        let tracked = Tracked::new(dir, job, &first, of);
+        Ok(Self { writer, tracked, run, before: Vec::new() })
+    }
+
+    /// The user has ended the run.
+    pub(crate) fn killed(&mut self) {
+        self.tracked.status = Status::Killed;
     }
 
     /// What the servers say before anybody has trained.
@@ -271,7 +284,7 @@ impl Record {
     pub(crate) fn close(mut self, dir: &Path) -> Result<RunRecord, Failure> {
         let record = RunRecord::load(dir)?;
         self.writer.write(&Event::Summary(record.summarize()))?;
-        tensorboard::export(dir.join("tensorboard"), &record)?;
+        self.tracked.status = Status::Finished;
         Ok(record)
     }
 }
@@ -307,7 +320,7 @@ pub fn diverged(wall: f64, why: &Failure) -> Event {
     Event::Diverged(event::Diverged { wall, reason: why.message().to_string() })
 }
 
-/// The resolved job lies in the run's folder; its paths must not depend on that.
+/// The resolved job lies in the run's folder; its paths must not depend on that, nor its experiment on the name that a fleet gives it.
 pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
     let base =
         fs::canonicalize(if job.base_dir.as_os_str().is_empty() { Path::new(".") } else { &job.base_dir });
@@ -324,6 +337,9 @@ pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
     let checkpoints = job.checkpoint.as_mut().and_then(|c| c.dir.as_mut());
     for path in checkpoints.into_iter().chain(init) {
         *path = base.join(&*path);
+    }
+    if let Some(track) = &mut job.track {
+        track.experiment.get_or_insert_with(|| job.name.clone());
     }
     job.base_dir = base;
     Ok(())

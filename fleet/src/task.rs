@@ -50,7 +50,7 @@ pub fn first(
         let mut resolved = job.clone();
         absolute_paths(&mut resolved)?;
         checkpoints::try_out(&resolved, Some(&dir))?;
-        let record = Record::begin(&mut resolved, &dir, resume, true, |_, _| Ok(()))?;
+        let record = Record::begin(&mut resolved, &dir, resume, true, None, |_, _| Ok(()))?;
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
         let port = port.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?.port();
         Ok((dir, resolved, record, port))
@@ -70,7 +70,12 @@ pub fn first(
     let servers_file = dir.join("servers");
     fs::write(&servers_file, part.fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&part.fleet.addresses, false));
-    let code = part.train(interrupted, || all.all_ended()).inspect_err(|e| all.end(Some(e.code())))?;
+    let code = part.train(interrupted, || all.all_ended()).inspect_err(|e| {
+        if interrupted.load(Relaxed) != 0 {
+            record.killed();
+        }
+        all.end(Some(e.code()));
+    })?;
     record.end(&ask_all(&part.fleet.addresses, false), &resolved)?;
     all.end(None);
     part.stop();

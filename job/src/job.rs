@@ -1,7 +1,8 @@
 //! A job: its sections, what follows from them, and the order in which they are checked.
 
 use crate::{
-    CheckpointConfig, ClusterConfig, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig, TrainConfig,
+    CheckpointConfig, ClusterConfig, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig, TrackConfig,
+    TrainConfig,
     check::{Check, Unfit, bad},
     is_default, sections,
 };
@@ -69,6 +70,9 @@ pub struct Job {
     /// How the ranks of a worker share its model.
     #[serde(default, skip_serializing_if = "is_default")]
     pub parallel: ParallelConfig,
+    /// Where the run is followed; without this table nowhere but in its folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub track: Option<TrackConfig>,
     /// The fleet.
     #[serde(default)]
     pub cluster: ClusterConfig,
@@ -101,6 +105,7 @@ impl Job {
         self.train.check(self)?;
         self.eval.check()?;
         self.checkpoint.as_ref().map_or(Ok(()), |c| c.check(self))?;
+        self.track.as_ref().map_or(Ok(()), TrackConfig::check)?;
         self.cluster.check(self)?;
         sections::auto(self)?;
         sections::optimizer(self)?;

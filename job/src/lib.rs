@@ -34,6 +34,7 @@ mod refused;
 mod sections;
 mod servers;
 mod set;
+pub mod track;
 pub mod train;
 
 pub use checkpoint::CheckpointConfig;
@@ -45,6 +46,7 @@ pub use memory::{MemoryConfig, Resident};
 pub use parallel::ParallelConfig;
 pub use place::line_of;
 pub use read::JobError;
+pub use track::TrackConfig;
 pub use train::{Exchange, SamplerKind, TrainConfig};
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -9,7 +9,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, progress::Progress, run_dir::RunDir};
-use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, tensorboard};
+use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, follow};
 use paraft_sim::{
     Outcome, Setup, SimError, Straggle,
     calibrate::{self, Measured, Row},
@@ -233,7 +233,7 @@ fn run_watched(
     weights::save(&dir.join(MODEL_FILE), &outcome.layout, &outcome.weights, outcome.steps)?;
     let record = RunRecord::load(dir)?;
     MetricsWriter::append(dir.join(METRICS_FILE))?.write(&Event::Summary(record.summarize()))?;
-    tensorboard::export(dir.join("tensorboard"), &record)?;
+    follow::export(dir)?;
     Ok((record, outcome))
 }
 
@@ -241,6 +241,9 @@ fn run_watched(
 fn warn(job: &Job, parameters: u64) {
     if job.checkpoint.is_some() {
         eprintln!("note: a simulation writes no checkpoints");
+    }
+    if job.track.is_some() {
+        eprintln!("note: a simulation is not sent to MLflow; `paraft track` with its folder sends it");
     }
     let len = job.cluster.bucket_bytes.map(|b| (b / 4) as u64).unwrap_or_else(|| {
         paraft_common::placement::default_bucket_len(parameters as usize, job.shards()) as u64

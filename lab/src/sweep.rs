@@ -23,6 +23,7 @@ use paraft_fleet::{
     launch,
     run_dir::RunDir,
     standing::On,
+    track,
 };
 use paraft_record::{
     METRICS_FILE,
@@ -37,7 +38,7 @@ use std::{
     fs,
     path::PathBuf,
     sync::{
-        Condvar, Mutex,
+        Arc, Condvar, Mutex,
         atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -116,6 +117,8 @@ struct Sweep<'a> {
     /// Epochs of each rung.
     rungs: Vec<u64>,
     dir: PathBuf,
+    /// Where trackers have it.
+    tracked: Option<Arc<track::Sweep>>,
 }
 
 /// What those share who train trials.
@@ -135,7 +138,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     let points = points(args, &space, seed)?;
     let rungs = rungs(args, job.train.epochs)?;
     let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-sweep", job.name))?;
-    let sweep = Sweep { args, space, points, rungs, dir: dir.to_path_buf() };
+    let mut sweep = Sweep { args, space, points, rungs, dir: dir.to_path_buf(), tracked: None };
     // What no trial could be is said before any has begun.
     let mut ranks = 0;
     for trial in 0..sweep.points.len() {
@@ -162,6 +165,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         eprintln!("{} trials have ended already, {} are tried again", log.ended.len(), again.len());
     }
     let interrupted = launch::interrupts();
+    sweep.tracked = track::Sweep::new(&job, &dir, &about.to_string());
     let (own, servers) = sweep.fleet(&job)?;
     let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
     let over = AtomicBool::new(false);
@@ -177,6 +181,23 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         ended.into_iter().for_each(|e| e.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });
     let Shared { search, log, failed, .. } = shared.0.into_inner().unwrap_or_else(|e| e.into_inner());
+    if let Some(tracked) = &sweep.tracked {
+        let best = search.best().filter(|_| failed.is_none());
+        let value = best.and_then(|(trial, rung, _)| {
+            log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung)).and_then(|e| e.value)
+        });
+        let set = best.map(|(trial, ..)| sweep.space.set(&sweep.points[trial])).unwrap_or_default();
+        let line = match sweep.space.metric {
+            space::Metric::Accuracy => "eval/accuracy",
+            space::Metric::Loss => "eval/loss",
+        };
+        let status = match (&failed, interrupted.load(Relaxed)) {
+            (None, _) if value.is_some() => track::mlflow::Status::Finished,
+            (_, 0) => track::mlflow::Status::Failed,
+            _ => track::mlflow::Status::Killed,
+        };
+        tracked.end(status, value.map(|v| (line, v, &set[..])));
+    }
     if let Some(e) = failed {
         return Err(e.help(format!("go on with the same command and --run-dir {}", dir.display())));
     }
@@ -404,7 +425,8 @@ impl Sweep<'_> {
                 false => RunDir::new(Some(&path), &job.name)?,
             };
             let on = On { servers: servers.to_vec(), keep: None, delete: true };
-            let extras = Extras { on: Some(on), of_many: true, ..Extras::default() };
+            let of = self.tracked.clone();
+            let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
                 // Without one of its workers it was another job.
                 Ok(record) if !record.leaves.is_empty() && ended.tries < TRIES => {

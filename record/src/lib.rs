@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  workers, servers --append--> metrics.jsonl --load--> RunRecord --summarize--> Summary
-//!                                                          |--write_report--> report.html
-//!                                                          |--export--------> events.out.tfevents.*
-//!                                     several of them -----`--Comparison-----> compare.json, report.html
+//!                                |                         |--write_report--> report.html
+//!                                |    several of them -----`--Comparison-----> compare.json, report.html
+//!                                `--follow--> Series ------> events.out.tfevents.*, other trackers
 //! ```
 //!
 //! [`metrics.jsonl`](METRICS_FILE) is the canonical record: one JSON object a line, any tool can read it.
@@ -19,10 +19,12 @@ mod crc32c;
 pub mod curve;
 mod error;
 pub mod event;
+pub mod follow;
 mod incarnations;
 mod metrics_file;
 mod report;
 mod run;
+mod series;
 pub mod tensorboard;
 
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
@@ -31,10 +33,12 @@ pub use event::{
     Diverged, Eval, Evaluating, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train,
     Wait, Worker,
 };
+pub use follow::{Follow, TENSORBOARD_FOLDER};
 pub use incarnations::Incarnations;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
 pub use report::{live_page, render_comparison, render_report, sweep, write_comparison, write_report};
 pub use run::RunRecord;
+pub use series::{Point, Series, Value};
 
 /// A sum of counts. They come from a file: the largest number rather than an overflow.
 pub(crate) fn count(counts: impl IntoIterator<Item = u64>) -> u64 {

@@ -1,24 +1,30 @@
 //! TensorBoard event files, written without a protobuf library.
 //!
 //! A file is a row of records: length (u64), its masked CRC (u32), data, its masked CRC (u32), all
-//! little-endian. The data is an `Event` message, of which we need five fields:
+//! little-endian. The data is an `Event` message, of which we need six fields:
 //!
 //! ```text
-//! Event   1 wall_time double   2 step int64   3 file_version string (first record only)   5 summary
+//! Event   1 wall_time double   2 step int64   3 file_version string (first record only)   5 summary   7 session
+//! Session 1 status (1: start)
 //! Summary 1 value, repeated:   1 tag string   2 simple_value float    5 histo
 //! Histo   1 min  2 max  3 num  4 sum  5 sum_squares  (double)   6 bucket_limit  7 bucket (packed double)
 //! ```
 //!
 //! One run is one folder, so several runs under one `--logdir` overlay by themselves. A process that
-//! restarts makes a new file beside the old one; TensorBoard reads them as one run.
+//! restarts makes a new file beside the old one; TensorBoard reads them as one run, and at the start of a session forgets the points from
+//! its step on, which the new file has too.
 
 use crate::crc32c::masked_crc32c;
-use crate::{RecordError, RunRecord, curve};
+use crate::{Point, RecordError, Value};
 use paraft_common::histogram::DelayHistogram;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Counts this process's files, two of which may be of the same second.
+static FILES: AtomicU32 = AtomicU32::new(0);
 
 /// Writes one event file.
 #[derive(Debug)]
@@ -28,13 +34,13 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Makes `events.out.tfevents.<secs>.<host>.<pid>` in `dir`, which is made too when missing. `wall_time`
-    /// is unix time in seconds. A file of that name (the same process, the same second) is an error rather
-    /// than overwritten.
+    /// Makes `events.out.tfevents.<secs>.<host>.<pid>.<n>` in `dir`, which is made too when missing. `wall_time`
+    /// is unix time in seconds. A file of that name is an error rather than overwritten.
     pub fn create(dir: impl AsRef<Path>, wall_time: f64) -> Result<Self, RecordError> {
         let dir = dir.as_ref();
         std::fs::create_dir_all(dir).map_err(RecordError::io(dir))?;
-        let name = format!("events.out.tfevents.{}.{}.{}", wall_time as u64, host(), std::process::id());
+        let (host, pid, n) = (host(), std::process::id(), FILES.fetch_add(1, Relaxed));
+        let name = format!("events.out.tfevents.{:010}.{host}.{pid}.{n}", wall_time as u64);
         let path = dir.join(name);
         let file = File::create_new(&path).map_err(RecordError::io(&path))?;
         let mut this = Self { path, out: BufWriter::new(file) };
@@ -46,9 +52,31 @@ impl EventFile {
         Ok(this)
     }
 
+    /// A file with all points of a run from `step` on: those that other files of the folder have from there are forgotten.
+    pub fn restart(dir: impl AsRef<Path>, step: u64) -> Result<Self, RecordError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+        let mut this = Self::create(dir, now)?;
+        let mut session = Message::default();
+        session.int(1, 1);
+        let mut event = Message::default();
+        event.double(1, now);
+        event.int(2, step);
+        event.bytes(7, &session.0);
+        this.record(&event)?;
+        Ok(this)
+    }
+
     /// Where it writes.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// One point of a run.
+    pub fn point(&mut self, p: &Point) -> Result<(), RecordError> {
+        match &p.value {
+            Value::Number(x) => self.scalar(p.tag, *x as f32, p.step, p.wall),
+            Value::Delays(delays) => self.histogram(p.tag, delays, p.step, p.wall),
+        }
     }
 
     /// One point of the line `tag`. Tags with a slash are grouped by what is before it: `train/loss`.
@@ -111,37 +139,6 @@ impl EventFile {
         ];
         self.out.write_all(&parts.concat()).map_err(RecordError::io(&self.path))
     }
-}
-
-/// Writes a whole run as one event file in `dir`. The step of every point is the fleet's samples, so that
-/// modes and batch sizes compare; the wall time is the training clock set at the run's start.
-pub fn export(dir: impl AsRef<Path>, record: &RunRecord) -> Result<PathBuf, RecordError> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
-    let mut file = EventFile::create(dir, now)?;
-    let start = record.run.wall;
-    for p in curve::train_loss(record) {
-        file.scalar("train/loss", p.loss as f32, p.samples as u64, start + p.seconds)?;
-    }
-    for e in &record.evals {
-        file.scalar("eval/loss", e.loss as f32, e.samples, start + e.seconds)?;
-        if let Some(accuracy) = e.accuracy {
-            file.scalar("eval/accuracy", accuracy as f32, e.samples, start + e.seconds)?;
-        }
-    }
-    let mut samples = 0.0;
-    let rates = curve::throughput(record);
-    let width = rates.first().map_or(0.0, |p| p.seconds * 2.0);
-    for p in &rates {
-        let middle = samples + p.samples_per_s * width / 2.0;
-        samples += p.samples_per_s * width;
-        file.scalar("perf/samples_per_s", p.samples_per_s as f32, middle as u64, start + p.seconds)?;
-    }
-    let (delays, summary) = (record.delays(), record.summarize());
-    if delays.total() > 0 {
-        file.histogram("ps/delay", &delays, summary.samples, start + summary.seconds)?;
-    }
-    file.flush()?;
-    Ok(file.path)
 }
 
 /// A protobuf message under construction.

@@ -1,10 +1,14 @@
 //! Event files are read back: by a small parser here, and by TensorBoard itself where Python has it.
 #![allow(clippy::unwrap_used)]
 
+use paraft_common::Step;
 use paraft_common::histogram::DelayHistogram;
-use paraft_record::tensorboard::{EventFile, export};
-use paraft_record::{Event, RunRecord};
-use std::path::Path;
+use paraft_record::follow::{export, points};
+use paraft_record::tensorboard::EventFile;
+use paraft_record::{
+    Event, Follow, METRICS_FILE, MetricsWriter, RecordError, Run, TENSORBOARD_FOLDER, Train,
+};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The data of every record; lengths must add up to the file.
@@ -126,10 +130,10 @@ fn tensorboard_reads_scalars_and_histograms() {
 
 #[test]
 fn tensorboard_reads_an_exported_run() {
-    let events = include_str!("samples/v1.jsonl").lines().map(|l| serde_json::from_str::<Event>(l).unwrap());
     let dir = tempfile::tempdir().unwrap();
-    export(dir.path(), &RunRecord::from_events(events).unwrap()).unwrap();
-    let Some(found) = read_with_tensorboard(dir.path()) else { return };
+    std::fs::write(dir.path().join(METRICS_FILE), include_str!("samples/v1.jsonl")).unwrap();
+    export(dir.path()).unwrap().unwrap();
+    let Some(found) = read_with_tensorboard(&dir.path().join(TENSORBOARD_FOLDER)) else { return };
     for wanted in [
         "train/loss 320 1795253040.0 2.25",
         "eval/loss 320",
@@ -139,4 +143,116 @@ fn tensorboard_reads_an_exported_run() {
     ] {
         assert!(found.contains(wanted), "{wanted} in\n{found}");
     }
+}
+
+/// The event files of a run, in the order in which TensorBoard reads them.
+fn files(run: &Path) -> Vec<PathBuf> {
+    let Ok(all) = std::fs::read_dir(run.join(TENSORBOARD_FOLDER)) else { return Vec::new() };
+    let mut files: Vec<_> = all.map(|e| e.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// Step and tag of each point that is left when sessions have begun, and how many records there are.
+fn left(run: &Path) -> (usize, Vec<(u64, String)>) {
+    let mut left: Vec<(u64, String)> = Vec::new();
+    let all: Vec<_> = files(run).iter().flat_map(|f| records(f)).collect();
+    for event in &all {
+        let fields = fields(event);
+        let number = |n: u64| fields.iter().find(|(f, _)| *f == n).map(|(_, v)| v.clone());
+        let step = number(2).map_or(0, |v| u64::from_le_bytes(v.try_into().unwrap()));
+        if number(7).is_some() {
+            left.retain(|(s, _)| *s < step);
+        }
+        if let Some(summary) = number(5) {
+            let tag = self::fields(&self::fields(&summary)[0].1)[0].1.clone();
+            left.push((step, String::from_utf8(tag).unwrap()));
+        }
+    }
+    (all.len(), left)
+}
+
+fn wanted(run: &Path) -> Vec<(u64, String)> {
+    points(run).unwrap().into_iter().map(|p| (p.step, p.tag.to_string())).collect()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !done() {
+        assert!(began.elapsed().as_secs() < 60, "gave up waiting for {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// Appends lines of a run of one worker, `from` to `to` seconds of it.
+fn train(run: &Path, from: u32, to: u32) {
+    let mut writer = MetricsWriter::append(run.join(METRICS_FILE)).unwrap();
+    if from == 0 {
+        writer.write(&Event::Run(Run { wall: 1000.0, workers: 1, batch: 4, ..Run::default() })).unwrap();
+    }
+    for second in from + 1..=to {
+        let (wall, seconds) = (1000.0 + f64::from(second), f64::from(second));
+        let samples = u64::from(second) * 10;
+        let t = Train { wall, seconds, samples, loss: 1.0, samples_per_s: 10.0, ..Train::default() };
+        writer.write(&Event::Train(t)).unwrap();
+    }
+}
+
+fn unheard(e: &RecordError) {
+    panic!("{e}");
+}
+
+#[test]
+fn a_run_is_in_event_files_while_it_goes_on_and_what_is_left_is_what_its_record_says() {
+    let dir = tempfile::tempdir().unwrap();
+    train(dir.path(), 0, 5);
+    let follow = Follow::first(dir.path(), Box::new(|_| {}), unheard);
+    until("the first points", || left(dir.path()).1.len() >= 10);
+    train(dir.path(), 5, 8);
+    until("the next ones", || left(dir.path()).1.len() >= 16);
+    train(dir.path(), 8, 9);
+    drop(follow);
+    assert_eq!(left(dir.path()), (2 + 18, wanted(dir.path())));
+    assert_eq!(files(dir.path()).len(), 1);
+}
+
+#[test]
+fn one_process_writes_and_when_it_ends_the_next_one_does_without_saying_a_point_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    train(dir.path(), 0, 5);
+    let first = Follow::first(dir.path(), Box::new(|_| {}), unheard);
+    let second = Follow::beside(dir.path(), unheard);
+    until("the first points", || left(dir.path()).1.len() >= 10);
+    drop(Follow::beside(dir.path(), unheard)); // it ends before its turn comes
+    assert_eq!(files(dir.path()).len(), 1);
+    drop(first);
+    train(dir.path(), 5, 8);
+    until("the second file", || files(dir.path()).len() == 2);
+    train(dir.path(), 8, 9);
+    drop(second);
+    assert_eq!(left(dir.path()).1, wanted(dir.path()));
+    let Some(found) = read_with_tensorboard(&dir.path().join(TENSORBOARD_FOLDER)) else { return };
+    assert_eq!(found.lines().filter(|l| l.starts_with("train/loss")).count(), 9, "{found}");
+}
+
+#[test]
+fn a_run_that_goes_on_in_its_folder_replaces_what_was_trained_after_its_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    train(dir.path(), 0, 9);
+    drop(Follow::first(dir.path(), Box::new(|_| {}), unheard));
+    std::fs::rename(dir.path().join(METRICS_FILE), dir.path().join("metrics.1.jsonl")).unwrap();
+    let mut writer = MetricsWriter::append(dir.path().join(METRICS_FILE)).unwrap();
+    let resumed_step = Some(Step(10)); // 40 samples
+    writer
+        .write(&Event::Run(Run { wall: 2000.0, workers: 1, batch: 4, resumed_step, ..Run::default() }))
+        .unwrap();
+    let t = Train { wall: 2001.0, seconds: 1.0, samples: 10, loss: 1.0, ..Train::default() };
+    writer.write(&Event::Train(t)).unwrap();
+    drop(Follow::first(dir.path(), Box::new(|_| {}), unheard));
+    let steps: Vec<_> =
+        left(dir.path()).1.into_iter().filter(|(_, t)| t == "train/loss").map(|(s, _)| s).collect();
+    assert_eq!(steps, [10, 20, 30, 50]);
+    let Some(found) = read_with_tensorboard(&dir.path().join(TENSORBOARD_FOLDER)) else { return };
+    let losses: Vec<_> = found.lines().filter(|l| l.starts_with("train/loss")).collect();
+    assert_eq!(losses.len(), 4, "{losses:?}");
 }

@@ -2,7 +2,7 @@
 
 use crate::metrics::Gauges;
 use paraft_common::{Step, WorkerId};
-use paraft_record::{Event, MetricsWriter, RecordError, event};
+use paraft_record::{Event, Follow, MetricsWriter, RecordError, event};
 use std::{
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -20,6 +20,8 @@ pub fn wall() -> f64 {
 pub struct Recorder {
     worker: WorkerId,
     file: Option<MetricsWriter>,
+    /// Writes event files where no launcher does.
+    _follow: Option<Follow>,
     gauges: Arc<Gauges>,
     since: Instant,
     /// Of those that are known: their sum and number.
@@ -44,9 +46,12 @@ pub struct Progress {
 impl Recorder {
     pub fn new(worker: WorkerId, run_dir: Option<&Path>, gauges: Arc<Gauges>) -> Result<Self, RecordError> {
         let file = run_dir.map(|d| MetricsWriter::append(d.join(paraft_record::METRICS_FILE))).transpose()?;
+        let say = |e: &RecordError| tracing::warn!(why = %e, "no more event files for TensorBoard");
+        let follow = run_dir.map(|d| Follow::beside(d, say));
         Ok(Self {
             worker,
             file,
+            _follow: follow,
             gauges,
             since: Instant::now(),
             losses: (0.0, 0),

@@ -53,6 +53,26 @@ fn the_demo_prints_both_modes_and_writes_a_report() {
 }
 
 #[test]
+fn event_files_are_there_before_the_run_has_ended_and_one_process_writes_them() {
+    let mut launcher = Launcher::training(&digits("bsp", 1, 100_000), 1);
+    let folder = launcher.run_dir.join("tensorboard");
+    let files = || fs::read_dir(&folder).map(|all| all.flatten().map(|e| e.path()).collect::<Vec<_>>());
+    let grown = |from: u64| {
+        let files = files().map_err(|e| e.to_string())?;
+        let size = files.first().and_then(|f| fs::metadata(f).ok()).map_or(0, |m| m.len());
+        if size > from { Ok(size) } else { Err(format!("{size} bytes in {files:?}")) }
+    };
+    let first = wait("the first points", || grown(200));
+    wait("more points", || grown(first));
+    assert!(launcher.child.try_wait().expect("its state").is_none(), "it trains");
+    kill(Pid::from_raw(launcher.child.id() as i32), Signal::SIGINT).expect("a signal");
+    let scratch = launcher.keep();
+    assert_eq!(launcher.output().0, Some(130));
+    assert_eq!(files().expect("a folder").len(), 1, "workers leave it to the launcher");
+    drop(scratch);
+}
+
+#[test]
 fn what_is_wrong_with_a_job_is_said_with_file_line_and_remedy() {
     let scratch = tempfile::tempdir().expect("scratch");
     let base = digits("bsp", 3, 1);

@@ -1,0 +1,195 @@
+//! A run in the trackers that people use already: event files for TensorBoard in its folder, and MLflow where the job names a server
+//! (`[track]`). One follower feeds both; what goes wrong with either is said, and the run goes on.
+
+pub mod mlflow;
+mod sweep;
+mod upload;
+
+pub use sweep::Sweep;
+
+use crate::{failure::Failure, fleet::JOB_FILE, watch::wall};
+use mlflow::{About, Client, Metric, Status, Wrong};
+use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_events};
+use paraft_worker::{Job, exit};
+use std::{path::Path, sync::Arc, time::Duration};
+use upload::Upload;
+
+/// A run that is followed until this is dropped, by who records it.
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    follow: Option<Follow>,
+    upload: Option<Arc<Upload>>,
+    of: Option<Arc<Sweep>>,
+    /// What the run has come to, should it end now.
+    pub(crate) status: Status,
+}
+
+impl Tracked {
+    /// Follows the record in `dir`, which has its first line, `run`.
+    pub(crate) fn new(dir: &Path, job: &Job, run: &Event, of: Option<Arc<Sweep>>) -> Self {
+        let upload = job.track.as_ref().map(|track| {
+            let mut about = about(dir, job, run);
+            if let Some(sweep) = &of {
+                about.name = sweep.name_of(dir);
+                sweep.begun();
+            }
+            Arc::new(Upload::start(Client::new(&track.mlflow), about, of.clone()))
+        });
+        let to = upload.clone();
+        let sink = move |points: &[Point]| {
+            if let Some(upload) = &to {
+                upload.push(metrics(points));
+            }
+        };
+        let say = |e: &paraft_record::RecordError| eprintln!("warning: no more points for trackers: {e}");
+        let follow = Follow::first(dir, Box::new(sink), say);
+        Self { follow: Some(follow), upload, of, status: Status::Failed }
+    }
+
+    /// What there is to be said to the user, once.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.upload.as_ref().map(|u| u.notes()).unwrap_or_default()
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.follow.take(); // to the record's end
+        let Some(upload) = &self.upload else { return };
+        upload.end(self.status, wall());
+        // The next trial need not wait for it; the sweep's end does.
+        if self.of.is_some() {
+            return;
+        }
+        let unsent = upload.wait();
+        self.notes().iter().for_each(|note| eprintln!("{note}"));
+        if let Err(unsent) = unsent {
+            eprintln!("warning: {}", unsent.why);
+            eprintln!(
+                "  help: MLflow has not got {}; `paraft track` with the run's folder sends it later",
+                match unsent.metrics {
+                    0 => "the whole of the run".to_string(),
+                    n => format!("{n} numbers of the run"),
+                }
+            );
+        }
+    }
+}
+
+/// Sends a run that has ended, from its folder: to the server of its job, or to this one. What is there already stays as it is.
+pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<String, Failure> {
+    let mut job = Job::load(&dir.join(JOB_FILE), &[])?;
+    let track = job.track.take();
+    let url =
+        to.map(str::to_string).or_else(|| track.as_ref().map(|t| t.mlflow.clone())).ok_or_else(|| {
+            Failure::new(exit::USAGE, format!("the job in {} has no [track]", dir.display()))
+                .help("name the server: --mlflow http://host:5000")
+        })?;
+    let experiment = experiment.map(str::to_string).or_else(|| track.and_then(|t| t.experiment));
+    job.track = Some(paraft_worker::job::TrackConfig { mlflow: url.clone(), experiment });
+    if let Some(why) = job.refused() {
+        return Err(Failure::new(exit::USAGE, why));
+    }
+    let events = read_events(dir.join(METRICS_FILE))?;
+    let run = events.iter().find(|e| matches!(e, Event::Run(_))).ok_or_else(|| {
+        Failure::new(exit::DATA, format!("{}: its record has no `run` line", dir.display()))
+            .help("give the folder of a run of `paraft train`")
+    })?;
+    let ended = events.iter().any(|e| matches!(e, Event::Summary(_)));
+    let points = follow::points(dir)?;
+    let wall = points.iter().map(|p| p.wall).fold(0.0, f64::max);
+    let client = Client::new(&url);
+    let most = Duration::from_secs(10);
+    let about = about(dir, &job, run);
+    let status = if ended { Status::Finished } else { Status::Failed };
+    let sent = || {
+        let id = client.begin(&about, most)?;
+        client.params(&id, &about.params, most)?;
+        let all: Vec<_> = metrics(&points).collect();
+        let mut rest = &all[..];
+        while !rest.is_empty() {
+            rest = &rest[client.metrics(&id, rest, most)?..];
+        }
+        client.update(&id, status, Some(wall), most)?;
+        Ok(id)
+    };
+    sent().map_err(|wrong: Wrong| match wrong {
+        Wrong::Later(why) => Failure::new(exit::UNAVAILABLE, why),
+        Wrong::Refused(why) => Failure::new(exit::CONFIG, why),
+    })
+}
+
+/// What MLflow draws of them.
+fn metrics(points: &[Point]) -> impl Iterator<Item = Metric> {
+    points.iter().filter_map(|p| match p.value {
+        Value::Number(value) => Some(Metric { key: p.tag, value, step: p.step, wall: p.wall }),
+        Value::Delays(_) => None,
+    })
+}
+
+/// The run that MLflow is told of, from the job as it was resolved and the record's first line.
+fn about(dir: &Path, job: &Job, run: &Event) -> About {
+    let text = serde_json::to_string(run).unwrap_or_default();
+    let name = dir.file_name().map_or_else(|| job.name.clone(), |n| n.to_string_lossy().into_owned());
+    let track = job.track.as_ref();
+    About {
+        experiment: track.and_then(|t| t.experiment.clone()).unwrap_or_else(|| job.name.clone()),
+        name,
+        // The folder may have another name by the time at which it is sent.
+        id: id(&text),
+        began: if let Event::Run(run) = run { run.wall } else { 0.0 },
+        params: params(job),
+        tags: tags(job, dir),
+    }
+}
+
+/// FNV-1a: what MLflow looks for goes into a filter's quotes.
+fn id(text: &str) -> String {
+    let hash = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3);
+    format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
+}
+
+/// The keys of a job, as `--set` has them.
+fn params(job: &Job) -> Vec<(String, String)> {
+    fn add(all: &mut Vec<(String, String)>, key: &str, value: &serde_json::Value) {
+        match value {
+            serde_json::Value::Object(table) => {
+                for (name, value) in table {
+                    let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                    add(all, &key, value);
+                }
+            }
+            serde_json::Value::String(text) => all.push((key.into(), text.clone())),
+            serde_json::Value::Null => {}
+            other => all.push((key.into(), other.to_string())),
+        }
+    }
+    let mut all = Vec::new();
+    add(&mut all, "", &serde_json::to_value(job).unwrap_or_default());
+    // Where it is tracked is not what was tried.
+    all.retain(|(key, _)| !key.starts_with("track."));
+    all
+}
+
+fn tags(job: &Job, dir: &Path) -> Vec<(String, String)> {
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
+    let commit =
+        std::process::Command::new("git").arg("-C").arg(&job.base_dir).args(["rev-parse", "HEAD"]).output();
+    let commit = commit.ok().filter(|c| c.status.success());
+    let commit = commit.map(|c| String::from_utf8_lossy(&c.stdout).trim().to_string());
+    let user = std::env::var("USER").ok().filter(|u| !u.is_empty());
+    let tag = |key: &str, value: String| (key.to_string(), value);
+    [
+        tag("mlflow.source.name", "paraft".into()),
+        tag("mlflow.source.type", "LOCAL".into()),
+        tag("paraft.version", env!("CARGO_PKG_VERSION").into()),
+        tag("paraft.run_dir", dir.display().to_string()),
+    ]
+    .into_iter()
+    .chain(commit.map(|c| tag("mlflow.source.git.commit", c)))
+    .chain(user.map(|u| tag("mlflow.user", u)))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests;

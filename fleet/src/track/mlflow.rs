@@ -1,0 +1,363 @@
+//! MLflow's tracking API, over HTTP: the few requests that a run needs.
+//!
+//! <https://mlflow.org/docs/latest/rest-api.html>. Who may ask is said by the variables of MLflow's own client: `MLFLOW_TRACKING_TOKEN`,
+//! or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. Authorities are those of the system, or of `SSL_CERT_FILE`.
+
+use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
+use ureq::{
+    Agent, Body,
+    http::{Response, StatusCode},
+    tls::{Certificate, RootCerts, TlsConfig},
+};
+
+/// One request takes so long at most.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// An answer is no longer.
+const MAX_ANSWER: u64 = 4 << 20;
+/// MLflow's bounds of one request.
+pub(super) const METRICS: usize = 1000;
+const PARAMS: usize = 100;
+/// What older servers take of a value.
+const MAX_VALUE: usize = 500;
+
+/// Why a request has come to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// It may come to something later.
+    Later(String),
+    /// The server has refused it, and will again.
+    Refused(String),
+}
+
+impl Wrong {
+    /// In words.
+    pub fn why(&self) -> &str {
+        match self {
+            Self::Later(why) | Self::Refused(why) => why,
+        }
+    }
+}
+
+/// How a run of MLflow's stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It goes on.
+    Running,
+    /// It has ended in order.
+    Finished,
+    /// It has not.
+    Failed,
+    /// The user has ended it.
+    Killed,
+}
+
+impl Status {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Running => "RUNNING",
+            Self::Finished => "FINISHED",
+            Self::Failed => "FAILED",
+            Self::Killed => "KILLED",
+        }
+    }
+}
+
+/// A number of a run at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metric {
+    /// Its line.
+    pub key: &'static str,
+    /// The number.
+    pub value: f64,
+    /// Samples.
+    pub step: u64,
+    /// Unix time, seconds.
+    pub wall: f64,
+}
+
+/// A run to be.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// The experiment's name.
+    pub experiment: String,
+    /// The run's.
+    pub name: String,
+    /// Says which run it is: one with the same is not made twice.
+    pub id: String,
+    /// Unix time, seconds.
+    pub began: f64,
+    /// What it was given.
+    pub params: Vec<(String, String)>,
+    /// What else is known of it.
+    pub tags: Vec<(String, String)>,
+}
+
+const ID: &str = "paraft.id";
+
+/// A server.
+#[derive(Clone)]
+pub struct Client {
+    agent: Agent,
+    url: String,
+    authorization: Option<String>,
+}
+
+impl std::fmt::Debug for Client {
+    /// Without the password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Of the server at this address. Nothing is sent yet.
+    pub fn new(url: &str) -> Self {
+        let mut config = Agent::config_builder()
+            .http_status_as_error(false)
+            .user_agent(concat!("paraft/", env!("CARGO_PKG_VERSION")));
+        if url.starts_with("https") {
+            config = config.tls_config(tls());
+        }
+        let agent = config.build().new_agent();
+        let given = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let authorization = authorization(
+            given("MLFLOW_TRACKING_USERNAME").zip(given("MLFLOW_TRACKING_PASSWORD")),
+            given("MLFLOW_TRACKING_TOKEN"),
+        );
+        Self { agent, url: url.trim_end_matches('/').to_string(), authorization }
+    }
+
+    /// The server's address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The run's id there; made where there is none yet, and running from now on. Each of its requests may take `most`.
+    pub fn begin(&self, about: &About, most: Duration) -> Result<String, Wrong> {
+        let experiment = self.experiment(&about.experiment, most)?;
+        // A request whose answer was lost has made it: looked for before it is made.
+        let found = self.post(
+            "runs/search",
+            &json!({
+                "experiment_ids": [experiment],
+                "filter": format!("tags.`{ID}` = '{}'", about.id),
+                "max_results": 1,
+            }),
+            most,
+        )?;
+        if let Some(id) = found["runs"][0]["info"]["run_id"].as_str() {
+            self.update(id, Status::Running, None, most)?;
+            return Ok(id.to_string());
+        }
+        let id = (ID.to_string(), about.id.clone());
+        let made = self.post(
+            "runs/create",
+            &json!({
+                "experiment_id": experiment,
+                "run_name": about.name,
+                "start_time": millis(about.began),
+                "tags": pairs(about.tags.iter().chain([&id])),
+            }),
+            most,
+        )?;
+        let id = made["run"]["info"]["run_id"].as_str();
+        id.map(str::to_string).ok_or_else(|| Wrong::Refused(self.of("runs/create", "no run in its answer")))
+    }
+
+    fn experiment(&self, name: &str, most: Duration) -> Result<String, Wrong> {
+        for _ in 0..2 {
+            let path = "experiments/get-by-name";
+            let request = self.agent.get(self.path(path)).query("experiment_name", name);
+            let request = self.authorized(request).config().timeout_global(Some(most.min(TIMEOUT))).build();
+            let (status, answer) = self.answer(path, request.call())?;
+            if let Some(id) = answer["experiment"]["experiment_id"].as_str() {
+                if answer["experiment"]["lifecycle_stage"] == "deleted" {
+                    let why = format!(
+                        "the experiment \"{name}\" was deleted there: restore it, or set track.experiment"
+                    );
+                    return Err(Wrong::Refused(self.of(path, &why)));
+                }
+                return Ok(id.to_string());
+            }
+            if status != StatusCode::NOT_FOUND || answer["error_code"] != "RESOURCE_DOES_NOT_EXIST" {
+                return Err(self.wrong(path, status, &answer));
+            }
+            match self.post("experiments/create", &json!({ "name": name }), most) {
+                Ok(made) if made["experiment_id"].is_string() => {
+                    return Ok(made["experiment_id"].as_str().unwrap_or_default().to_string());
+                }
+                // Somebody else has made it meanwhile.
+                Err(Wrong::Refused(why)) if why.contains("RESOURCE_ALREADY_EXISTS") => {}
+                Ok(_) => return Err(Wrong::Refused(self.of("experiments/create", "no id in its answer"))),
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Wrong::Later(self.of("experiments/get-by-name", "the experiment comes and goes")))
+    }
+
+    /// What the run was given.
+    pub fn params(&self, run: &str, params: &[(String, String)], most: Duration) -> Result<(), Wrong> {
+        let all = params.chunks(PARAMS);
+        all.map(|some| json!({ "run_id": run, "params": pairs(some) }))
+            .try_for_each(|body| self.post("runs/log-batch", &body, most).map(drop))
+    }
+
+    /// Some numbers of the run, 1000 at most: how many of them went.
+    pub fn metrics(&self, run: &str, metrics: &[Metric], most: Duration) -> Result<usize, Wrong> {
+        let some = &metrics[..metrics.len().min(METRICS)];
+        let metric = |m: &Metric| json!({ "key": m.key, "value": number(m.value), "timestamp": millis(m.wall), "step": m.step });
+        let metrics: Vec<_> = some.iter().map(metric).collect();
+        self.post("runs/log-batch", &json!({ "run_id": run, "metrics": metrics }), most)?;
+        Ok(some.len())
+    }
+
+    /// How the run stands, and when it ended.
+    pub fn update(&self, run: &str, status: Status, ended: Option<f64>, most: Duration) -> Result<(), Wrong> {
+        let mut body = json!({ "run_id": run, "status": status.name() });
+        if let Some(at) = ended {
+            body["end_time"] = millis(at).into();
+        }
+        self.post("runs/update", &body, most).map(drop)
+    }
+
+    fn path(&self, path: &str) -> String {
+        format!("{}/api/2.0/mlflow/{path}", self.url)
+    }
+
+    fn of(&self, path: &str, why: &str) -> String {
+        format!("MLflow at {}, {path}: {why}", self.url)
+    }
+
+    fn authorized<T>(&self, request: ureq::RequestBuilder<T>) -> ureq::RequestBuilder<T> {
+        match &self.authorization {
+            Some(value) => request.header("Authorization", value),
+            None => request,
+        }
+    }
+
+    fn post(&self, path: &str, body: &Value, most: Duration) -> Result<Value, Wrong> {
+        let request = self.agent.post(self.path(path)).content_type("application/json");
+        let request = self.authorized(request).config().timeout_global(Some(most.min(TIMEOUT))).build();
+        let (status, answer) = self.answer(path, request.send(body.to_string()))?;
+        if status.is_success() { Ok(answer) } else { Err(self.wrong(path, status, &answer)) }
+    }
+
+    fn answer(
+        &self,
+        path: &str,
+        answer: Result<Response<Body>, ureq::Error>,
+    ) -> Result<(StatusCode, Value), Wrong> {
+        let later = |e: ureq::Error| Wrong::Later(self.of(path, &e.to_string()));
+        let mut answer = answer.map_err(later)?;
+        let status = answer.status();
+        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(later)?;
+        match serde_json::from_str(&text) {
+            Ok(value) => Ok((status, value)),
+            Err(_) if !status.is_success() => Ok((status, Value::Null)),
+            Err(_) => Err(Wrong::Refused(self.of(path, "its answer is not JSON; is this an MLflow server?"))),
+        }
+    }
+
+    fn wrong(&self, path: &str, status: StatusCode, answer: &Value) -> Wrong {
+        let code = answer["error_code"].as_str().unwrap_or_default();
+        let said: String = answer["message"].as_str().unwrap_or_default().chars().take(300).collect();
+        let help = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                "; set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            }
+            StatusCode::NOT_FOUND if code.is_empty() => "; is this an MLflow server?",
+            _ => "",
+        };
+        let words = [code, &said].into_iter().filter(|w| !w.is_empty()).collect::<Vec<_>>().join(": ");
+        let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
+        let why = self.of(path, &format!("{status}{words}{help}"));
+        let again = status.is_server_error()
+            || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
+        if again { Wrong::Later(why) } else { Wrong::Refused(why) }
+    }
+}
+
+/// As MLflow's own client does: a user before a token.
+fn authorization(user: Option<(String, String)>, token: Option<String>) -> Option<String> {
+    match (user, token) {
+        (Some((name, password)), _) => {
+            Some(format!("Basic {}", base64(format!("{name}:{password}").as_bytes())))
+        }
+        (None, token) => token.map(|t| format!("Bearer {t}")),
+    }
+}
+
+/// RFC 4648, for one header.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |three: &[u8]| {
+        let n = (0..3).fold(0, |n, i| n << 8 | u32::from(*three.get(i).unwrap_or(&0)));
+        let digit = move |i: u32| DIGITS[(n >> (18 - 6 * i)) as usize & 63] as char;
+        let there = three.len() as u32 + 1;
+        (0..4).map(move |i| if i < there { digit(i) } else { '=' }).collect::<String>()
+    };
+    bytes.chunks(3).map(group).collect()
+}
+
+fn tls() -> TlsConfig {
+    let roots: Vec<_> = rustls_native_certs::load_native_certs()
+        .certs
+        .iter()
+        .map(|c| Certificate::from_der(c).to_owned())
+        .collect();
+    TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .root_certs(RootCerts::new_with_certs(&roots))
+        .build()
+}
+
+fn millis(wall: f64) -> i64 {
+    (wall * 1e3) as i64
+}
+
+/// JSON has no such numbers; protobuf's JSON has these words for them.
+fn number(x: f64) -> Value {
+    match x {
+        x if x.is_nan() => "NaN".into(),
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        x => x.into(),
+    }
+}
+
+fn pairs<'a>(all: impl IntoIterator<Item = &'a (String, String)>) -> Vec<Value> {
+    let cut = |v: &str| match v.char_indices().nth(MAX_VALUE - 1) {
+        Some((end, _)) if v.chars().count() > MAX_VALUE => format!("{}…", &v[..end]),
+        _ => v.to_string(),
+    };
+    all.into_iter().map(|(k, v)| json!({ "key": k, "value": cut(v) })).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_ask_is_said_as_mlflows_own_client_says_it() {
+        let user = || Some(("me".to_string(), "secret".to_string()));
+        let token = || Some("abc".to_string());
+        assert_eq!(authorization(None, None), None);
+        assert_eq!(authorization(None, token()).as_deref(), Some("Bearer abc"));
+        assert_eq!(authorization(user(), token()).as_deref(), Some("Basic bWU6c2VjcmV0"));
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+        assert_eq!(base64(&[255, 254, 253]), "//79");
+    }
+
+    #[test]
+    fn a_value_is_cut_where_it_is_longer_than_servers_take() {
+        let value = |n: usize| pairs(&[("k".to_string(), "ä".repeat(n))])[0]["value"].to_string();
+        assert_eq!(value(500).chars().count(), 502);
+        assert!(value(501).ends_with("ä…\"") && value(501).chars().count() == 502);
+        assert_eq!(number(f64::NAN), "NaN");
+    }
+}

@@ -1,0 +1,327 @@
+//! Against a small server in this process: one that answers, one that fails, one that hangs, one that is not there.
+
+use super::{upload::Upload, *};
+use mlflow::METRICS;
+use paraft_record::{Eval, MetricsWriter, Run, Train};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    time::Instant,
+};
+
+/// What the server does with a request.
+#[derive(Clone, Copy, PartialEq)]
+enum Mood {
+    Answers,
+    Fails,
+    Denies,
+    /// Takes what comes, and says nothing.
+    Hangs,
+    /// Makes what it is asked to make, and closes the connection without an answer; the first time.
+    Drops,
+}
+
+struct Server {
+    url: String,
+    mood: Arc<Mutex<Mood>>,
+    /// Path and body of each request that it did what it asks.
+    seen: Arc<Mutex<Vec<(String, Value)>>>,
+    authorization: Arc<Mutex<Option<String>>>,
+}
+
+impl Server {
+    fn start(mood: Mood) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = Self {
+            url: format!("http://{}", listener.local_addr().expect("its address")),
+            mood: Arc::new(Mutex::new(mood)),
+            seen: Arc::default(),
+            authorization: Arc::default(),
+        };
+        let (mood, seen, authorization) =
+            (server.mood.clone(), server.seen.clone(), server.authorization.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (mood, seen, authorization) = (mood.clone(), seen.clone(), authorization.clone());
+                std::thread::spawn(move || serve(stream, &mood, &seen, &authorization));
+            }
+        });
+        server
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.url)
+    }
+
+    fn bodies(&self, path: &str) -> Vec<Value> {
+        self.seen.lock().iter().filter(|(p, _)| p == path).map(|(_, b)| b.clone()).collect()
+    }
+
+    /// All numbers that have come, as key and step.
+    fn metrics(&self) -> Vec<(String, u64)> {
+        let all = self.bodies("runs/log-batch");
+        let metrics = all.iter().filter_map(|b| b["metrics"].as_array()).flatten();
+        metrics
+            .map(|m| (m["key"].as_str().unwrap_or_default().into(), m["step"].as_u64().unwrap_or(0)))
+            .collect()
+    }
+}
+
+/// One request a connection.
+fn serve(
+    mut stream: TcpStream,
+    mood: &Mutex<Mood>,
+    seen: &Mutex<Vec<(String, Value)>>,
+    authorization: &Mutex<Option<String>>,
+) {
+    let mut reader = BufReader::new(stream.try_clone().expect("a socket"));
+    let mut line = String::new();
+    reader.read_line(&mut line).expect("a request");
+    let target = line.split(' ').nth(1).unwrap_or_default().to_string();
+    let path = target.split_once("/mlflow/").map_or("", |(_, p)| p).split('?').next().unwrap_or_default();
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).expect("a header");
+        let Some((name, value)) = header.trim().split_once(": ") else { break };
+        match name.to_lowercase().as_str() {
+            "content-length" => length = value.parse().expect("a length"),
+            "authorization" => *authorization.lock() = Some(value.into()),
+            _ => {}
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).expect("a body");
+    let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    let mood = *mood.lock();
+    if mood == Mood::Hangs {
+        let _ = reader.read_to_end(&mut Vec::new()); // until the other one has gone
+        return;
+    }
+    let (status, answer) = match (mood, path) {
+        (Mood::Fails, _) => (500, "<html>".to_string()),
+        (Mood::Denies, _) => (401, "You are not authenticated".to_string()),
+        (_, "experiments/get-by-name") if seen.lock().iter().all(|(p, _)| p != "experiments/create") => {
+            (404, json!({ "error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such" }).to_string())
+        }
+        (_, "experiments/get-by-name") => {
+            (200, json!({ "experiment": { "experiment_id": "7" } }).to_string())
+        }
+        (_, "experiments/create") => (200, json!({ "experiment_id": "7" }).to_string()),
+        (_, "runs/search") => {
+            let wanted = body["filter"].as_str().unwrap_or_default();
+            let made = seen.lock().iter().position(|(p, b)| {
+                let id = b["tags"].as_array().into_iter().flatten().find(|t| t["key"] == "paraft.id");
+                p == "runs/create" && id.is_some_and(|t| wanted.contains(t["value"].as_str().unwrap_or("?")))
+            });
+            let runs: Vec<_> =
+                made.iter().map(|n| json!({ "info": { "run_id": format!("run-{n}") } })).collect();
+            (200, json!({ "runs": runs }).to_string())
+        }
+        (_, "runs/create") => (
+            200,
+            json!({ "run": { "info": { "run_id": format!("run-{}", seen.lock().len()) } } }).to_string(),
+        ),
+        _ => (200, "{}".to_string()),
+    };
+    let first = seen.lock().iter().all(|(p, _)| p != path);
+    if status < 500 && mood != Mood::Denies {
+        seen.lock().push((path.to_string(), body));
+    }
+    if mood == Mood::Drops && first && path.ends_with("create") {
+        return;
+    }
+    let _ = write!(
+        stream,
+        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{answer}",
+        answer.len()
+    );
+}
+
+fn some(from: u64, n: u64) -> impl Iterator<Item = Metric> {
+    (from..from + n).map(|step| Metric { key: "train/loss", value: 0.5, step, wall: 1.5 })
+}
+
+fn about() -> About {
+    let params = (0..250).map(|i| (format!("k{i}"), "v".into())).collect();
+    About {
+        experiment: "digits".into(),
+        name: "digits-1".into(),
+        id: "abc".into(),
+        began: 1.0,
+        params,
+        tags: vec![],
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed().as_secs() < 60, "gave up waiting for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_run_is_made_once_gets_its_parameters_its_numbers_in_batches_and_its_end() {
+    let server = Server::start(Mood::Answers);
+    let upload = Upload::start(server.client(), about(), None);
+    upload.push(some(0, 2500));
+    until("numbers while it goes on", || server.metrics().len() == 2500);
+    upload.push(some(2500, 1));
+    upload.end(Status::Killed, 3.5);
+    assert_eq!(upload.wait(), Ok(()));
+    assert!(upload.notes().is_empty());
+    let steps: Vec<_> = server.metrics().into_iter().map(|(_, s)| s).collect();
+    assert!(steps.into_iter().eq(0..2501), "each once, in order");
+    let batches = server.bodies("runs/log-batch");
+    let sizes = |of: &str| batches.iter().filter_map(|b| b[of].as_array()).map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(sizes("params"), [100, 100, 50]);
+    assert!(sizes("metrics").into_iter().all(|n| n <= METRICS));
+    assert_eq!(server.bodies("experiments/create"), [json!({ "name": "digits" })]);
+    let made = server.bodies("runs/create");
+    assert_eq!(
+        (made.len(), &made[0]["run_name"], &made[0]["start_time"]),
+        (1, &json!("digits-1"), &json!(1000))
+    );
+    let end = server.bodies("runs/update");
+    assert_eq!((&end[0]["status"], &end[0]["end_time"]), (&json!("KILLED"), &json!(3500)));
+}
+
+#[test]
+fn a_server_that_fails_for_a_while_is_said_once_and_gets_everything_later() {
+    let server = Server::start(Mood::Fails);
+    let upload = Upload::start(server.client(), about(), None);
+    upload.push(some(0, 10));
+    let mut notes = Vec::new();
+    until("a warning", || {
+        notes.extend(upload.notes());
+        !notes.is_empty()
+    });
+    *server.mood.lock() = Mood::Answers;
+    until("numbers", || server.metrics().len() == 10);
+    upload.end(Status::Finished, 2.0);
+    assert_eq!(upload.wait(), Ok(()));
+    notes.extend(upload.notes());
+    assert!(notes.len() == 1 && notes[0].contains("500") && notes[0].contains(&server.url), "{notes:?}");
+}
+
+#[test]
+fn a_run_whose_answer_was_lost_is_not_made_twice() {
+    let server = Server::start(Mood::Drops);
+    let upload = Upload::start(server.client(), about(), None);
+    upload.push(some(0, 1));
+    until("its number", || !server.metrics().is_empty());
+    upload.end(Status::Finished, 2.0);
+    assert_eq!(upload.wait(), Ok(()));
+    let again = Upload::start(server.client(), about(), None);
+    again.end(Status::Finished, 2.0);
+    assert_eq!(again.wait(), Ok(()));
+    assert_eq!(server.bodies("runs/create").len(), 1);
+    assert_eq!(server.bodies("experiments/create").len(), 1);
+}
+
+#[test]
+fn who_does_not_answer_holds_a_run_up_for_ten_seconds_at_its_end_and_no_longer() {
+    let nobody = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+    let hangs = Server::start(Mood::Hangs);
+    let uploads = [Client::new(&format!("http://{nobody}")), hangs.client()].map(|client| {
+        let upload = Upload::start(client, about(), None);
+        (0..150).for_each(|i| upload.push(some(i * 1000, 1000)));
+        upload.end(Status::Finished, 2.0);
+        upload
+    });
+    for upload in &uploads {
+        let unsent = upload.wait().expect_err("nobody is there");
+        assert_eq!(unsent.metrics, 150_000, "those that were dropped to bound the queue, and those in it");
+    }
+    // What was asked last is given up too, and nothing is kept.
+    until("the threads to end", || uploads.iter().all(|u| format!("{u:?}").contains("queue: []")));
+}
+
+#[test]
+fn who_is_not_let_in_is_told_how_and_that_at_once() {
+    let server = Server::start(Mood::Denies);
+    let upload = Upload::start(server.client(), about(), None);
+    upload.push(some(0, 3));
+    upload.end(Status::Finished, 2.0);
+    let unsent = upload.wait().expect_err("it is denied");
+    assert!(unsent.why.contains("401") && unsent.why.contains("MLFLOW_TRACKING_TOKEN"), "{}", unsent.why);
+    assert!(unsent.metrics <= 3);
+    assert!(upload.notes().is_empty(), "the end says it");
+}
+
+/// A run's folder, with its job.
+fn folder(url: &str) -> (tempfile::TempDir, Job, Event) {
+    let dir = tempfile::tempdir().expect("scratch");
+    let text = format!(
+        "name = \"d\"\n[model]\nkind = \"mlp\"\nhidden = [8, 4]\n[data]\nkind = \"digits\"\n[track]\nmlflow = \"{url}\"\n"
+    );
+    std::fs::write(dir.path().join(JOB_FILE), &text).expect("a file");
+    let job = Job::parse(&text, &dir.path().join(JOB_FILE), &[]).expect("a job");
+    let run = Event::Run(Run { wall: 1000.25, workers: 1, ..Run::default() });
+    MetricsWriter::append(dir.path().join(METRICS_FILE)).and_then(|mut w| w.write(&run)).expect("a record");
+    (dir, job, run)
+}
+
+fn write(dir: &Path, samples: u64) {
+    let wall = 1000.25 + samples as f64;
+    let train = Train { wall, samples, seconds: samples as f64, loss: f64::NAN, ..Train::default() };
+    let eval = Eval { wall, epoch: samples, loss: 0.5, accuracy: Some(0.75), ..Eval::default() };
+    let mut writer = MetricsWriter::append(dir.join(METRICS_FILE)).expect("a record");
+    [Event::Train(train), Event::Eval(eval)].iter().for_each(|e| writer.write(e).expect("a line"));
+}
+
+#[test]
+fn a_record_that_is_followed_is_in_mlflow_and_sent_again_it_is_the_same_run() {
+    let server = Server::start(Mood::Answers);
+    let (dir, job, run) = folder(&server.url);
+    let tracked = Tracked::new(dir.path(), &job, &run, None);
+    write(dir.path(), 10);
+    until("the first numbers", || !server.metrics().is_empty());
+    write(dir.path(), 20);
+    drop(tracked);
+    let evals = |all: &[(String, u64)]| {
+        all.iter().filter(|(k, _)| k == "eval/accuracy").map(|(_, s)| *s).collect::<Vec<_>>()
+    };
+    let first = server.metrics();
+    assert_eq!(evals(&first), [10, 20]);
+    assert_eq!(server.bodies("runs/update").last().map(|b| b["status"].clone()), Some(json!("FAILED")));
+    let all = server.bodies("runs/log-batch");
+    let param = |key: &str| {
+        let params = all.iter().filter_map(|b| b["params"].as_array()).flatten();
+        params.filter(|p| p["key"] == key).map(|p| p["value"].clone()).next()
+    };
+    assert_eq!(param("model.hidden"), Some(json!("[8,4]")));
+    assert_eq!(param("train.batch"), Some(json!(job.train.batch.to_string())));
+    assert_eq!(param("track.mlflow"), None);
+    let before = server.metrics().len();
+    send(dir.path(), None, None).expect("sent");
+    assert_eq!(server.metrics()[before..], first, "the points of its file are those that were followed");
+    assert_eq!(server.bodies("runs/create").len(), 1);
+}
+
+#[test]
+fn trials_lie_below_their_sweep_and_do_not_wait_for_what_is_sent() {
+    let server = Server::start(Mood::Answers);
+    let (dir, job, run) = folder(&server.url);
+    let sweep = Sweep::new(&job, Path::new("/tmp/runs/d-sweep-1"), "what").expect("it is tracked");
+    let tracked = Tracked::new(dir.path(), &job, &run, Some(sweep.clone()));
+    write(dir.path(), 10);
+    drop(tracked);
+    sweep.end(Status::Finished, Some(("eval/accuracy", 0.75, &["optimizer.lr=0.1".to_string()])));
+    let made = server.bodies("runs/create");
+    assert_eq!(made.len(), 2);
+    assert_eq!(made[0]["run_name"], "d-sweep-1");
+    let tags = made[1]["tags"].as_array().cloned().unwrap_or_default();
+    let parent = tags.iter().find(|t| t["key"] == "mlflow.parentRunId").map(|t| t["value"].clone());
+    let at = server.seen.lock().iter().position(|(p, _)| p == "runs/create");
+    assert_eq!(parent, at.map(|n| json!(format!("run-{n}"))));
+    let ends = server.bodies("runs/update");
+    assert_eq!(
+        ends.last().map(|b| (&b["run_id"], &b["status"])),
+        Some((&parent.unwrap_or_default(), &json!("FINISHED")))
+    );
+}
