@@ -254,6 +254,7 @@
         ].map(([n, v]) => element("div", null, ...fact(n, v)))),
         facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : runs ? element("div", { cls: "acts" }, ...modeOf(j),
           button("stop", () => ask("Stop " + jobName(j) + "?", "Its workers finish where they are, and its weights are kept as after any end. It can't go on from there but by --resume of a checkpoint.", "Stop it", { act: "stop", job: j.name })),
+          button("checkpoint now", () => ask("Write a checkpoint of " + jobName(j) + " now?", "Its lowest worker writes it behind its next step, where the job's checkpoints go; it trains on when it is written.", "Write it", { act: "save", job: j.name })),
         ) : element("div", { cls: "acts" }, button("delete", () => ask("Delete " + jobName(j) + "?", "The servers forget its weights and optimizer state. Its files and checkpoints stay.", "Delete it", { act: "delete", job: j.name }))),
       ];
     },
@@ -263,14 +264,73 @@
       if (!j) return [];
       const front = steps(j);
       return [
-        section("Workers", table("Workers", [{ text: "worker", left: true }, "step", "behind", "state", "lease"], j.members.map((m) => row("w" + m.worker, number(m.clock, 6), m.clock === front ? "" : number(front - m.clock),
-          stateOf(m.finished ? "finished" : m.idle ? "idle" : "running"), m.lease_ms == null ? "-" : (m.lease_ms / 1000).toFixed(1) + " s")), "tall")),
+        section("Workers", table("Workers", [{ text: "worker", left: true }, "step", "behind", "state", "lease", { text: "host", left: true }, "device", ""], j.members.map((m) => row("w" + m.worker, number(m.clock, 6), m.clock === front ? "" : number(front - m.clock),
+          stateOf(m.finished ? "finished" : m.idle ? "idle" : "running"), m.lease_ms == null ? "-" : (m.lease_ms / 1000).toFixed(1) + " s", left(m.host || "-"), m.device || "-",
+          facts.simulated ? null : button("log", () => showLog(j, m.worker)))), "tall")),
         section("Who waits for whom", waits(j), element("p", { cls: "note" }, "Seconds that a worker was held up by the one whose push came last, since the shard's leader leads.")),
         section("How late pushes were", delays(j)),
         section("What has happened", happened((e) => e.job === id || e.job == null)),
       ];
     },
   });
+  // The last lines of a worker's log, as long as the dialog is open.
+  const showLog = (j, worker) => {
+    const dialog = document.getElementById("log"), lines = document.getElementById("log-lines");
+    document.getElementById("log-what").textContent = "The last lines of w" + worker + " of " + jobName(j);
+    lines.textContent = "";
+    const look = async () => {
+      if (!dialog.open) return;
+      try {
+        const answer = await fetch("log?job=" + j.id + "&worker=" + worker, { headers: { authorization: "Bearer " + token() } });
+        lines.textContent = answer.ok ? (await answer.json()).join("\n") || "It has logged nothing." : await answer.text();
+      } catch (e) {
+        lines.textContent = "nobody answered: " + e.message;
+      }
+      setTimeout(look, 2000);
+    };
+    dialog.showModal();
+    look();
+  };
+
+  // Of who serves the page for a sweep: its trials.
+  let sweep = null, sorted = [1, true], mark = () => {};
+  const lookAtSweep = async () => {
+    try {
+      const answer = await fetch("sweep", { headers: { authorization: "Bearer " + token() } });
+      if (answer.status === 204) return;
+      if (answer.ok) {
+        const text = await answer.text();
+        if (JSON.stringify(sweep) !== text) { sweep = JSON.parse(text); render(); }
+      }
+    } catch (e) { /* the stream says so */ }
+    setTimeout(lookAtSweep, 2000);
+  };
+  const point = (trial, on) => { mark(trial, on); view.querySelector(`tr[data-trial="${trial}"]`)?.classList.toggle("pointed", on); };
+  const drawSweep = () => {
+    const place = document.getElementById("lines"), of = place && JSON.stringify(sweep) + place.clientWidth;
+    if (place && place.drawn !== of) { mark = paraftLines(place, sweep, point); place.drawn = of; }
+  };
+  const trials = () => {
+    const shown = (t) => t.value == null ? t.why || "-" : sweep.least ? t.value.toFixed(4) : (100 * t.value).toFixed(2) + " %";
+    const columns = [["trial", (t) => t.trial, (t) => t.trial], [sweep.metric, (t) => t.value, shown], ["epochs", (t) => t.epochs, (t) => t.epochs], ["seconds", (t) => t.seconds, (t) => t.seconds.toFixed(1)],
+      ...sweep.axes.map((a, i) => [a.key, (t) => t.places[i], (t) => t.set[i]])];
+    const [column, down] = sorted, of = columns[column][1];
+    const by = (a, b) => (of(a) == null) - (of(b) == null) || (of(b) - of(a)) * (down ? 1 : -1);
+    const head = columns.map(([name], i) => element("th", { scope: "col", "aria-sort": i === column ? (down ? "descending" : "ascending") : null },
+      button(name, () => { sorted = [i, i === column ? !down : true]; render(); })));
+    const rows = [...sweep.trials].sort(by).map((t) => element("tr", { cls: "trial", "data-trial": t.trial, onpointerenter: () => point(t.trial, true), onpointerleave: () => point(t.trial, false) },
+      ...columns.map(([, , text], i) => element(i ? "td" : "th", { scope: i ? null : "row" }, String(text(t))))));
+    return [
+      element("h1", null, sweep.job + ": " + sweep.trials.length + " trials"),
+      ...sweep.headline.map((h) => element("p", { cls: "headline" }, h)),
+      section("What each setting matters", element("div", { cls: "shares" }, ...sweep.axes.map((a) => element("div", { cls: "share" }, element("span", { cls: "what" }, a.key),
+        element("span", { cls: "bar" }, element("b", { style: "width: " + 100 * (a.matters || 0) + "%" })), element("span", { cls: "value" }, percent(a.matters)), element("span"))))),
+      section("Every trial, through its settings", element("div", { cls: "scroll", id: "lines", tabindex: "0", role: "region", "aria-label": "Lines" }), element("p", { cls: "note" }, "A line is a trial; the brighter the better. Those that were stopped early are thin.")),
+      section("Trials", element("div", { cls: "scroll tall", tabindex: "0", role: "region", "aria-label": "Trials" }, element("table", { cls: "groups", id: "trials" }, element("thead", null, element("tr", null, ...head)), element("tbody", null, ...rows)))),
+    ];
+  };
+  const sweepView = () => ({ fixed: [], moving: () => sweep ? trials() : [element("h1", null, "No sweep"), element("p", { cls: "empty" }, "This page is not of a sweep.")] });
+
   const compare = () => {
     const ids = facts.jobs.filter((j) => curves[j.id] && curves[j.id].points.length).map((j) => j.id).slice(-6);
     return {
@@ -285,12 +345,13 @@
     const [what, of] = location.hash.slice(1).split("/");
     if (what === "job") return ["job/" + of, () => job(+of)];
     if (what === "compare") return ["compare", compare];
+    if (what === "sweep") return ["sweep", sweepView];
     return ["fleet", fleet];
   };
   const nav = () => {
     const [now] = wanted(), link = (to, text) => element("a", { href: "#" + to, "aria-current": now === to ? "page" : null }, text);
     const running = facts.jobs.filter((j) => ["running", "waiting"].includes(j.state) || now === "job/" + j.id).slice(-8);
-    renew(document.getElementById("nav"), [link("fleet", "Fleet"), ...running.map((j) => link("job/" + j.id, jobName(j))), link("compare", "Compare")]);
+    renew(document.getElementById("nav"), [link("fleet", "Fleet"), ...running.map((j) => link("job/" + j.id, jobName(j))), link("compare", "Compare"), ...(sweep ? [link("sweep", "Sweep")] : [])]);
   };
   // Makes `old` like `fresh`, with as few changes as that takes.
   const morph = (old, fresh) => {
@@ -298,7 +359,9 @@
     if (old.nodeType !== Node.ELEMENT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
     for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
     for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-    [old.onclick, old.onchange] = [fresh.onclick, fresh.onchange];
+    for (const on of ["onclick", "onchange", "onpointerenter", "onpointerleave"]) old[on] = fresh[on];
+    // Drawn when there is something new to draw.
+    if (old.id === "lines") return;
     // Who chooses just now goes on choosing.
     if (old.nodeName === "SELECT" && old === document.activeElement) return;
     const value = fresh.value;
@@ -325,7 +388,8 @@
     renew(parts[0], now.moving());
     if (now.charts) parts[0].style.marginBottom = "28px";
     renew(parts[2], now.behind ? now.behind() : []);
-    document.title = (name === "fleet" ? "Fleet" : name === "compare" ? "Compare" : jobName(facts.jobs.find((j) => "job/" + j.id === name) || { id: "?" })) + " · Paraft";
+    drawSweep();
+    document.title = (name === "fleet" ? "Fleet" : name === "compare" ? "Compare" : name === "sweep" ? "Sweep" : jobName(facts.jobs.find((j) => "job/" + j.id === name) || { id: "?" })) + " · Paraft";
   };
   addEventListener("hashchange", () => {
     if (takeToken() && refused) listen();
@@ -414,4 +478,5 @@
     lost();
   };
   listen();
+  lookAtSweep();
 })();

@@ -115,9 +115,12 @@ pub struct Options {
     pub source: Source,
     /// See [`Token`].
     pub token: Token,
+    /// Of a sweep on it, the trials so far, as `paraft_record::sweep::data` has them.
+    pub sweep: Option<watch::Receiver<serde_json::Value>>,
 }
 
 struct Shared {
+    sweep: Option<watch::Receiver<serde_json::Value>>,
     token: Token,
     history: Mutex<History>,
     /// How many were refused since then.
@@ -136,6 +139,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let shared = Arc::new(Shared {
+        sweep: options.sweep,
         token: options.token,
         history: Mutex::default(),
         logged: Mutex::new((0, Instant::now())),
@@ -250,6 +254,13 @@ async fn answer(
         (Method::GET, "" | "index.html") => page(),
         (Method::GET, "live") => match shared.refuses(&headers, from, "look") {
             None => live(&shared).into_response(),
+            Some(refused) => refused,
+        },
+        (Method::GET, "sweep") => match shared.refuses(&headers, from, "look") {
+            None => match &shared.sweep {
+                Some(sweep) => sweep.borrow().to_string().into_response(),
+                None => (StatusCode::NO_CONTENT, "").into_response(),
+            },
             Some(refused) => refused,
         },
         (Method::GET, "log") => match shared.refuses(&headers, from, "look") {

@@ -53,7 +53,7 @@ impl Page {
 
     /// Serves it, with what the server at this address and the others of its fleet say, as long as this process lives.
     pub fn serve(self, server: String) {
-        let options = Options { source: Source::Servers(vec![server]), token: self.token };
+        let options = Options { source: Source::Servers(vec![server]), token: self.token, sweep: None };
         tokio::spawn(async move {
             if let Err(e) = paraft_dashboard::serve(self.listener, options, std::future::pending()).await {
                 tracing::error!("the page is served no more: {e}");

@@ -15,6 +15,7 @@ pub mod chaos;
 pub mod compare;
 mod fault_schedule;
 mod health;
+mod page;
 mod scarce;
 pub mod simulate;
 mod statistics;

@@ -13,9 +13,11 @@ mod log;
 mod search;
 mod space;
 
+use crate::page::Page;
 use clap::{Args, ValueEnum};
 use log::{Ended, Log};
 use paraft_checkpoint::Folder;
+use paraft_dashboard::Source;
 use paraft_fleet::{
     ask::addresses,
     failure::Failure,
@@ -31,11 +33,12 @@ use paraft_record::{
 };
 use paraft_worker::{Job, exit};
 use search::{Next, Rule, Score, Search};
-use serde_json::json;
+use serde_json::{Value, json};
 use space::{Point, Space};
 use std::{
     collections::BTreeMap,
     fs,
+    net::SocketAddr,
     path::PathBuf,
     sync::{
         Arc, Condvar, Mutex,
@@ -43,6 +46,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use tokio::sync::watch;
 
 /// In the sweep's folder.
 const LOG_FILE: &str = "sweep.jsonl";
@@ -103,6 +107,10 @@ pub struct SweepArgs {
     /// Where everything goes. A sweep that was ended goes on in its folder. Default: runs/NAME-sweep-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
+    /// Serve the live page of the fleet here, with the sweep's trials, for example 127.0.0.1:8080 (port 0: any). Who has the token in its
+    /// address may look and act; it is drawn, or in PARAFT_DASHBOARD_TOKEN
+    #[arg(long, value_name = "ADDR")]
+    pub dashboard: Option<SocketAddr>,
     /// Print one JSON object for each trial that has ended, and one for the best.
     #[arg(long)]
     pub json: bool,
@@ -119,6 +127,10 @@ struct Sweep<'a> {
     dir: PathBuf,
     /// Where trackers have it.
     tracked: Option<Arc<track::Sweep>>,
+    /// The job's name.
+    job: String,
+    /// As its page shows it.
+    seen: watch::Sender<Value>,
 }
 
 /// What those share who train trials.
@@ -138,7 +150,17 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     let points = points(args, &space, seed)?;
     let rungs = rungs(args, job.train.epochs)?;
     let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-sweep", job.name))?;
-    let mut sweep = Sweep { args, space, points, rungs, dir: dir.to_path_buf(), tracked: None };
+    let (seen, _) = watch::channel(Value::Null);
+    let mut sweep = Sweep {
+        args,
+        space,
+        points,
+        rungs,
+        dir: dir.to_path_buf(),
+        tracked: None,
+        job: job.name.clone(),
+        seen,
+    };
     // What no trial could be is said before any has begun.
     let mut ranks = 0;
     for trial in 0..sweep.points.len() {
@@ -167,6 +189,9 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     let interrupted = launch::interrupts();
     sweep.tracked = track::Sweep::new(&job, &dir, &about.to_string());
     let (own, servers) = sweep.fleet(&job)?;
+    sweep.show(&search, &log);
+    let page = |at| Page::serve(at, Source::Servers(servers.clone()), Some(sweep.seen.subscribe()));
+    let _page = args.dashboard.map(page).transpose()?;
     let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -375,6 +400,7 @@ impl Sweep<'_> {
                 all.search.ended(trial, rung, self.score(&ended));
                 all.log.end(&ended)?;
                 self.say(&ended, all.log.ended.len());
+                self.show(&all.search, &all.log);
                 Ok(())
             });
             if let Err(e) = told {
@@ -496,6 +522,11 @@ impl Sweep<'_> {
         }
     }
 
+    /// On its page.
+    fn show(&self, search: &Search, log: &Log) {
+        self.seen.send_replace(sweep::data(&self.picture(search, log)));
+    }
+
     /// What the sweep has come to.
     fn tell(&self, search: &Search, log: &Log) -> Result<(), Failure> {
         let Some((trial, rung, _)) = search.best() else {
@@ -514,14 +545,7 @@ impl Sweep<'_> {
         fs::write(&file, best.to_toml()).map_err(|e| Failure::write(&file, e))?;
         let value = ended.and_then(|e| e.value);
         let report = self.dir.join(REPORT_FILE);
-        let best_is = format!(
-            "Best: trial {trial}, {} {} after {} epochs, with {}.",
-            self.space.metric.name(),
-            value.map(|v| self.shown(v)).unwrap_or_default().trim(),
-            self.rungs[rung],
-            point.join(", ")
-        );
-        write_sweep(&report, &self.picture(&best.name, best_is, log))?;
+        write_sweep(&report, &self.picture(search, log))?;
         if self.args.json {
             out!(
                 "{}",
@@ -543,7 +567,16 @@ impl Sweep<'_> {
     }
 
     /// The sweep as its page shows it.
-    fn picture(&self, job: &str, best: String, log: &Log) -> sweep::Sweep {
+    fn picture(&self, search: &Search, log: &Log) -> sweep::Sweep {
+        let best = search.best().map(|(trial, rung, score)| {
+            format!(
+                "Best: trial {trial}, {} {} after {} epochs, with {}.",
+                self.space.metric.name(),
+                self.shown(self.space.metric.score(score)).trim(),
+                self.rungs[rung],
+                self.space.set(&self.points[trial]).join(", ")
+            )
+        });
         let axes = self.space.axes.iter();
         let axis = |a: &space::Axis| sweep::Axis { key: a.key.clone(), ticks: a.ticks() };
         let trial = |trial: usize| {
@@ -569,11 +602,11 @@ impl Sweep<'_> {
             .sum();
         let all = self.rungs.last().copied().unwrap_or_default() * trials.len() as u64;
         sweep::Sweep {
-            job: job.into(),
+            job: self.job.clone(),
             metric: self.space.metric.name().into(),
             least: self.space.metric == space::Metric::Loss,
             headline: vec![
-                best,
+                best.unwrap_or_else(|| "No trial has a result yet.".into()),
                 format!(
                     "{} of {} trials had all {} epochs; {epochs} epochs were trained, where a grid would have trained {all}.",
                     whole,

@@ -26,6 +26,7 @@ const LIVE: &str = include_str!("../assets/live.html");
 const STYLE: &str = include_str!("../assets/report.css");
 const SCRIPT: &str = include_str!("../assets/report.js");
 const CHARTS_SCRIPT: &str = include_str!("../assets/charts.js");
+const LINES_SCRIPT: &str = include_str!("../assets/lines.js");
 const UPLOT_STYLE: &str = include_str!("../assets/uPlot.min.css");
 // Its terms travel with every copy, and each report is one.
 const UPLOT_LICENCE: &str = include_str!("../assets/uPlot-LICENSE");
@@ -95,7 +96,7 @@ pub fn live_page(html: &str, style: &str, script: &str) -> String {
         "body" => html.into(),
         "report_style" => STYLE.into(),
         "style" => style.into(),
-        "charts_script" => CHARTS_SCRIPT.into(),
+        "charts_script" => format!("{CHARTS_SCRIPT}{LINES_SCRIPT}"),
         "script" => script.into(),
         "uplot_style" => UPLOT_STYLE.into(),
         "uplot_licence" => UPLOT_LICENCE.into(),

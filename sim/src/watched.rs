@@ -164,6 +164,7 @@ fn status(host: &Host, lead: Option<(usize, u64)>) -> ShardStatus {
                 finished: m.finished,
                 idle: m.idle,
                 lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
+                ..Member::default()
             })
             .collect(),
         started: m.started,

@@ -1,6 +1,6 @@
 //! The page of a sweep: what is best, what each setting matters, every trial as a line through its settings, and as a row.
 
-use super::{fill, page_with, text::escape, write_page};
+use super::{LINES_SCRIPT, fill, page_with, text::escape, write_page};
 use crate::RecordError;
 use serde_json::json;
 use std::path::Path;
@@ -115,20 +115,29 @@ pub fn render_sweep(sweep: &Sweep) -> String {
         "table" => table(sweep),
         other => unreachable!("sweep.html asks for `{other}`"),
     });
-    let best = sweep.trials.iter().filter_map(|t| t.value).fold(None, |best: Option<(f64, f64)>, v| {
-        Some(best.map_or((v, v), |(lo, hi)| (lo.min(v), hi.max(v))))
-    });
-    let data = json!({
-        "runs": [], "hidden": [],
-        "metric": sweep.metric, "least": sweep.least, "span": best,
-        "axes": sweep.axes.iter().map(|a| json!({ "key": a.key, "ticks": a.ticks })).collect::<Vec<_>>(),
-        "trials": sweep.trials.iter().map(|t| json!({
-            "trial": t.trial, "places": t.set.iter().map(|(_, p)| *p).collect::<Vec<_>>(), "value": t.value, "epochs": t.epochs,
-        })).collect::<Vec<_>>(),
-    });
+    let data = data(sweep);
     // It carries no `<` at all: names are users'.
     let data = data.to_string().replace('<', "\\u003c");
-    page_with(&title, &body, &data, SCRIPT, "sweep.jsonl, the record of the sweep")
+    let script = format!("{LINES_SCRIPT}{SCRIPT}");
+    page_with(&title, &body, &data, &script, "sweep.jsonl, the record of the sweep")
+}
+
+/// The sweep as its pages draw it.
+pub fn data(sweep: &Sweep) -> serde_json::Value {
+    let span = sweep.trials.iter().filter_map(|t| t.value).fold(None, |span: Option<(f64, f64)>, v| {
+        Some(span.map_or((v, v), |(lo, hi)| (lo.min(v), hi.max(v))))
+    });
+    json!({
+        "runs": [], "hidden": [],
+        "job": sweep.job, "headline": sweep.headline, "metric": sweep.metric, "least": sweep.least, "span": span,
+        "axes": sweep.axes.iter().zip(sweep.importance()).map(|(a, matters)| {
+            json!({ "key": a.key, "ticks": a.ticks, "matters": matters })
+        }).collect::<Vec<_>>(),
+        "trials": sweep.trials.iter().map(|t| json!({
+            "trial": t.trial, "places": t.set.iter().map(|(_, p)| *p).collect::<Vec<_>>(), "value": t.value, "epochs": t.epochs,
+            "set": t.set.iter().map(|(text, _)| text).collect::<Vec<_>>(), "seconds": t.seconds, "why": t.why,
+        })).collect::<Vec<_>>(),
+    })
 }
 
 fn importance(sweep: &Sweep) -> String {

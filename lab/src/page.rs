@@ -1,0 +1,46 @@
+//! A live page that a command of the laboratory serves itself.
+
+use paraft_dashboard::{Options, Source, TOKEN, Token};
+use paraft_fleet::failure::Failure;
+use paraft_worker::exit;
+use serde_json::Value;
+use std::{future::pending, net::SocketAddr};
+use tokio::{net::TcpListener, runtime, sync::watch};
+
+/// A page that is served as long as this lives.
+pub struct Page {
+    /// Who has work of its own to do keeps its thread.
+    _runtime: runtime::Runtime,
+}
+
+impl Page {
+    /// Serves it there, and says where. `sweep`: of which sweep it is.
+    pub fn serve(
+        at: SocketAddr,
+        source: Source,
+        sweep: Option<watch::Receiver<Value>>,
+    ) -> Result<Self, Failure> {
+        let token = match std::env::var(TOKEN).ok().filter(|t| !t.is_empty()) {
+            Some(given) => Token::new(&given).map_err(|e| Failure::new(exit::CONFIG, e))?,
+            None => Token::draw().map_err(|e| {
+                Failure::new(exit::IO, format!("no random numbers for the page's token: {e}"))
+            })?,
+        };
+        let cannot = |e| {
+            Failure::new(exit::IO, format!("the page cannot be served on {at}: {e}"))
+                .help("give --dashboard another address, or port 0 for any that is free")
+        };
+        let runtime =
+            runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(cannot)?;
+        let listener = runtime.block_on(TcpListener::bind(at)).map_err(cannot)?;
+        let bound = listener.local_addr().map_err(cannot)?;
+        eprintln!("page    {}", token.link(&bound.to_string()));
+        let options = Options { source, token, sweep };
+        runtime.spawn(async move {
+            if let Err(e) = paraft_dashboard::serve(listener, options, pending()).await {
+                eprintln!("the page is served no more: {e}");
+            }
+        });
+        Ok(Self { _runtime: runtime })
+    }
+}
