@@ -69,13 +69,14 @@ def check_run(run, folder):
     check_params(run, folder)
     check_evals(run, folder)
     losses = history(run, "train/loss")
-    trained = sum({e["worker"]: e["samples"] for e in events(folder) if e["event"] in ("train", "worker")}.values())
+    began = next(e for e in events(folder) if e["event"] == "run")
+    before = began.get("resumed_step", 0) * began["batch"] * began["workers"]
+    trained = before + sum({e["worker"]: e["samples"] for e in events(folder) if e["event"] in ("train", "worker")}.values())
     assert losses, "no training loss"
     assert max(Counter(step for step, _, _ in losses).values()) == 1, "a point is there twice"
-    assert max(step for step, _, _ in losses) <= trained, (losses[-1], trained)
+    assert before < min(step for step, _, _ in losses) and max(step for step, _, _ in losses) <= trained, (losses, trained)
     assert all(not math.isinf(value) for _, value, _ in losses)
-    began = next(e["wall"] for e in events(folder) if e["event"] == "run")
-    assert run.info.start_time == int(began * 1e3) and run.info.end_time >= run.info.start_time
+    assert run.info.start_time == int(began["wall"] * 1e3) and run.info.end_time >= run.info.start_time
     assert run.data.tags["paraft.version"] and run.data.tags["mlflow.source.name"] == "paraft"
 
 
