@@ -452,6 +452,7 @@ mod tests {
         };
         let server = |id| Server { id, address: format!("h{id}:1"), state: "up".into(), ..Server::default() };
         Facts {
+            simulated: false,
             at,
             leader: Some(0),
             servers: vec![server(0), Server { state: state.into(), ..server(1) }],

@@ -181,11 +181,10 @@ impl Driver {
         options: &WorkerOptions,
         (client, trainer): (Client, Trainer),
         plan: Plan,
-        (recorder, checkpoints, gauges): (Recorder, Option<Checkpoints>, Arc<Gauges>),
-        on_demand: (Author, Option<PathBuf>),
+        (recorder, gauges, begun): (Recorder, Arc<Gauges>, u64),
+        (checkpoints, on_demand): (Option<Checkpoints>, (Author, Option<PathBuf>)),
         (layout, local): (Layout, Option<LocalWeights>),
         scores: Scores,
-        begun: u64,
     ) -> Self {
         Self {
             client,

@@ -109,15 +109,15 @@ pub(super) fn join(
         classifies,
         every_epoch: job.eval.every_epoch,
     };
+    let on_demand = (author, checkpoints::place(job, options.run_dir.as_deref()).ok());
     let driver = Driver::new(
         options,
         (client, trainer),
         plan.clone(),
-        (recorder, checkpoints, gauges),
-        (author, checkpoints::place(job, options.run_dir.as_deref()).ok()),
+        (recorder, gauges, begun),
+        (checkpoints, on_demand),
         (layout, local),
         scores,
-        begun,
     );
     Ok(Joined { driver, start, flush })
 }
