@@ -274,15 +274,19 @@
     },
   });
   // The last lines of a worker's log, as long as the dialog is open.
+  let looking = 0;
   const showLog = (j, worker) => {
+    const mine = ++looking;
     const dialog = document.getElementById("log"), lines = document.getElementById("log-lines");
     document.getElementById("log-what").textContent = "The last lines of w" + worker + " of " + jobName(j);
     lines.textContent = "";
     const look = async () => {
-      if (!dialog.open) return;
+      if (!dialog.open || mine !== looking) return;
       try {
         const answer = await fetch("log?job=" + j.id + "&worker=" + worker, { headers: { authorization: "Bearer " + token() } });
-        lines.textContent = answer.ok ? (await answer.json()).join("\n") || "It has logged nothing." : await answer.text();
+        const text = answer.ok ? (await answer.json()).join("\n") || "It has logged nothing." : await answer.text();
+        if (mine !== looking) return;
+        lines.textContent = text;
       } catch (e) {
         lines.textContent = "nobody answered: " + e.message;
       }

@@ -36,8 +36,13 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let before = known(&servers, &args.job)?;
     let worker = tell(&servers, &args.job, deadline)?;
+    let same = |a: &CheckpointInfo, b: &CheckpointInfo| {
+        (&a.path, a.step, a.written_ms) == (&b.path, b.step, b.written_ms)
+    };
+    let is_new = |c: &CheckpointInfo| c.worker == Some(worker) && !before.iter().any(|b| same(b, c));
     loop {
-        if let Some(new) = known(&servers, &args.job)?.into_iter().find(|c| !before.contains(c)) {
+        // The control group may have an election meanwhile.
+        if let Some(new) = known(&servers, &args.job).ok().and_then(|all| all.into_iter().find(is_new)) {
             out!("step {}  {}", new.step, new.path);
             return Ok(exit::OK);
         }

@@ -336,13 +336,17 @@ impl Sweep<'_> {
         let several = self.rungs.len() > 1;
         if several {
             set.push(format!("train.epochs={}", self.rungs[rung]));
-            set.push(format!("checkpoint.every_epochs={}", self.rungs[0]));
-            set.push("checkpoint.num_to_keep=1".into());
+            set.push(format!("checkpoint.every_epochs={}", self.rungs[rung]));
         }
-        Job::load(&self.args.job, &set).map_err(|e| {
+        let mut job = Job::load(&self.args.job, &set).map_err(|e| {
             let failure = Failure::from(e);
             Failure::new(exit::CONFIG, format!("trial {trial} ({}): {}", point.join(", "), failure.message()))
-        })
+        })?;
+        if let Some(checkpoint) = &mut job.checkpoint {
+            // Trials have their own.
+            checkpoint.dir = None;
+        }
+        Ok(job)
     }
 
     fn trial_dir(&self, trial: usize, rung: usize) -> String {
@@ -394,7 +398,11 @@ impl Sweep<'_> {
             };
             let begun = all.log.begin(trial, rung, &self.space.set(&self.points[trial]));
             drop(all);
-            let ended = begun.and_then(|()| self.train(trial, rung, servers, interrupted));
+            let train = || begun.and_then(|()| self.train(trial, rung, servers, interrupted));
+            // One that panics must not keep the others waiting for what it will never say.
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(train)).unwrap_or_else(|_| {
+                Err(Failure::new(exit::FAILED, format!("trial {trial} ended in a panic: please report it")))
+            });
             all = lock();
             let told = ended.and_then(|ended| {
                 all.search.ended(trial, rung, self.score(&ended));
@@ -404,6 +412,9 @@ impl Sweep<'_> {
                 Ok(())
             });
             if let Err(e) = told {
+                if interrupted.load(Relaxed) == 0 {
+                    eprintln!("trial {trial}: {}; nothing new begins", e.message());
+                }
                 all.failed.get_or_insert(e);
             }
             changed.notify_all();
@@ -433,6 +444,7 @@ impl Sweep<'_> {
         };
         while ended.tries < TRIES {
             ended.tries += 1;
+            ended.why.clear();
             let began = Instant::now();
             let resume = match rung {
                 0 => None,
@@ -446,6 +458,11 @@ impl Sweep<'_> {
                 }
             };
             let path = self.dir.join(&name);
+            // Those of a try that came to nothing.
+            match fs::remove_dir_all(path.join("checkpoints")) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&path, e)),
+                _ => {}
+            }
             let dir = match path.join(METRICS_FILE).exists() {
                 true => RunDir::again(&path)?,
                 false => RunDir::new(Some(&path), &job.name)?,
@@ -455,8 +472,10 @@ impl Sweep<'_> {
             let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
                 // Without one of its workers it was another job.
-                Ok(record) if !record.leaves.is_empty() && ended.tries < TRIES => {
-                    eprintln!("trial {trial}: a worker was lost; it is tried again");
+                Ok(record) if !record.leaves.is_empty() => {
+                    ended.why = "a worker was lost".into();
+                    ended.seconds = began.elapsed().as_secs_f64();
+                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
                 }
                 Ok(record) => {
                     let summary = record.summarize();
@@ -524,6 +543,10 @@ impl Sweep<'_> {
 
     /// On its page.
     fn show(&self, search: &Search, log: &Log) {
+        // Nobody serves one.
+        if self.args.dashboard.is_none() {
+            return;
+        }
         self.seen.send_replace(sweep::data(&self.picture(search, log)));
     }
 
@@ -579,8 +602,9 @@ impl Sweep<'_> {
         });
         let axes = self.space.axes.iter();
         let axis = |a: &space::Axis| sweep::Axis { key: a.key.clone(), ticks: a.ticks() };
-        let trial = |trial: usize| {
-            let ended: Vec<&Ended> = log.ended.iter().filter(|e| e.trial == trial).collect();
+        let mut by_trial: BTreeMap<usize, Vec<&Ended>> = BTreeMap::new();
+        log.ended.iter().for_each(|e| by_trial.entry(e.trial).or_default().push(e));
+        let trial = |(&trial, ended): (&usize, &Vec<&Ended>)| {
             let last = ended.iter().max_by_key(|e| e.rung)?;
             let set = self.points[trial].iter().zip(&self.space.axes);
             Some(sweep::Trial {
@@ -593,7 +617,7 @@ impl Sweep<'_> {
                 why: last.why.clone(),
             })
         };
-        let trials: Vec<_> = (0..self.points.len()).filter_map(trial).collect();
+        let trials: Vec<_> = by_trial.iter().filter_map(trial).collect();
         let whole = trials.iter().filter(|t| Some(&t.epochs) == self.rungs.last()).count();
         let epochs: u64 = log
             .ended

@@ -79,6 +79,8 @@ struct Following {
     /// Locked while it is this one's turn.
     lock: Option<File>,
     has_turn: bool,
+    /// It has looked, and another had the turn.
+    waited: bool,
     file: Option<EventFile>,
     failed: bool,
 }
@@ -95,6 +97,7 @@ impl Following {
             say,
             lock: None,
             has_turn: false,
+            waited: false,
             file: None,
             failed: false,
         }
@@ -110,10 +113,12 @@ impl Following {
     }
 
     fn look(&mut self, is_last: bool) {
-        if !self.has_turn {
+        // At its end one that has waited so far would write all anew what another has written.
+        if !self.has_turn && !(is_last && self.waited) {
             self.take_turn();
         }
         if !self.has_turn {
+            self.waited = true;
             return;
         }
         let mut points = Vec::new();

@@ -106,7 +106,13 @@ impl Log {
     }
 
     fn write(&mut self, line: &Value) -> Result<(), Failure> {
-        writeln!(self.file, "{line}").map_err(|e| Failure::new(exit::IO, format!("the sweep's log: {e}")))
+        let whole = self.file.metadata().map(|m| m.len());
+        let written = self.file.write_all(format!("{line}\n").as_bytes());
+        written.map_err(|e| {
+            // Half a line would be taken for one with the next behind it.
+            let _ = whole.and_then(|len| self.file.set_len(len));
+            Failure::new(exit::IO, format!("the sweep's log: {e}"))
+        })
     }
 }
 

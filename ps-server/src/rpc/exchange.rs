@@ -510,8 +510,9 @@ impl ShardsService {
             visitor.iter().for_each(Visitor::speaks);
             if let Some(to_shard::Kind::Heartbeat(h)) = &m.message.kind
                 && !h.host.is_empty()
+                && shard == ShardId(0)
             {
-                hosted.counters.take_about(worker, h);
+                hosted.counters.take_about(&hosted.shard, worker, h);
             }
             let m = match convert::message(&hosted.shard, m) {
                 Ok(Some(m)) => m,

@@ -152,7 +152,8 @@ impl Leader {
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
             self.counters.not_modified.fetch_add(u64::from(not_modified), Relaxed);
             let last = whole && i == count;
-            let save = last && !pull.last && self.saves(pull.worker);
+            // Behind a part of the weights a worker is in the middle of a step.
+            let save = last && !pull.last && !pull.part && self.saves(pull.worker);
             let weights = Weights {
                 bucket: conf.buckets[bucket].id,
                 version,

@@ -102,6 +102,8 @@ impl Leader {
 
     pub(super) fn begin(&mut self, term: u64, again: bool) {
         let phase = if again { Phase::Pauses(self.now.at + PAUSE) } else { Phase::CatchesUp };
+        // Who wanted one of an earlier epoch has asked another leader since, or given up.
+        self.counters.save.store(false, std::sync::atomic::Ordering::Relaxed);
         self.epoch = Some(Epoch {
             term,
             again,
