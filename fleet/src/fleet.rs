@@ -3,6 +3,7 @@
 
 mod part;
 
+pub use crate::files::JOB_FILE;
 use crate::{
     certs::Certs,
     failure::Failure,
@@ -437,6 +438,3 @@ pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
 
 /// Any port that is free, of this machine alone.
 const ANY_PORT: &str = "127.0.0.1:0";
-
-/// The resolved job, in the run's folder.
-pub const JOB_FILE: &str = "job.toml";

@@ -3,6 +3,7 @@
 use crate::{
     ask::ask_all,
     failure::Failure,
+    files::wall,
     fleet::{Extras, Fleet, JOB_FILE, server_data},
     pages, process,
     progress::Progress,
@@ -10,7 +11,7 @@ use crate::{
     standing::Submitted,
     table,
     track::{Sweep, Tracked, mlflow::Status},
-    watch::{Watch, wall},
+    watch::Watch,
 };
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Checkpoint;

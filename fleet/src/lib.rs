@@ -4,7 +4,7 @@
 //! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such processes.
 //!   [`script`]: a worker that is a user's script.
 //! - [`launch`]: a job on a fleet of its own, from its start to its record; `watch`: what happens when a process of it ends.
-//!   [`run_dir`]: the folder of a run. [`track`]: the run in TensorBoard and MLflow while it goes on.
+//!   [`run_dir`]: the folder of a run; `files`: what lies in it. [`track`]: the run in TensorBoard and MLflow while it goes on.
 //! - [`pages`]: where the servers of a fleet serve their live page.
 //! - [`task`]: the part of an engine's task of the fleet that the tasks are together; `gather`: how they meet.
 //! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
@@ -30,6 +30,7 @@ pub mod ask;
 pub mod certs;
 pub mod failure;
 pub mod faults;
+mod files;
 pub mod fleet;
 mod gather;
 pub mod launch;

@@ -7,7 +7,10 @@ mod upload;
 
 pub use sweep::Sweep;
 
-use crate::{failure::Failure, fleet::JOB_FILE, watch::wall};
+use crate::{
+    failure::Failure,
+    files::{JOB_FILE, wall},
+};
 use mlflow::{About, Client, Metric, Status, Wrong};
 use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_events};
 use paraft_worker::{Job, exit};

@@ -1,12 +1,12 @@
 //! What happens when a process of a running job ends: it is started again, the others go on, or the run is over.
 
-use crate::{failure::Failure, fleet::Fleet, process::Process, progress::Progress};
+use crate::{failure::Failure, files::wall, fleet::Fleet, process::Process, progress::Progress};
 use paraft_host::cpu_seconds_of;
 use paraft_record::{Event, MetricsWriter, event};
 use paraft_worker::{Job, exit};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 /// One of the fleet's processes.
@@ -232,11 +232,6 @@ fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
     };
     let file = workers[rank].said().display().to_string();
     failure.because(words).help(format!("all that it said is in {file}"))
-}
-
-/// Unix time, as lines of the record have it.
-pub(crate) fn wall() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
 #[cfg(test)]

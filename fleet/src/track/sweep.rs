@@ -4,7 +4,7 @@ use super::{
     mlflow::{About, Client, Metric, Status, Wrong},
     upload::AT_END,
 };
-use crate::watch::wall;
+use crate::files::wall;
 use paraft_worker::Job;
 use parking_lot::{Condvar, Mutex};
 use std::{

@@ -5,7 +5,7 @@ use crate::shard::{
     Shard,
     chunks::Answer,
     command::{EvalSums, InitPart},
-    leader::{Message, Reply},
+    leader::{About, Message, Reply},
     reads::Read,
 };
 use paraft_common::{
@@ -24,6 +24,15 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
         to_shard::Kind::Heartbeat(_) => Ok(None),
         kind => of_kind(shard, kind, payload).map(Some),
     }
+}
+
+/// What a worker says of itself, as much as people can look at.
+pub fn about(h: &wire::Heartbeat) -> About {
+    const WORD: usize = 64;
+    const LINES: (usize, usize) = (20, 240);
+    let short = |text: &str, most: usize| text.chars().take(most).collect::<String>();
+    let said = h.said.iter().rev().take(LINES.0).rev().map(|l| short(l, LINES.1)).collect();
+    About { host: short(&h.host, WORD), device: short(&h.device, WORD), said }
 }
 
 fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Message, Refusal> {

@@ -512,7 +512,7 @@ impl ShardsService {
                 && !h.host.is_empty()
                 && shard == ShardId(0)
             {
-                hosted.counters.take_about(&hosted.shard, worker, h);
+                hosted.counters.take_about(&hosted.shard, worker, convert::about(h));
             }
             let m = match convert::message(&hosted.shard, m) {
                 Ok(Some(m)) => m,

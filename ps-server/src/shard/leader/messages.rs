@@ -332,13 +332,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Takes what a worker says of itself, as much as people can look at. Those that are no members of `shard` any more go.
-    pub fn take_about(&self, shard: &Shard, worker: WorkerId, h: &paraft_proto::Heartbeat) {
-        const WORD: usize = 64;
-        const LINES: (usize, usize) = (20, 240);
-        let short = |text: &str, most: usize| text.chars().take(most).collect::<String>();
-        let said = h.said.iter().rev().take(LINES.0).rev().map(|l| short(l, LINES.1)).collect();
-        let about = About { host: short(&h.host, WORD), device: short(&h.device, WORD), said };
+    /// Takes what a worker says of itself. Those that are no members of `shard` any more go.
+    pub fn take_about(&self, shard: &Shard, worker: WorkerId, about: About) {
         let mut all = self.about.lock();
         all.insert(worker, about);
         shard.read(|m| all.retain(|w, _| *w == worker || m.members.get(*w).is_some()));
