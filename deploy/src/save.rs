@@ -30,11 +30,19 @@ pub struct SaveArgs {
 
 const ANSWER: Duration = Duration::from_secs(10);
 const BETWEEN: Duration = Duration::from_millis(100);
+const HEARD: Duration = Duration::from_secs(3);
 
 pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
     let servers = ask::addresses(args.of.as_deref(), &args.servers)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
-    let before = known(&servers, &args.job)?;
+    let began = Instant::now();
+    let before = loop {
+        match known(&servers, &args.job) {
+            // The control group hears of a job a moment after its workers have begun it.
+            Err(_) if began.elapsed() < HEARD && Instant::now() < deadline => thread::sleep(BETWEEN),
+            known => break known?,
+        }
+    };
     let worker = tell(&servers, &args.job, deadline)?;
     let same = |a: &CheckpointInfo, b: &CheckpointInfo| {
         (&a.path, a.step, a.written_ms) == (&b.path, b.step, b.written_ms)

@@ -422,6 +422,20 @@ impl Sweep<'_> {
         changed.notify_all();
     }
 
+    /// What a trial goes on from. Where its checkpoint was not made, since a leader was lost or moved just then, it trains from the
+    /// start.
+    fn checkpoint_before(&self, trial: usize, rung: usize) -> Option<PathBuf> {
+        let below = self.dir.join(self.trial_dir(trial, rung.checked_sub(1)?)).join("checkpoints");
+        let found = Folder::find(&below).map_err(|e| e.to_string());
+        match found.and_then(|path| fs::canonicalize(path).map_err(|e| e.to_string())) {
+            Ok(path) => Some(path),
+            Err(why) => {
+                eprintln!("trial {trial} trains from the start: {why}");
+                None
+            }
+        }
+    }
+
     /// One trial up to a rung. What goes wrong with its setting is its result; what goes wrong with the fleet is an error.
     fn train(
         &self,
@@ -446,17 +460,7 @@ impl Sweep<'_> {
             ended.tries += 1;
             ended.why.clear();
             let began = Instant::now();
-            let resume = match rung {
-                0 => None,
-                _ => {
-                    let before = self.dir.join(self.trial_dir(trial, rung - 1)).join("checkpoints");
-                    let found = Folder::find(&before)?;
-                    Some(
-                        fs::canonicalize(&found)
-                            .map_err(|e| Failure::new(exit::DATA, format!("{}: {e}", found.display())))?,
-                    )
-                }
-            };
+            let resume = self.checkpoint_before(trial, rung);
             let path = self.dir.join(&name);
             // Those of a try that came to nothing.
             match fs::remove_dir_all(path.join("checkpoints")) {
