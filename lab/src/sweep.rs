@@ -504,9 +504,10 @@ impl Sweep<'_> {
                 Err(e) => {
                     ended.why = e.message().to_string();
                     ended.seconds = began.elapsed().as_secs_f64();
-                    if e.diverged() || matches!(e.code(), exit::CONFIG | exit::DATA | exit::USAGE) {
+                    if e.diverged() {
                         return Ok(ended);
                     }
+                    // Also what a worker says of its job or its servers: one that is just back may not know the job yet.
                     eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
                 }
             }
