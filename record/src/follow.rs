@@ -114,7 +114,7 @@ impl Following {
 
     fn look(&mut self, is_last: bool) {
         // At its end one that has waited so far would write all anew what another has written.
-        if !self.has_turn && !(is_last && self.waited) {
+        if !(self.has_turn || is_last && self.waited) {
             self.take_turn();
         }
         if !self.has_turn {
