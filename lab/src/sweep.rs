@@ -444,8 +444,7 @@ impl Sweep<'_> {
         servers: &[String],
         interrupted: &AtomicI32,
     ) -> Result<Ended, Failure> {
-        let mut job = self.job(trial, rung)?;
-        let base = job.name.clone();
+        let job = self.job(trial, rung)?;
         let name = self.trial_dir(trial, rung);
         let mut ended = Ended {
             trial,
@@ -460,8 +459,6 @@ impl Sweep<'_> {
         while ended.tries < TRIES {
             ended.tries += 1;
             ended.why.clear();
-            // A name of its own: a server that is just back may still know an earlier job by one that is used again.
-            job.name = format!("{base}-{trial}.{}.{}", self.rungs[rung], ended.tries);
             let began = Instant::now();
             let resume = self.checkpoint_before(trial, rung);
             let path = self.dir.join(&name);

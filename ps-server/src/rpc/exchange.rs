@@ -376,20 +376,24 @@ impl ShardsService {
             Some(shape) if shard.0 < shape.shards => {
                 RefusalKind::Unavailable(format!("{name} has no replicas yet"))
             }
-            Some(_) => RefusalKind::WrongShard { shard },
+            // It may be another job of this name that this server knows: an earlier one, if it was away since.
+            Some(_) => self.surely(shard, || RefusalKind::WrongShard { shard }),
             None => self.no_such_job(job, shard),
         })
     }
 
-    /// Who leads the control group knows all jobs. Another server may not have heard of one that was submitted a moment ago.
     fn no_such_job(&self, asked: &str, shard: ShardId) -> RefusalKind {
+        self.surely(shard, || RefusalKind::NoJob { asked: asked.into(), there: self.agent.job_names() })
+    }
+
+    /// Refuses, where this server leads the control group, which knows all jobs. Another may not have heard of one that was submitted a
+    /// moment ago.
+    fn surely(&self, shard: ShardId, refusal: impl FnOnce() -> RefusalKind) -> RefusalKind {
         let (leads, known) = (self.agent.leads(), self.agent.fleet() != 0);
         let leader = self.agent.group().leader_address().filter(|_| !leads);
         match leader {
             Some(leader) => RefusalKind::NotLeader { shard, leader: Some(leader), stopped: None },
-            None if leads && known => {
-                RefusalKind::NoJob { asked: asked.into(), there: self.agent.job_names() }
-            }
+            None if leads && known => refusal(),
             None => RefusalKind::Unavailable("this server does not know its fleet's jobs at present".into()),
         }
     }
