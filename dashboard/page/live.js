@@ -21,7 +21,7 @@
   const token = () => sessionStorage.getItem("token") || "";
 
   // --- what is known ---
-  let facts = null, curves = {}, events = [];
+  let facts = null, curves = {}, events = [], runs = [], recorded = new Map();
 
   const element = (tag, attrs, ...inside) => {
     const e = document.createElement(tag);
@@ -51,7 +51,9 @@
   // The group of shards that a fleet is founded with is no job until a worker begins one.
   const ownerName = (id) => { const j = facts.jobs.find((j) => j.id === id); return j ? jobName(j) : "no job"; };
   const count = (n, what) => n + " " + what + (n === 1 ? "" : "s");
-  const last = (id) => { const p = (curves[id] || { points: [] }).points; return p[p.length - 1]; };
+  // Those of jobs that the fleet has, and of runs that were recorded.
+  const curveOf = (id) => recorded.get(id) || curves[id] || { points: [], evaluations: [] };
+  const last = (id) => { const p = curveOf(id).points; return p[p.length - 1]; };
   const steps = (j) => Math.max(0, ...j.members.map((m) => m.clock));
 
   const table = (caption, head, rows, cls) => element("div", { cls: "scroll " + (cls || ""), tabindex: "0", role: "region", "aria-label": caption },
@@ -84,6 +86,7 @@
         const answer = await fetch("act", { method: "POST", headers: { authorization: "Bearer " + token(), "content-type": "application/json" }, body: JSON.stringify(act) });
         say(await answer.text(), !answer.ok);
         if (answer.ok && act.act === "mode") { for (const j of facts.jobs) if (j.name === act.job) delete chosen[j.id]; render(); }
+        if (answer.ok && act.act === "workers") { delete numbers[act.job]; render(); }
       } catch (e) {
         say("nobody answered: " + e.message, true);
       }
@@ -110,10 +113,10 @@
       }
     }
   };
-  const begin = (id) => { const c = curves[id]; return c && c.points.length ? c.points[0].at : 0; };
+  const begin = (id) => { const c = curveOf(id); return c.points.length ? c.points[0].at : 0; };
   const line = (id, of) => {
     const x = [], y = [], from = begin(id);
-    for (const p of (curves[id] || { points: [] }).points) {
+    for (const p of curveOf(id).points) {
       const v = of(p);
       if (v != null) { x.push((p.at - from) / 1000); y.push(v); }
     }
@@ -121,7 +124,7 @@
   };
   const scores = (id, of) => {
     const x = [], y = [], from = begin(id);
-    for (const e of (curves[id] || { evaluations: [] }).evaluations) { x.push(Math.max(0, (e.at - from) / 1000)); y.push(of(e)); }
+    for (const e of curveOf(id).evaluations) { x.push(Math.max(0, (e.at - from) / 1000)); y.push(of(e)); }
     return { x, y };
   };
   // What was seen at the same moment has one line.
@@ -143,7 +146,7 @@
     ["Megabytes a second", (ids) => ids.length > 1 ? null : { names: ["pushed", "pulled"], zero: true }, (id) => [line(id, (p) => p.pushed == null ? null : p.pushed / 1e6), line(id, (p) => p.pulled == null ? null : p.pulled / 1e6)]],
   ];
   const drawCharts = (place, ids) => {
-    const names = ids.map((id) => jobName(facts.jobs.find((j) => j.id === id) || { id }));
+    const names = ids.map((id) => (recorded.has(id) ? id : jobName(facts.jobs.find((j) => j.id === id) || { id })));
     charts = paraftCharts({ runs: names, hidden: [] });
     drawn = [];
     for (const [title, options, lines] of CHARTS) {
@@ -201,9 +204,31 @@
       section("Servers", table("Servers", [{ text: "server", left: true }, { text: "address", left: true }, "state", "leads", "holds", "bytes", "memory, at most", "free", "processor", ...(facts.simulated ? [] : [""])],
         facts.servers.map((s) => row("s" + s.id, left(s.address || "-"), element("td", null, stateOf(s.state), s.trouble ? ": " + s.trouble : ""), String(s.leads), String(s.holds), bytes(s.bytes),
           bytes(s.peak_rss_bytes), bytes(s.free), s.cpu_seconds == null ? "-" : number(s.cpu_seconds, 3) + " s", ...(facts.simulated ? [] : [drainButton(s)]))))),
+      ...(facts.faults ? [section("Faults on purpose", faults())] : []),
       section("What has happened", happened(() => true)),
     ],
   });
+  // What each does, as `paraft chaos` names them.
+  const FAULTS = {
+    partition: "It reaches nobody and nobody reaches it, until you take it back. The others go on without it, as long as they are a majority.",
+    "slow-link": "All that goes to it is held back for 50 ms, until you take it back.",
+    "slow-disk": "Each of its fsyncs takes 50 ms longer, until you take it back.",
+    "disk-full": "Its files can't grow, until you take it back: its shards are led and served by others meanwhile.",
+    eio: "Its writes and fsyncs fail, until you take it back; its replicas are filled by the others then.",
+    readonly: "Its file system can't be written, until you take it back.",
+  };
+  const fault = { server: null, what: "partition" };
+  const faults = () => {
+    const option = (value, text, chosen) => element("option", { value, selected: value === chosen }, text);
+    const to = fault.server ?? facts.servers[0]?.id;
+    return element("div", null,
+      element("div", { cls: "acts" },
+        element("select", { "aria-label": "Server", onchange: (e) => { fault.server = +e.target.value; } }, ...facts.servers.map((s) => option(s.id, "s" + s.id, to))),
+        element("select", { "aria-label": "Fault", onchange: (e) => { fault.what = e.target.value; } }, ...Object.keys(FAULTS).map((f) => option(f, f, fault.what))),
+        button("put", () => { const on = fault.server ?? facts.servers[0].id; ask("Put " + fault.what + " on s" + on + "?", FAULTS[fault.what], "Put it", { act: "fault", server: on, fault: fault.what }); })),
+      facts.faults.length ? element("ul", { cls: "faults" }, ...facts.faults.map(([s, f]) => element("li", null, element("span", { cls: "bad" }, f + " on s" + s), " ",
+        button("take back", () => ask("Take " + f + " back from s" + s + "?", "It is as it was, and the server catches up with the others.", "Take it back", { act: "fault", server: s, fault: f, undo: true }))))) : element("p", { cls: "note" }, "None is on."));
+  };
   const drainButton = (s) => s.state === "draining"
     ? button("fill again", () => ask("Fill s" + s.id + " again?", "It takes replicas and leaders again.", "Fill it", { act: "drain", server: s.id, undo: true }))
     : button("drain", () => ask("Empty s" + s.id + "?", "Its " + s.leads + " leaders and " + s.holds + " replicas move to other servers; training goes on. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
@@ -217,6 +242,15 @@
     return [select, button("switch mode", () => ask("Switch " + jobName(j) + " from " + j.mode + " to " + to() + "?",
       { bsp: "Workers wait for each other in every step.", asp: "Workers no longer wait for each other; gradients may be late.", auto: "A rule chooses how far workers may be apart." }[to()] || "Workers may be so many steps apart.",
       "Switch", { act: "mode", job: j.name, mode: to() }))];
+  };
+  const numbers = {};
+  const workersOf = (j) => {
+    if (!j.most) return [];
+    const now = j.members.filter((m) => !m.finished).length, to = () => numbers[j.id] ?? now;
+    return [element("input", { type: "number", min: 1, max: j.most, "aria-label": "Workers", value: to(), onchange: (e) => { numbers[j.id] = +e.target.value; } }),
+      button("set workers", () => ask("Let " + jobName(j) + " have " + count(to(), "worker") + ", not " + now + "?", to() < now
+        ? "The last ones leave behind their step. With train.sampler = \"leased\" the others train their samples; with \"static\" those wait for the next epoch." : "They come back and go on where the others are.",
+        "Set workers", { act: "workers", job: j.id, workers: to() }))];
   };
   const waits = (j) => {
     const ids = j.members.map((m) => m.worker);
@@ -252,9 +286,9 @@
           ["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)],
           ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
         ].map(([n, v]) => element("div", null, ...fact(n, v)))),
-        facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : runs ? element("div", { cls: "acts" }, ...modeOf(j),
+        facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : runs ? element("div", { cls: "acts" }, ...modeOf(j), ...workersOf(j),
           button("stop", () => ask("Stop " + jobName(j) + "?", "Its workers finish where they are, and its weights are kept as after any end. It can't go on from there but by --resume of a checkpoint.", "Stop it", { act: "stop", job: j.name })),
-          button("checkpoint now", () => ask("Write a checkpoint of " + jobName(j) + " now?", "Its lowest worker writes it behind its next step, where the job's checkpoints go; it trains on when it is written.", "Write it", { act: "save", job: j.name })),
+          button("save a checkpoint", () => ask("Save a checkpoint of " + jobName(j) + "?", "Its lowest worker writes it behind its next step, where the job's checkpoints go; it trains on when it is written.", "Save it", { act: "save", job: j.name })),
         ) : element("div", { cls: "acts" }, button("delete", () => ask("Delete " + jobName(j) + "?", "The servers forget its weights and optimizer state. Its files and checkpoints stay.", "Delete it", { act: "delete", job: j.name }))),
       ];
     },
@@ -335,11 +369,34 @@
   };
   const sweepView = () => ({ fixed: [], moving: () => sweep ? trials() : [element("h1", null, "No sweep"), element("p", { cls: "empty" }, "This page is not of a sweep.")] });
 
+  // Runs whose records the page's server reads; each once.
+  const lookAtRuns = async () => {
+    try {
+      const answer = await fetch("runs", { headers: { authorization: "Bearer " + token() } });
+      if (answer.status === 200) { runs = await answer.json(); render(); }
+    } catch (e) { /* the stream says so */ }
+  };
+  const pick = async (name, on) => {
+    if (!on) { recorded.delete(name); return render(); }
+    try {
+      const answer = await fetch("runs?name=" + name, { headers: { authorization: "Bearer " + token() } });
+      if (answer.ok) recorded.set(name, await answer.json());
+      else say(await answer.text(), true);
+    } catch (e) { say("nobody answered: " + e.message, true); }
+    render();
+  };
+  const SIDE_BY_SIDE = 6;
   const compare = () => {
-    const ids = facts.jobs.filter((j) => curves[j.id] && curves[j.id].points.length).map((j) => j.id).slice(-6);
+    const picked = [...recorded.keys()], jobs = facts.jobs.filter((j) => curves[j.id] && curves[j.id].points.length).map((j) => j.id);
+    const ids = [...jobs.slice(-Math.max(1, SIDE_BY_SIDE - picked.length)), ...picked];
+    // A job that is drawn as what it is now is not drawn from its record too.
+    const own = new Set(facts.jobs.map((j) => (j.run || "").split("/").pop())), offered = runs.filter((r) => !own.has(r.name));
     return {
       fixed: ids, charts: ids,
-      moving: () => [element("h1", null, "Jobs side by side"), element("p", { cls: "note" }, "The latest six that were seen to train; seconds since each was first seen here.")],
+      moving: () => [element("h1", null, "Jobs side by side"), element("p", { cls: "note" }, "The latest jobs that were seen to train, " + SIDE_BY_SIDE + " lines at most; seconds since each was first seen here.")],
+      behind: () => (offered.length ? [section("Runs that were recorded", element("p", { cls: "note" }, "Beside the jobs, from their records in this fleet's folder of runs; seconds since their first step."),
+        element("div", { cls: "picks" }, ...offered.map((r) => element("label", null, element("input", { type: "checkbox", name: r.name, checked: recorded.has(r.name), disabled: !recorded.has(r.name) && picked.length >= SIDE_BY_SIDE - 1,
+          onchange: (e) => pick(r.name, e.target.checked) }), r.name, element("time", { datetime: new Date(r.at).toISOString() }, new Date(r.at).toLocaleString())))))] : []),
     };
   };
 
@@ -367,10 +424,11 @@
     // Drawn when there is something new to draw.
     if (old.id === "lines") return;
     // Who chooses just now goes on choosing.
-    if (old.nodeName === "SELECT" && old === document.activeElement) return;
+    if (["SELECT", "INPUT"].includes(old.nodeName) && old === document.activeElement && old.type !== "checkbox") return;
     const value = fresh.value;
     renew(old, [...fresh.childNodes]);
     if (old.nodeName === "SELECT") old.value = value;
+    if (old.nodeName === "INPUT") [old.value, old.checked] = [value, fresh.checked];
   };
   const renew = (place, fresh) => {
     const old = [...place.childNodes];
@@ -397,6 +455,7 @@
   };
   addEventListener("hashchange", () => {
     if (takeToken() && refused) listen();
+    if (location.hash === "#compare") lookAtRuns();
     render(); view.focus();
     scrollTo(0, 0);
   });
@@ -483,4 +542,5 @@
   };
   listen();
   lookAtSweep();
+  lookAtRuns();
 })();

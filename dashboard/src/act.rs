@@ -1,14 +1,23 @@
 //! What a person does on the page, by the same calls as the command line's.
 
-use crate::facts::Facts;
+use crate::{facts::Facts, here::Here};
 use futures::{FutureExt, future::BoxFuture};
 use paraft_common::{ModeChoice, ServerId};
+use paraft_fleet::{
+    faults::{Fault, Faults},
+    scale,
+};
 use paraft_proto::{Advice, PROTOCOL, Refused, SwitchModeRequest};
 use serde::Deserialize;
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 /// A server that is asked has so long to answer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// What a slow link or disk costs, in milliseconds: for each piece of data, or fsync.
+const SLOW: u64 = 50;
 /// Before a shard's leader is looked for again.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -36,6 +45,23 @@ pub enum Act {
         #[serde(default)]
         undo: bool,
     },
+    /// `paraft fleet scale`, where the workers' launcher is on this host.
+    Workers {
+        /// The job's number: its name may be another's too, by now.
+        job: u32,
+        /// How many.
+        workers: u32,
+    },
+    /// What `paraft chaos` puts and takes back, where the fleet has fault points.
+    Fault {
+        /// Its number.
+        server: u32,
+        /// Which.
+        fault: Fault,
+        /// Take it back.
+        #[serde(default)]
+        undo: bool,
+    },
     /// `paraft stop`.
     Stop {
         /// The job's name.
@@ -49,11 +75,11 @@ pub enum Act {
 }
 
 impl Act {
-    /// Does it; what was done, in words.
+    /// Does it; what was done, in words. `here` is what can be reached by the files of this host.
     ///
     /// # Errors
     /// Why it was not; for people.
-    pub async fn carry_out(&self, facts: &Facts) -> Result<String, String> {
+    pub async fn carry_out(&self, facts: &Facts, here: &Here) -> Result<String, String> {
         match self {
             Self::Mode { job, mode } => switch(facts, job, mode).await,
             Self::Save { job } => save(facts, job).await,
@@ -68,6 +94,25 @@ impl Act {
                     false => format!("s{server} is emptied"),
                 })
             }
+            Self::Workers { job, workers } => {
+                let known = facts.jobs.iter().find(|j| j.id == *job);
+                let known = known.ok_or_else(|| format!("this fleet has no job {job}"))?;
+                let none = "the launcher of its workers is not on this host: use `paraft fleet scale` where it is";
+                let dir = here.launched(known).ok_or(none)?;
+                let n = *workers;
+                let set = tokio::task::spawn_blocking(move || scale::set(&dir, n)).await;
+                set.map_err(|e| e.to_string())?.map_err(|e| e.message().to_string())?;
+                Ok(format!("{} has {workers} workers from now on", known.name))
+            }
+            Self::Fault { server, fault, undo } => {
+                if !facts.servers.iter().any(|s| s.id == u64::from(*server)) {
+                    return Err(format!("this fleet has no s{server}"));
+                }
+                let points = here.faults.as_deref().ok_or("this fleet has no fault points: start it with --faults")?;
+                put(points, *server, *fault, *undo).map_err(|e| format!("{}: {e}", points.display()))?;
+                let how = if *undo { "taken back from" } else { "put on" };
+                Ok(format!("{} is {how} s{server}", fault.name()))
+            }
             Self::Stop { job } => {
                 let was = end(facts, job, false).await?;
                 Ok(format!("{job} is to stop where it is; it was {was}"))
@@ -78,6 +123,15 @@ impl Act {
             }
         }
     }
+}
+
+fn put(points: &Path, server: u32, fault: Fault, undo: bool) -> std::io::Result<()> {
+    let mut faults = Faults::read(points)?;
+    match undo {
+        true => faults.heal(fault, server),
+        false => faults.put(fault, server, SLOW),
+    }
+    faults.write(points)
 }
 
 async fn end(facts: &Facts, job: &str, delete: bool) -> Result<String, String> {
@@ -113,7 +167,7 @@ async fn save(facts: &Facts, job: &str) -> Result<String, String> {
     let leads = facts.servers.iter().find(|v| Some(v.id) == leads);
     let leads = leads.ok_or("shard 0 has no leader: ask again when it has one")?;
     let worker = paraft_client::save(&leads.address, job, ANSWER).await.map_err(|r| r.message)?;
-    Ok(format!("w{worker} writes a checkpoint of {job}"))
+    Ok(format!("w{worker} saves a checkpoint of {job}"))
 }
 
 /// Shard 0 first; the number that it gives to the switch is the same on every shard. Where another leads than was seen last, it is looked for.

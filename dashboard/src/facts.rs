@@ -2,10 +2,11 @@
 
 use futures::future::join_all;
 use paraft_common::histogram::DelayHistogram;
+use paraft_fleet::faults::Fault;
 use paraft_proto::{DescribeReply, JobInfo, ShardStatus, StatusReply};
 use serde::Serialize;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -27,6 +28,8 @@ pub struct Facts {
     pub shards: Vec<Shard>,
     /// The latest last.
     pub jobs: Vec<Job>,
+    /// Which faults were put on which servers; none: the fleet has no fault points.
+    pub faults: Option<BTreeSet<(u32, Fault)>>,
 }
 
 /// A server.
@@ -104,6 +107,8 @@ pub struct Job {
     pub auto: String,
     /// That it was made for.
     pub workers: u32,
+    /// As many as it can be told to have; none: whoever started them is not on the page's host, or takes no number.
+    pub most: Option<u32>,
     /// Raft groups.
     pub shards: u32,
     /// Of each.
@@ -255,6 +260,7 @@ pub fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, S
         servers: fleet.servers.iter().map(|s| server(s, replies.get(&s.address))).collect(),
         shards: fleet.shards.iter().map(|s| shard(s, replies, &led)).collect(),
         jobs: fleet.jobs.iter().filter(begun).map(|j| job(j, &led)).collect(),
+        faults: None,
     }
 }
 
@@ -332,6 +338,7 @@ fn job(info: &JobInfo, led: &BTreeMap<(u32, u32), &ShardStatus>) -> Job {
         mode: first.map_or_else(|| info.mode.clone(), |s| s.mode.clone()),
         auto: first.map(|s| s.mode_auto.clone()).unwrap_or_default(),
         workers: info.workers,
+        most: None,
         shards: shape.shards,
         replicas: shape.replicas,
         durability: if info.durability.is_empty() { shape.durability } else { info.durability.clone() },

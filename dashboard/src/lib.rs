@@ -7,15 +7,20 @@
 //!
 //! - [`facts`]: what the fleet is at a moment.
 //! - [`history`]: what has been seen so far, bounded.
+//! - [`here`]: what is reached by the files of the page's host: fault points, and the launcher of workers.
+//! - [`runs`]: runs that have ended, from their records.
 //! - [`act`]: what a person does there, by the command line's calls.
 //! - `serve`: HTTP. The page's files are in `page/`, charts and colours those of the report (`paraft-record`).
 //!
 //! Whoever has the page's address with its token sees everything and may do everything that this process may. Nothing is asked of the
-//! servers' state machines: this is a client like any other.
+//! servers' state machines: this is a client like any other, and a reader of files.
 
 pub mod act;
 pub mod facts;
+pub mod here;
 pub mod history;
+pub mod runs;
 mod serve;
 
+pub use here::{Here, Most};
 pub use serve::{Options, Source, TOKEN, Token, serve};

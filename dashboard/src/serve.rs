@@ -1,7 +1,14 @@
 //! The page over HTTP. It is served under whatever path, so that it works behind a proxy that adds a prefix; all that it asks for is
 //! relative.
 
-use crate::{act::Act, facts, facts::Facts, history::History};
+use crate::{
+    act::Act,
+    facts,
+    facts::Facts,
+    here::{Here, Most},
+    history::History,
+    runs,
+};
 use axum::{
     Router,
     body::Bytes,
@@ -72,6 +79,11 @@ impl Token {
         }
     }
 
+    /// That of the environment, where there is one.
+    pub fn given() -> Option<Result<Self, String>> {
+        std::env::var(TOKEN).ok().filter(|t| !t.is_empty()).map(|given| Self::new(&given))
+    }
+
     /// One that nobody guesses.
     ///
     /// # Errors
@@ -117,10 +129,15 @@ pub struct Options {
     pub token: Token,
     /// Of a sweep on it, the trials so far, as `paraft_record::sweep::data` has them.
     pub sweep: Option<watch::Receiver<serde_json::Value>>,
+    /// What its own host has of the fleet.
+    pub here: Here,
 }
 
 struct Shared {
     sweep: Option<watch::Receiver<serde_json::Value>>,
+    here: Here,
+    /// One record is read at a time, however long: who trains here has the cores.
+    reads: Semaphore,
     token: Token,
     history: Mutex<History>,
     /// How many were refused since then.
@@ -140,6 +157,8 @@ pub async fn serve(
 ) -> io::Result<()> {
     let shared = Arc::new(Shared {
         sweep: options.sweep,
+        here: options.here,
+        reads: Semaphore::new(1),
         token: options.token,
         history: Mutex::default(),
         logged: Mutex::new((0, Instant::now())),
@@ -220,11 +239,14 @@ impl AsyncWrite for Held {
 
 /// Looks at the fleet again and again.
 async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
-    let listed = known.clone();
+    let (listed, mut most) = (known.clone(), Most::default());
     loop {
         let began = Instant::now();
         match facts::ask(&mut known).await {
-            Some(facts) => shared.sees(facts),
+            Some(mut facts) => {
+                shared.here.add(&mut facts, &mut most);
+                shared.sees(facts);
+            }
             // Nobody answers: perhaps those do that were given.
             None => known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>()),
         }
@@ -265,6 +287,10 @@ async fn answer(
         },
         (Method::GET, "log") => match shared.refuses(&headers, from, "look") {
             None => log(&shared, uri.query().unwrap_or_default()).await,
+            Some(refused) => refused,
+        },
+        (Method::GET, "runs") => match shared.refuses(&headers, from, "look") {
+            None => recorded(&shared, uri.query().unwrap_or_default()).await,
             Some(refused) => refused,
         },
         (Method::POST, "act") => match shared.refuses(&headers, from, "act") {
@@ -394,6 +420,22 @@ async fn log(shared: &Shared, query: &str) -> Response {
     }
 }
 
+/// The runs whose records lie here; with `name=NAME` the curves of one.
+async fn recorded(shared: &Shared, query: &str) -> Response {
+    let Some(folder) = shared.here.runs.clone() else { return StatusCode::NO_CONTENT.into_response() };
+    let Ok(_one) = shared.reads.acquire().await else { return StatusCode::NO_CONTENT.into_response() };
+    let name = query.strip_prefix("name=").map(str::to_string);
+    let read = move || match name {
+        None => Ok(json!(runs::list(&folder))),
+        Some(name) => runs::curves(&folder, &name).map(|curves| json!(curves)),
+    };
+    match tokio::task::spawn_blocking(read).await {
+        Ok(Ok(said)) => said.to_string().into_response(),
+        Ok(Err(why)) => (StatusCode::NOT_FOUND, why).into_response(),
+        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
+    }
+}
+
 async fn act(shared: &Shared, from: SocketAddr, body: &[u8]) -> Response {
     let act: Act = match serde_json::from_slice(body) {
         Ok(act) => act,
@@ -403,7 +445,7 @@ async fn act(shared: &Shared, from: SocketAddr, body: &[u8]) -> Response {
     if facts.simulated {
         return (StatusCode::CONFLICT, "this fleet is simulated: nothing can be done to it").into_response();
     }
-    let done = act.carry_out(&facts).await;
+    let done = act.carry_out(&facts, &shared.here).await;
     let what = match &done {
         Ok(done) => done.clone(),
         Err(why) => format!("not done: {why}"),

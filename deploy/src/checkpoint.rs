@@ -42,7 +42,7 @@ enum Command {
         #[arg(long, default_value = "f32")]
         dtype: Precision,
     },
-    /// Have a job that trains write a checkpoint now, and wait until it is whole.
+    /// Have a job that trains save a checkpoint, and wait until it is whole.
     Save(save::SaveArgs),
     /// List the checkpoints of a fleet's jobs, as the control group knows them: also when no worker is left.
     List(jobs::ListArgs),

@@ -15,6 +15,7 @@ use paraft_fleet::{
     fleet::JOB_FILE,
     launch, out,
     run_dir::RunDir,
+    scale,
     shared::{Ended, Folder},
 };
 use paraft_worker::{Job, exit};
@@ -43,7 +44,7 @@ enum FleetCommand {
     Status(RunOf),
     /// What a run's processes have said, the first failure first.
     Logs(LogArgs),
-    /// Have so many workers.
+    /// Have so many workers, of a run on Kubernetes or of `paraft train` on this machine.
     Scale(ScaleArgs),
 }
 
@@ -158,6 +159,11 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
         }
         FleetCommand::Status(a) => status(&a.run),
         FleetCommand::Logs(a) => logs(a),
+        // A run of `paraft train`, whose launcher is here.
+        FleetCommand::Scale(a) if !a.run.join(HANDLE).exists() => {
+            scale::set(&a.run, a.workers)?;
+            Ok(exit::OK)
+        }
         FleetCommand::Scale(a) => {
             let (engine, handle) = submitted(&a.run)?;
             let job = Job::load(&a.run.join(JOB_FILE), &[])?;

@@ -1,6 +1,6 @@
 //! The live page that a server serves (`--dashboard`): where, and who knows its token.
 
-use paraft_dashboard::{Options, Source, TOKEN, Token};
+use paraft_dashboard::{Here, Options, Source, TOKEN, Token};
 use paraft_fleet::{failure::Failure, pages};
 use paraft_worker::exit;
 use std::{
@@ -52,8 +52,8 @@ impl Page {
     }
 
     /// Serves it, with what the server at this address and the others of its fleet say, as long as this process lives.
-    pub fn serve(self, server: String) {
-        let options = Options { source: Source::Servers(vec![server]), token: self.token, sweep: None };
+    pub fn serve(self, server: String, here: Here) {
+        let options = Options { source: Source::Servers(vec![server]), token: self.token, sweep: None, here };
         tokio::spawn(async move {
             if let Err(e) = paraft_dashboard::serve(self.listener, options, std::future::pending()).await {
                 tracing::error!("the page is served no more: {e}");
@@ -74,8 +74,8 @@ pub fn of_fleets(servers: u32) -> Result<(), Failure> {
 
 /// That of the environment, or of the data folder, where it is drawn the first time.
 fn token(data: &Path) -> Result<Token, Failure> {
-    if let Some(given) = std::env::var(TOKEN).ok().filter(|t| !t.is_empty()) {
-        return Token::new(&given).map_err(|e| Failure::new(exit::CONFIG, e));
+    if let Some(given) = Token::given() {
+        return given.map_err(|e| Failure::new(exit::CONFIG, e));
     }
     let path = data.join(FILE);
     match fs::read_to_string(&path) {

@@ -3,6 +3,7 @@
 use crate::{disk_faults as disk, drain, memory, page};
 use clap::Args;
 use paraft_common::{Durability, ServerId, need::Bytes};
+use paraft_dashboard::Here;
 use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
@@ -80,6 +81,9 @@ pub struct ServerArgs {
     /// in PARAFT_DASHBOARD_TOKEN, the same on all servers, or else in the data folder.
     #[arg(long, value_name = "ADDR")]
     pub dashboard: Option<SocketAddr>,
+    /// The runs in this folder can be compared on the page.
+    #[arg(long, value_name = "FOLDER", requires = "dashboard")]
+    pub runs: Option<PathBuf>,
     /// Record the stages of gradients on this server in this folder, as server-ID.jsonl; `paraft trace` merges what the
     /// processes of a job have recorded.
     #[arg(long, value_name = "FOLDER")]
@@ -278,6 +282,13 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                 Err(failure) => failure,
             })?),
         };
+        // A launcher puts its servers' data into the run's folder.
+        let launched = args.supervised || args.until.is_some();
+        let here = Here {
+            faults: args.faults.clone(),
+            run: data.parent().filter(|_| launched).map(Path::to_path_buf),
+            runs: args.runs.clone(),
+        };
         let options = ServerOptions {
             place,
             page: page.as_ref().map(|p| p.address.clone()).unwrap_or_default(),
@@ -321,7 +332,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             }
         }
         if let Some(page) = page {
-            page.serve(address.clone());
+            page.serve(address.clone(), here);
         }
         let signal = Arc::new(AtomicI32::new(0));
         let noted = signal.clone();

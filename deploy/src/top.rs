@@ -2,11 +2,17 @@
 
 use clap::Args;
 use paraft_dashboard::{
+    Here, Most,
     act::Act,
     facts::{self, Facts, Job},
     history::History,
 };
-use paraft_fleet::{ask, failure::Failure, table};
+use paraft_fleet::{
+    ask,
+    failure::Failure,
+    faults::{FAULTS_FILE, Fault},
+    table,
+};
 use paraft_worker::exit;
 use ratatui::{
     Frame,
@@ -18,7 +24,7 @@ use ratatui::{
 };
 use std::{
     io::IsTerminal,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::mpsc::{self, Receiver},
     time::Duration,
 };
@@ -47,22 +53,37 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let (tell, told) = mpsc::channel();
+    let here = here(args.of.as_deref());
+    let adds = here.clone();
     runtime.spawn(async move {
-        let mut known = servers;
-        while tell.send(facts::ask(&mut known).await).is_ok() {
+        let (mut known, mut most) = (servers, Most::default());
+        loop {
+            let mut facts = facts::ask(&mut known).await;
+            facts.iter_mut().for_each(|facts| adds.add(facts, &mut most));
+            if tell.send(facts).is_err() {
+                return;
+            }
             tokio::time::sleep(EVERY).await;
         }
     });
     let mut terminal = ratatui::try_init().map_err(|e| Failure::new(exit::IO, e))?;
-    let ended = watch(&mut terminal, &runtime, &told);
+    let ended = watch(&mut terminal, &runtime, &told, &here);
     ratatui::restore();
     ended.map(|()| exit::OK).map_err(|e| Failure::new(exit::IO, e))
+}
+
+/// What this host has of a run that is given by its folder.
+fn here(of: Option<&Path>) -> Here {
+    let run = of.filter(|of| of.is_dir()).and_then(|of| std::path::absolute(of).ok());
+    let faults = run.as_ref().map(|run| run.join(FAULTS_FILE)).filter(|file| file.exists());
+    Here { faults, run, runs: None }
 }
 
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     runtime: &tokio::runtime::Runtime,
     told: &Receiver<Option<Facts>>,
+    here: &Here,
 ) -> std::io::Result<()> {
     let mut screen = Screen::default();
     let (say, said) = mpsc::channel();
@@ -86,10 +107,10 @@ fn watch(
             Asked::Nothing => {}
             Asked::End => return Ok(()),
             Asked::Act(act) => {
-                let (facts, say) = (screen.history.last().clone(), say.clone());
+                let (facts, say, here) = (screen.history.last().clone(), say.clone(), here.clone());
                 screen.said = "...".into();
                 runtime.spawn(async move {
-                    let done = act.carry_out(&facts).await;
+                    let done = act.carry_out(&facts, &here).await;
                     let _ = say.send(done.unwrap_or_else(|why| format!("not done: {why}")));
                 });
             }
@@ -114,12 +135,26 @@ enum Question {
     Mode,
     /// Which server.
     Drain,
+    /// Which server gets a fault, or is rid of it.
+    Fault,
+    /// Which one it is.
+    Which(u32),
     /// Whether to do it, and what it means.
     Sure(Act, String),
 }
 
 const MODES: [(char, &str); 6] =
     [('b', "bsp"), ('1', "ssp:1"), ('4', "ssp:4"), ('6', "ssp:16"), ('a', "asp"), ('r', "auto")];
+
+/// Faults by their keys, in the order in which they are offered.
+const FAULTS: [(char, Fault); 6] = [
+    ('p', Fault::Partition),
+    ('l', Fault::SlowLink),
+    ('d', Fault::SlowDisk),
+    ('f', Fault::DiskFull),
+    ('e', Fault::Eio),
+    ('r', Fault::Readonly),
+];
 
 /// What is seen.
 #[derive(Default)]
@@ -174,8 +209,23 @@ impl Screen {
                     self.question = Question::Sure(Act::Drain { server: s.id, undo }, what);
                 }
             }
+            (Question::Fault, KeyCode::Char(c)) => {
+                let server = c.to_digit(10).filter(|n| facts.servers.iter().any(|s| s.id == u64::from(*n)));
+                self.question = server.map_or(Question::None, Question::Which);
+            }
+            (Question::Which(server), KeyCode::Char(c)) => {
+                if let Some((_, fault)) = FAULTS.iter().find(|(key, _)| *key == c) {
+                    let (fault, on) = (*fault, facts.faults.as_ref());
+                    let undo = on.is_some_and(|on| on.contains(&(server, fault)));
+                    let what = match undo {
+                        true => format!("Take {} back from s{server}?", fault.name()),
+                        false => format!("Put {} on s{server}, until you take it back?", fault.name()),
+                    };
+                    self.question = Question::Sure(Act::Fault { server, fault, undo }, what);
+                }
+            }
             // Any other key is no answer.
-            (Question::Sure(..), _) | (Question::Mode | Question::Drain, _) => {}
+            (Question::Sure(..) | Question::Mode | Question::Drain | Question::Fault | Question::Which(_), _) => {}
             (Question::None, KeyCode::Char('q') | KeyCode::Esc) => return Asked::End,
             (Question::None, KeyCode::Char('m')) if self.job().is_some() => self.question = Question::Mode,
             (Question::None, KeyCode::Char('d')) => self.question = Question::Drain,
@@ -186,6 +236,29 @@ impl Screen {
                     self.question = Question::Sure(Act::Stop { job }, what);
                 }
             }
+            (Question::None, KeyCode::Char('c')) => {
+                if let Some(job) = self.job().map(|j| j.name.clone()) {
+                    let what = format!("Save a checkpoint of {job}? A worker writes it behind its next step.");
+                    self.question = Question::Sure(Act::Save { job }, what);
+                }
+            }
+            (Question::None, KeyCode::Char('x')) => {
+                if let Some(job) = self.job().filter(|j| has_ended(j)).map(|j| j.name.clone()) {
+                    let what = format!("Delete {job}? The servers forget its weights and optimizer state.");
+                    self.question = Question::Sure(Act::Delete { job }, what);
+                }
+            }
+            (Question::None, KeyCode::Char(c @ ('+' | '-'))) => {
+                if let Some((job, most)) = self.job().and_then(|j| Some((j, j.most?))) {
+                    let now = job.members.iter().filter(|m| !m.finished).count() as u32;
+                    let workers = if c == '+' { now + 1 } else { now.saturating_sub(1) };
+                    if (1..=most).contains(&workers) {
+                        let what = format!("Let {} have {workers} workers, not {now}?", job.name);
+                        self.question = Question::Sure(Act::Workers { job: job.id, workers }, what);
+                    }
+                }
+            }
+            (Question::None, KeyCode::Char('f')) if facts.faults.is_some() => self.question = Question::Fault,
             (Question::None, KeyCode::Up | KeyCode::Char('k')) => self.go(1),
             (Question::None, KeyCode::Down | KeyCode::Char('j')) => self.go(-1),
             (Question::None, _) => {}
@@ -385,11 +458,26 @@ impl Screen {
                 format!("To which mode?  {}", modes.join("  "))
             }
             Question::Drain => "Which server is to be emptied, or filled again? Its number".into(),
+            Question::Fault => "Which server gets a fault, or is rid of it? Its number".into(),
+            Question::Which(server) => {
+                let all = FAULTS.iter().map(|(key, fault)| format!("{key} {}", fault.name()));
+                format!("Which fault of s{server}?  {}", all.collect::<Vec<_>>().join("  "))
+            }
             Question::Sure(_, what) => format!("{what}  y: yes, any other key: no"),
         };
-        let keys = Line::styled("q end  up/down job  m mode  s stop  d drain", soft());
+        let facts = self.history.last();
+        let workers = self.job().is_some_and(|j| j.most.is_some()).then_some("  +/- workers");
+        let delete = self.job().is_some_and(has_ended).then_some("  x delete");
+        let faults = facts.faults.is_some().then_some("  f fault");
+        let keys = ["q end  up/down job  m mode  c checkpoint  s stop  d drain"];
+        let keys: String = keys.into_iter().chain(workers).chain(delete).chain(faults).collect();
+        let keys = Line::styled(keys, soft());
         Paragraph::new(vec![Line::styled(asks, bold()), keys])
     }
+}
+
+fn has_ended(j: &Job) -> bool {
+    !["running", "waiting"].contains(&j.state.as_str())
 }
 
 fn steps(j: &Job) -> u64 {
@@ -458,6 +546,7 @@ mod tests {
             servers: vec![server(0), Server { state: state.into(), ..server(1) }],
             shards: vec![Shard { leader: Some(0), voters: vec![0, 1], silent: vec![1], ..Shard::default() }],
             jobs: vec![job(1, "digits"), job(2, "text")],
+            faults: None,
         }
     }
 
@@ -503,6 +592,23 @@ mod tests {
         screen.key(KeyCode::Char('s'));
         assert!(seen(&screen, (110, 40)).contains("Stop text?"));
         assert_eq!(screen.key(KeyCode::Char('y')), Asked::Act(Act::Stop { job: "text".into() }));
+        assert_eq!(press(&mut screen, "cy"), [Asked::Act(Act::Save { job: "text".into() })]);
+        // What is not there can't be done.
+        assert!(press(&mut screen, "-y+yfxy").is_empty());
+        let mut facts = fleet(4000, "up");
+        facts.jobs[1].most = Some(2);
+        facts.faults = Some([(1, Fault::SlowDisk)].into());
+        screen.see(Some(facts));
+        assert!(seen(&screen, (110, 40)).contains("+/- workers  f fault"));
+        assert_eq!(press(&mut screen, "+y-y"), [Asked::Act(Act::Workers { job: 2, workers: 1 })], "2 at most");
+        let fault = |fault, undo| [Asked::Act(Act::Fault { server: 1, fault, undo })];
+        assert_eq!(press(&mut screen, "f1py"), fault(Fault::Partition, false));
+        assert_eq!(press(&mut screen, "f1dy"), fault(Fault::SlowDisk, true), "it is on");
+        assert!(press(&mut screen, "f7pyf1zy").is_empty());
+        let mut facts = fleet(5000, "up");
+        facts.jobs[1].state = "finished".into();
+        screen.see(Some(facts));
+        assert_eq!(press(&mut screen, "xy"), [Asked::Act(Act::Delete { job: "text".into() })]);
         assert_eq!(press(&mut screen, "q"), [Asked::End]);
     }
 }

@@ -222,7 +222,7 @@ impl Fleet {
         match &self.settings {
             Settings::Job => {
                 command.arg(self.run_dir.join(JOB_FILE)).args(["--metrics", ANY_PORT]);
-                pages::tell(&mut command, id);
+                pages::tell(&mut command, id, &self.run_dir);
             }
             Settings::Flags { all, founders } => {
                 command.args(all).args(founders.iter().filter(|_| founds));

@@ -140,7 +140,7 @@ pub fn launch_with(
     let scripts = !resolved.cluster.script.is_empty();
     let mut progress = Progress::new(&record.run, leased, quiet || scripts);
     let mut tail = Tail::new(dir.join(METRICS_FILE));
-    let mut watch = Watch::new(&resolved);
+    let mut watch = Watch::new(&resolved, dir);
     loop {
         let number = interrupted.load(Relaxed);
         if number == Signal::SIGINT as i32 && fleet.workers.iter().any(|w| w.has_terminal()) {

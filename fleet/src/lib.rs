@@ -6,6 +6,7 @@
 //! - [`launch`]: a job on a fleet of its own, from its start to its record; `watch`: what happens when a process of it ends.
 //!   [`run_dir`]: the folder of a run; `files`: what lies in it. [`track`]: the run in TensorBoard and MLflow while it goes on.
 //! - [`pages`]: where the servers of a fleet serve their live page.
+//! - [`scale`]: how many workers of a run train.
 //! - [`task`]: the part of an engine's task of the fleet that the tasks are together; `gather`: how they meet.
 //! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
 //!   [`notice`]: that this host will be taken away.
@@ -39,6 +40,7 @@ pub mod pages;
 pub mod process;
 pub mod progress;
 pub mod run_dir;
+pub mod scale;
 pub mod script;
 pub mod shared;
 pub mod standing;

@@ -4,6 +4,7 @@
 use crate::ask::ask_all;
 use std::{
     net::{Ipv4Addr, TcpListener},
+    path::Path,
     process::Command,
     sync::{
         OnceLock,
@@ -39,12 +40,15 @@ pub fn serve(servers: u32, variable: &'static str, token: String) {
     let _ = OURS.set(Pages { variable, token, at });
 }
 
-/// Tells a server where its page is to be.
-pub(crate) fn tell(command: &mut Command, id: u32) {
+/// Tells a server where its page is to be, and that the runs beside this one can be compared there.
+pub(crate) fn tell(command: &mut Command, id: u32, run_dir: &Path) {
     if let Some(pages) = OURS.get()
         && let Some(at) = pages.at.get(id as usize)
     {
         command.args(["--dashboard", at]).env(pages.variable, &pages.token);
+        if let Some(runs) = run_dir.parent() {
+            command.arg("--runs").arg(runs);
+        }
     }
 }
 

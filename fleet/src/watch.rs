@@ -1,11 +1,15 @@
 //! What happens when a process of a running job ends: it is started again, the others go on, or the run is over.
 
-use crate::{failure::Failure, files::wall, fleet::Fleet, process::Process, progress::Progress};
+use crate::{
+    failure::Failure, files::wall, fleet::Fleet, process::Process, progress::Progress, scale::Wanted,
+};
+use nix::sys::signal::Signal;
 use paraft_host::cpu_seconds_of;
 use paraft_record::{Event, MetricsWriter, event};
 use paraft_worker::{Job, exit};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -29,6 +33,10 @@ pub(crate) struct Watch<'a> {
     rests: BTreeMap<usize, Rest>,
     /// Those that ended before their time, and when they are started again, if they are.
     pending: Vec<(Which, Option<Instant>)>,
+    /// How many workers there are to be; none: of workers that are groups or scripts.
+    wanted: Option<Wanted>,
+    /// Those of them that were asked to leave; they come back when more are wanted.
+    away: BTreeSet<usize>,
 }
 
 /// A rank of a group whose job is done hangs if it has done nothing for so long: it may still evaluate, or save a large model.
@@ -54,9 +62,12 @@ impl Rest {
 }
 
 impl<'a> Watch<'a> {
-    /// Over the processes of a job that has just been started.
-    pub(crate) fn new(job: &'a Job) -> Self {
+    /// Over the processes of a job that has just been started, whose files lie in `dir`.
+    pub(crate) fn new(job: &'a Job, dir: &Path) -> Self {
+        let single = job.cluster.script.is_empty() && job.ranks_of_worker() == 1;
         Self {
+            wanted: single.then(|| Wanted::new(dir, job.train.workers)),
+            away: BTreeSet::new(),
             job,
             started: false,
             restarts: BTreeMap::new(),
@@ -92,9 +103,13 @@ impl<'a> Watch<'a> {
                 progress.note(&format!("warning: {name} {end}; {then}"));
             }
         }
+        self.scale(fleet, writer, progress)?;
         let mut running = 0;
         let size = self.job.ranks_of_worker() as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
+            if self.away.contains(&i) && worker.ended().is_some() {
+                continue;
+            }
             let over = size > 1 && self.over.contains(&(i / size));
             let Some(status) = worker.ended() else {
                 let cpu_seconds = cpu_seconds_of(worker.id()).unwrap_or_default();
@@ -105,7 +120,7 @@ impl<'a> Watch<'a> {
                         "warning: {} hangs, and its group is done; it is killed",
                         worker.name
                     ));
-                    worker.signal(nix::sys::signal::Signal::SIGKILL);
+                    worker.signal(Signal::SIGKILL);
                 }
                 running += 1;
                 continue;
@@ -152,7 +167,9 @@ impl<'a> Watch<'a> {
         let lost = |(process, again): &&(Which, Option<Instant>)| {
             matches!(process, Which::Worker(_)) && again.is_none()
         };
-        if self.pending.iter().filter(lost).count() == fleet.workers.len() {
+        let lost = self.pending.iter().filter(lost).count();
+        let away = self.away.iter().filter(|i| fleet.workers[**i].ended().is_some_and(|s| !s.success())).count();
+        if lost > 0 && lost + away == fleet.workers.len() {
             let last = fleet.workers.iter_mut().find_map(Process::killed_by);
             let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
             return Err(Failure::new(code, "all workers are lost"));
@@ -166,6 +183,42 @@ impl<'a> Watch<'a> {
         }
         self.start_again(fleet, progress);
         Ok(false)
+    }
+
+    /// Asks workers to leave, the last ones first, where fewer are wanted, and starts them again where more are.
+    fn scale(
+        &mut self,
+        fleet: &mut Fleet,
+        writer: &mut MetricsWriter,
+        progress: &Progress,
+    ) -> Result<(), Failure> {
+        let Some(wanted) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else { return Ok(()) };
+        for i in 0..fleet.workers.len() {
+            let (worker, is_wanted) = (&mut fleet.workers[i], i < wanted as usize);
+            let name = worker.name.clone();
+            match (is_wanted, worker.ended()) {
+                (false, None) if self.away.insert(i) => {
+                    worker.signal(Signal::SIGTERM);
+                    progress.note(&format!("{name} leaves: {wanted} workers are wanted"));
+                    writer.write(&Event::Leave(event::Leave {
+                        wall: wall(),
+                        worker: paraft_common::WorkerId(i as u32),
+                        rank: None,
+                        reason: format!("left: {wanted} workers are wanted"),
+                    }))?;
+                }
+                // One that had finished before it heard of it has nothing to come back for.
+                (true, Some(status)) if self.away.remove(&i) && !status.success() => {
+                    progress.note(&format!("{name} comes back: {wanted} workers are wanted"));
+                    if let Err(e) = fleet.restart_worker(self.job, i) {
+                        let then = self.down(Which::Worker(i), "it stays away");
+                        progress.note(&format!("warning: {}; {then}", e.message()));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn is_down(&self, process: Which) -> bool {

@@ -16,7 +16,7 @@ use nix::{
 use paraft_fleet::{
     ask,
     failure::Failure,
-    faults::{FAULTS_FILE, Faults, process},
+    faults::{FAULTS_FILE, Fault, Faults, process},
     launch,
 };
 use paraft_worker::exit;
@@ -167,7 +167,7 @@ impl Target {
 enum Undo {
     Restart(u32, Restart),
     Resume(u32, u32),
-    Heal(Kind, u32),
+    Heal(Fault, u32),
     Fill(paraft_common::ServerId),
 }
 
@@ -260,7 +260,7 @@ impl Chaos<'_> {
             )
         {
             let impairs =
-                |u: &Undo| !matches!(u, Undo::Heal(Kind::SlowLink | Kind::SlowDisk, _) | Undo::Fill(_));
+                |u: &Undo| !matches!(u, Undo::Heal(Fault::SlowLink | Fault::SlowDisk, _) | Undo::Fill(_));
             if self.undo.iter().any(|(_, u)| impairs(u)) {
                 return Ok(Err("another server is away".into()));
             }
@@ -293,47 +293,32 @@ impl Chaos<'_> {
             }
             Kind::Reset => {
                 *self.faults.resets.entry(place).or_default() += 1;
-                self.put()?;
+                self.write()?;
                 self.say("reset", &format!("all connections of {at}"));
             }
             Kind::Drain => return self.drain(place, now),
             _ => {
+                let Some(put) = fault.lasting() else {
+                    return Err(Failure::new(exit::USAGE, format!("{} is put on no server", fault.name())));
+                };
                 let lasting = self.lasting();
                 let ms = self.schedule.millis(1, 50).as_millis() as u64;
-                let how = match fault {
-                    Kind::Partition if n > 2 && self.schedule.one_in(2) => {
-                        let other = (place + 1 + self.schedule.pick(n - 1) as u32) % n as u32;
-                        self.faults.cut.insert((place, other));
-                        format!("between {at} and server {other}")
-                    }
-                    Kind::Partition => {
-                        self.faults.isolated.insert(place);
-                        format!("around {at}")
-                    }
-                    Kind::SlowLink => {
-                        self.faults.slow_link_ms.insert(place, ms);
-                        format!("{at} by {ms} ms")
-                    }
-                    Kind::SlowDisk => {
-                        self.faults.slow_disk_ms.insert(place, ms);
-                        format!("{at} by {ms} ms an fsync")
-                    }
-                    Kind::Eio => {
-                        self.faults.failing_writes.insert(place);
-                        at
-                    }
-                    Kind::Readonly => {
-                        self.faults.read_only.insert(place);
-                        at
-                    }
-                    _ => {
-                        self.faults.full_disk.insert(place);
-                        at
+                let how = if put == Fault::Partition && n > 2 && self.schedule.one_in(2) {
+                    let other = (place + 1 + self.schedule.pick(n - 1) as u32) % n as u32;
+                    self.faults.cut.insert((place, other));
+                    format!("between {at} and server {other}")
+                } else {
+                    self.faults.put(put, place, ms);
+                    match put {
+                        Fault::Partition => format!("around {at}"),
+                        Fault::SlowLink => format!("{at} by {ms} ms"),
+                        Fault::SlowDisk => format!("{at} by {ms} ms an fsync"),
+                        _ => at,
                     }
                 };
-                self.put()?;
-                self.say(&fault.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
-                self.undo.push((now + lasting, Undo::Heal(fault, place)));
+                self.write()?;
+                self.say(put.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
+                self.undo.push((now + lasting, Undo::Heal(put, place)));
             }
         }
         Ok(Ok(()))
@@ -342,7 +327,7 @@ impl Chaos<'_> {
     /// Whether a server takes connections and does not answer. Who asks the fleet something waits for it, and what is due
     /// meanwhile is taken back late: such questions are put off.
     fn hangs(&self) -> bool {
-        self.undo.iter().any(|(_, u)| matches!(u, Undo::Resume(..) | Undo::Heal(Kind::Partition, _)))
+        self.undo.iter().any(|(_, u)| matches!(u, Undo::Resume(..) | Undo::Heal(Fault::Partition, _)))
     }
 
     fn drain(&mut self, place: u32, now: Instant) -> Result<Result<(), String>, Failure> {
@@ -376,7 +361,7 @@ impl Chaos<'_> {
         ask::order(&ask::whom(&fleet, given), id, true, ORDER)
     }
 
-    fn put(&self) -> Result<(), Failure> {
+    fn write(&self) -> Result<(), Failure> {
         let Some(door) = self.target.fault_points() else { return Ok(()) };
         self.faults.write(&door).map_err(|e| Failure::write(&door, e))
     }
@@ -401,20 +386,10 @@ impl Chaos<'_> {
                     signal(pid, Signal::SIGCONT)?;
                     self.say("resume", &format!("server {place} (process {pid})"));
                 }
-                Undo::Heal(kind, place) => {
-                    match kind {
-                        Kind::Partition => {
-                            self.faults.isolated.remove(&place);
-                            self.faults.cut.retain(|(a, _)| *a != place);
-                        }
-                        Kind::SlowLink => _ = self.faults.slow_link_ms.remove(&place),
-                        Kind::SlowDisk => _ = self.faults.slow_disk_ms.remove(&place),
-                        Kind::Eio => _ = self.faults.failing_writes.remove(&place),
-                        Kind::Readonly => _ = self.faults.read_only.remove(&place),
-                        _ => _ = self.faults.full_disk.remove(&place),
-                    }
-                    self.put()?;
-                    self.say("heal", &format!("{} of server {place}", kind.name()));
+                Undo::Heal(fault, place) => {
+                    self.faults.heal(fault, place);
+                    self.write()?;
+                    self.say("heal", &format!("{} of server {place}", fault.name()));
                 }
                 Undo::Fill(id) if self.hangs() => self.undo.push((now + RETRY, Undo::Fill(id))),
                 Undo::Fill(id) => match self.fill(id) {
@@ -439,7 +414,7 @@ impl Chaos<'_> {
             }
         }
         self.faults = Faults::default();
-        first.and(self.put())
+        first.and(self.write())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which fault comes next. Pure: the same seed and kinds give the same faults.
 
 use clap::ValueEnum;
+use paraft_fleet::faults::Fault;
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
@@ -46,6 +47,19 @@ impl Kind {
     /// Whether only `paraft verify ledger` does it, which has the servers in its hands.
     pub fn is_for_verify(self) -> bool {
         self >= Kind::Fds
+    }
+
+    /// What it puts on a server for a while; `None`: it is of another kind.
+    pub fn lasting(self) -> Option<Fault> {
+        match self {
+            Self::Partition => Some(Fault::Partition),
+            Self::SlowLink => Some(Fault::SlowLink),
+            Self::DiskFull => Some(Fault::DiskFull),
+            Self::SlowDisk => Some(Fault::SlowDisk),
+            Self::Eio => Some(Fault::Eio),
+            Self::Readonly => Some(Fault::Readonly),
+            _ => None,
+        }
     }
 
     /// As `--faults` takes it, and as it is printed.

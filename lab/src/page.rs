@@ -1,6 +1,6 @@
 //! A live page that a command of the laboratory serves itself.
 
-use paraft_dashboard::{Options, Source, TOKEN, Token};
+use paraft_dashboard::{Here, Options, Source, Token};
 use paraft_fleet::failure::Failure;
 use paraft_worker::exit;
 use serde_json::Value;
@@ -20,8 +20,8 @@ impl Page {
         source: Source,
         sweep: Option<watch::Receiver<Value>>,
     ) -> Result<Self, Failure> {
-        let token = match std::env::var(TOKEN).ok().filter(|t| !t.is_empty()) {
-            Some(given) => Token::new(&given).map_err(|e| Failure::new(exit::CONFIG, e))?,
+        let token = match Token::given() {
+            Some(given) => given.map_err(|e| Failure::new(exit::CONFIG, e))?,
             None => Token::draw().map_err(|e| {
                 Failure::new(exit::IO, format!("no random numbers for the page's token: {e}"))
             })?,
@@ -35,7 +35,7 @@ impl Page {
         let listener = runtime.block_on(TcpListener::bind(at)).map_err(cannot)?;
         let bound = listener.local_addr().map_err(cannot)?;
         eprintln!("page    {}", token.link(&bound.to_string()));
-        let options = Options { source, token, sweep };
+        let options = Options { source, token, sweep, here: Here::default() };
         runtime.spawn(async move {
             if let Err(e) = paraft_dashboard::serve(listener, options, pending()).await {
                 eprintln!("the page is served no more: {e}");

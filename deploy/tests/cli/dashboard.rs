@@ -237,3 +237,81 @@ fn a_simulated_fleet_has_a_page_too_where_nothing_can_be_done() {
     let (status, _) = page.answer("GET /live", &["Authorization: Bearer wrong"], "");
     assert_eq!(status, 403);
 }
+
+#[test]
+fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_put_and_taken_back() {
+    let body = digits("asp", 3, 100_000).replace("[train]\n", "[train]\nsampler = \"leased\"\nchunk = 64\n");
+    let page = Page::printed_by("train", &body, &["--faults"]);
+    let job = page.hears(&page.address, "it to train", trains);
+    assert_eq!(job["most"], 2, "{job}");
+    let id = job["id"].as_u64().expect("a number");
+    let members = |n: usize| {
+        page.hears(&page.address, &format!("{n} workers"), |said| {
+            let members = trains(said)?["members"].as_array()?.len();
+            (members == n).then_some(())
+        });
+    };
+    let workers = |n: u64| page.acts(&json!({"act": "workers", "job": id, "workers": n}));
+    assert_eq!(workers(1).0, 200);
+    members(1);
+    assert_eq!(workers(2).0, 200);
+    members(2);
+    for (n, words) in [(0, "one at least"), (3, "the job has 2")] {
+        let (status, said) = workers(n);
+        assert!(status == 409 && said.contains(words), "{status}: {said}");
+    }
+    let (status, said) = page.acts(&json!({"act": "workers", "job": id + 7, "workers": 1}));
+    assert!(status == 409 && said.contains("no job"), "{status}: {said}");
+
+    // A fault is what the file of the fault points says.
+    let file = page.folder.path().join("run/faults.json");
+    let put = |fault: &str, undo: bool| {
+        page.acts(&json!({"act": "fault", "server": 1, "fault": fault, "undo": undo}))
+    };
+    let on = |wanted: Value| {
+        page.hears(&page.address, "the faults", |said| (said["facts"]["faults"] == wanted).then_some(()));
+    };
+    on(json!([]));
+    let (status, said) = put("partition", false);
+    assert!(status == 200 && said.contains("partition is put on s1"), "{status}: {said}");
+    on(json!([[1, "partition"]]));
+    assert!(fs::read_to_string(&file).expect("the file").contains("\"isolated\":[1]"));
+    page.hears(&page.address, "it to be seen", |said| {
+        let servers = said["facts"]["servers"].as_array()?;
+        servers.iter().any(|s| s["id"] == 1 && s["state"] != "up").then_some(())
+    });
+    assert_eq!(put("partition", true).0, 200);
+    on(json!([]));
+    page.hears(&page.address, "it to be back", |said| {
+        let servers = said["facts"]["servers"].as_array()?;
+        servers.iter().any(|s| s["id"] == 1 && s["state"] == "up").then_some(())
+    });
+    for (act, status) in [
+        (json!({"act": "fault", "server": 9, "fault": "partition"}), 409),
+        (json!({"act": "fault", "server": 1, "fault": "plague"}), 400),
+    ] {
+        let (is, said) = page.acts(&act);
+        assert_eq!(is, status, "{said}");
+    }
+
+    // The runs beside this one, and no other file.
+    let runs = |query: &str| page.answer(&format!("GET /runs{query}"), &[&page.shows()], "");
+    let (status, said) = runs("");
+    assert!(status == 200 && said.contains("\"name\":\"run\""), "{status}: {said}");
+    let (status, said) = runs("?name=run");
+    assert!(status == 200 && said.contains("\"points\":[{\"at\":") && said.contains("\"evaluations\":[{"), "{said}");
+    for name in ["..", "..%2frun", "../run", "none"] {
+        assert_eq!(runs(&format!("?name={name}")).0, 404, "{name}");
+    }
+    assert_eq!(page.answer("GET /runs", &[], "").0, 403, "without the token");
+}
+
+#[test]
+fn a_fleet_without_fault_points_has_none_on_its_page() {
+    let page = Page::of(&digits("asp", 1, 100_000));
+    page.hears(&page.address, "it to train", trains);
+    let none = page.hears(&page.address, "the facts", |said| Some(said["facts"]["faults"].clone()));
+    assert_eq!(none, Value::Null);
+    let (status, said) = page.acts(&json!({"act": "fault", "server": 0, "fault": "slow-disk"}));
+    assert!(status == 409 && said.contains("--faults"), "{status}: {said}");
+}

@@ -286,3 +286,51 @@ fn a_worker_that_gets_sigterm_gives_its_lease_back_and_ends_with_143() {
     assert_eq!(goes.0.wait().expect("worker").code(), Some(143));
     assert_eq!(members(), [[0], [0], [0]], "it has left before it has ended");
 }
+
+#[test]
+fn a_run_has_fewer_workers_for_a_while_and_every_sample_of_an_epoch_is_trained() {
+    let body = digits("asp", 1, 800).replace("[train]\n", "[train]\nsampler = \"leased\"\nchunk = 64\n");
+    let l = Launcher::training(&body, 2);
+    let (keep, run_dir) = (l.keep(), l.run_dir.clone());
+    let dir = run_dir.to_str().expect("utf-8");
+    let scale = |n: &str| run(&["fleet", "scale", dir, "--workers", n]);
+    let left = || Launcher::metrics_in(&run_dir).iter().filter(|e| e["event"] == "leave").count();
+    let trained = |worker: u64| {
+        let of = |e: &&Value| e["event"] == "chunk" && e["worker"] == worker;
+        Launcher::metrics_in(&run_dir).iter().filter(of).count()
+    };
+    let more = |worker: u64, what: &str| {
+        let before = trained(worker);
+        wait(what, || match trained(worker) {
+            n if n > before + 20 => Ok(()),
+            n => Err(format!("{n} chunks, {before} before")),
+        });
+    };
+    for (n, words) in [("0", "one at least"), ("3", "the job has 2")] {
+        let out = scale(n);
+        assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+        contains(&text(&out.stderr), &[words]);
+    }
+    assert!(scale("1").status.success());
+    wait("worker 1 to leave", || match left() {
+        1 => Ok(()),
+        n => Err(format!("{n} have left")),
+    });
+    more(0, "worker 0 to go on alone");
+    let alone = trained(1);
+    more(0, "worker 0 to go on alone still");
+    assert_eq!(trained(1), alone, "worker 1 is away");
+    assert!(scale("2").status.success());
+    more(1, "worker 1 to be back");
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    contains(&err, &["worker-1 leaves: 1 workers are wanted", "worker-1 comes back: 2 workers are wanted"]);
+    let events = Launcher::metrics_in(&run_dir);
+    let chunks = events.iter().filter(|e| e["event"] == "chunk");
+    let whole: BTreeSet<_> = chunks.map(|e| (e["epoch"].as_u64(), e["chunk"].as_u64())).collect();
+    assert_eq!(whole.len() as u64, 800 * TRAINED.div_ceil(64), "every chunk of every epoch");
+    let over = scale("1");
+    assert_eq!(over.status.code(), Some(69), "{}", text(&over.stderr));
+    contains(&text(&over.stderr), &["none of its servers answers"]);
+    drop(keep);
+}

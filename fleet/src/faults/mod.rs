@@ -50,6 +50,38 @@ pub struct Faults {
     pub clock_s: BTreeMap<u32, i64>,
 }
 
+/// A fault that lasts until it is taken back, of one server, by the name that `paraft chaos --faults` has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// It reaches nobody, and nobody reaches it.
+    Partition,
+    /// What goes to it is held back.
+    SlowLink,
+    /// Its files cannot grow.
+    DiskFull,
+    /// Its fsyncs take longer.
+    SlowDisk,
+    /// Its writes and fsyncs fail with EIO.
+    Eio,
+    /// Its file system is read-only.
+    Readonly,
+}
+
+impl Fault {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Partition => "partition",
+            Self::SlowLink => "slow-link",
+            Self::DiskFull => "disk-full",
+            Self::SlowDisk => "slow-disk",
+            Self::Eio => "eio",
+            Self::Readonly => "readonly",
+        }
+    }
+}
+
 /// "Input/output error" and "Read-only file system", as the kernel numbers them.
 pub const EIO: i32 = 5;
 const EROFS: i32 = 30;
@@ -68,6 +100,51 @@ impl Faults {
     pub fn errno_of_changes(&self, server: u32) -> Option<i32> {
         let eio = self.failing_writes.contains(&server).then_some(EIO);
         eio.or(self.read_only.contains(&server).then_some(EROFS))
+    }
+
+    /// Puts a fault on a server; a slow one costs so many milliseconds.
+    pub fn put(&mut self, fault: Fault, server: u32, ms: u64) {
+        match fault {
+            Fault::Partition => _ = self.isolated.insert(server),
+            Fault::SlowLink => _ = self.slow_link_ms.insert(server, ms),
+            Fault::DiskFull => _ = self.full_disk.insert(server),
+            Fault::SlowDisk => _ = self.slow_disk_ms.insert(server, ms),
+            Fault::Eio => _ = self.failing_writes.insert(server),
+            Fault::Readonly => _ = self.read_only.insert(server),
+        }
+    }
+
+    /// Takes it back; with a partition also the pairs that begin with the server.
+    pub fn heal(&mut self, fault: Fault, server: u32) {
+        match fault {
+            Fault::Partition => {
+                self.isolated.remove(&server);
+                self.cut.retain(|(a, _)| *a != server);
+            }
+            Fault::SlowLink => _ = self.slow_link_ms.remove(&server),
+            Fault::DiskFull => _ = self.full_disk.remove(&server),
+            Fault::SlowDisk => _ = self.slow_disk_ms.remove(&server),
+            Fault::Eio => _ = self.failing_writes.remove(&server),
+            Fault::Readonly => _ = self.read_only.remove(&server),
+        }
+    }
+
+    /// Those that are on servers now, by server.
+    pub fn on(&self) -> BTreeSet<(u32, Fault)> {
+        let of = |servers: &BTreeSet<u32>, fault| servers.iter().map(move |s| (*s, fault)).collect::<Vec<_>>();
+        let slow = |ms: &BTreeMap<u32, u64>, fault| ms.keys().map(move |s| (*s, fault)).collect();
+        let cut: BTreeSet<u32> = self.isolated.iter().copied().chain(self.cut.iter().map(|(a, _)| *a)).collect();
+        [
+            of(&cut, Fault::Partition),
+            slow(&self.slow_link_ms, Fault::SlowLink),
+            of(&self.full_disk, Fault::DiskFull),
+            slow(&self.slow_disk_ms, Fault::SlowDisk),
+            of(&self.failing_writes, Fault::Eio),
+            of(&self.read_only, Fault::Readonly),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     /// Reads the file; one that is missing holds no faults.
@@ -90,6 +167,21 @@ impl Faults {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_put_is_on_until_it_is_taken_back() {
+        use Fault::{DiskFull, Eio, Partition, Readonly, SlowDisk, SlowLink};
+        let all = [Partition, SlowLink, DiskFull, SlowDisk, Eio, Readonly];
+        let mut faults = Faults::default();
+        all.iter().for_each(|f| faults.put(*f, 1, 50));
+        faults.cut.insert((2, 0));
+        assert_eq!(faults.on(), all.iter().map(|f| (1, *f)).chain([(2, Partition)]).collect());
+        assert_eq!((faults.slow_link_ms[&1], faults.slow_disk_ms[&1]), (50, 50));
+        all.iter().for_each(|f| faults.heal(*f, 1));
+        assert_eq!(faults.on(), BTreeSet::from([(2, Partition)]));
+        faults.heal(Partition, 2);
+        assert_eq!(faults, Faults::default());
+    }
 
     #[test]
     fn a_cut_pair_is_reached_by_others_and_an_isolated_server_by_nobody() {

@@ -1,0 +1,162 @@
+//! Runs that lie in a folder, for comparison with the jobs that the fleet has: from their records, as they were written.
+
+use paraft_record::{METRICS_FILE, Point, RecordError, Value, follow};
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// The latest, so many.
+const RUNS: usize = 100;
+/// A record that is longer is not read while somebody trains here.
+const BYTES: u64 = 256 << 20;
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Run {
+    /// Its folder's name.
+    pub name: String,
+    /// When its record was written last; Unix milliseconds.
+    pub at: u64,
+}
+
+/// What a run's record says, as the live page draws it. Times are Unix milliseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Curves {
+    /// The oldest first.
+    pub points: Vec<Trained>,
+    /// Likewise.
+    pub evaluations: Vec<Scored>,
+}
+
+/// All workers, over a window.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Trained {
+    /// Its end.
+    pub at: u64,
+    /// Mean training loss.
+    pub loss: Option<f64>,
+    /// Samples a second.
+    pub samples: Option<f64>,
+}
+
+/// An evaluation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Scored {
+    /// When it was.
+    pub at: u64,
+    /// On held-out samples.
+    pub loss: Option<f64>,
+    /// Share of them that is right.
+    pub accuracy: Option<f64>,
+}
+
+/// Those that have a record, the latest first.
+pub fn list(folder: &Path) -> Vec<Run> {
+    let of = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok().filter(|n| is_name(n))?;
+        let written = fs::metadata(entry.path().join(METRICS_FILE)).ok()?.modified().ok()?;
+        Some(Run { name, at: millis(written) })
+    };
+    let mut runs: Vec<Run> = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(of).collect();
+    runs.sort_by(|a, b| (b.at, &b.name).cmp(&(a.at, &a.name)));
+    runs.truncate(RUNS);
+    runs
+}
+
+/// The curves of one of them.
+///
+/// # Errors
+/// Why it has none; for people.
+pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
+    if !is_name(name) {
+        return Err("that is no run's name".into());
+    }
+    let dir = folder.join(name);
+    let record = dir.join(METRICS_FILE);
+    let bytes = fs::metadata(&record).map_err(|e| format!("{name}: {e}"))?.len();
+    if bytes > BYTES {
+        return Err(format!("the record of {name} has {bytes} bytes, more than a server reads while it serves"));
+    }
+    let points = follow::points(&dir).map_err(|e: RecordError| format!("{name}: {e}"))?;
+    Ok(of(&points))
+}
+
+/// Names as `--run-dir` and the commands give them: none leads out of the folder.
+fn is_name(name: &str) -> bool {
+    !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+/// What was said at one moment is one point.
+fn of(points: &[Point]) -> Curves {
+    let (mut trained, mut scored) = (BTreeMap::new(), BTreeMap::new());
+    for Point { tag, value, wall, .. } in points {
+        let Value::Number(value) = value else { continue };
+        let (at, value) = ((wall * 1e3) as u64, Some(*value).filter(|v| v.is_finite()));
+        let t = || Trained { at, ..Trained::default() };
+        let s = || Scored { at, ..Scored::default() };
+        match *tag {
+            "train/loss" => trained.entry(at).or_insert_with(t).loss = value,
+            "perf/samples_per_s" => trained.entry(at).or_insert_with(t).samples = value,
+            "eval/loss" => scored.entry(at).or_insert_with(s).loss = value,
+            "eval/accuracy" => scored.entry(at).or_insert_with(s).accuracy = value,
+            _ => {}
+        }
+    }
+    Curves { points: trained.into_values().collect(), evaluations: scored.into_values().collect() }
+}
+
+fn millis(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(tag: &'static str, wall: f64, value: f64) -> Point {
+        Point { tag, value: Value::Number(value), step: 1, wall }
+    }
+
+    #[test]
+    fn what_was_said_at_one_moment_is_one_point() {
+        let all = [
+            point("train/loss", 1.0, 0.5),
+            point("perf/samples_per_s", 1.0, 100.0),
+            point("train/loss", 2.0, f64::NAN),
+            point("eval/loss", 2.0, 0.25),
+            point("eval/accuracy", 2.0, 0.875),
+        ];
+        let curves = of(&all);
+        let trained = |at, loss, samples| Trained { at, loss, samples };
+        assert_eq!(curves.points, [trained(1000, Some(0.5), Some(100.0)), trained(2000, None, None)]);
+        assert_eq!(curves.evaluations, [Scored { at: 2000, loss: Some(0.25), accuracy: Some(0.875) }]);
+    }
+
+    #[test]
+    fn no_name_leads_out_of_the_folder() {
+        for name in ["..", "../x", "a/b", ".hidden", "a b", "/etc"] {
+            assert!(curves(Path::new("/tmp"), name).is_err_and(|e| e.contains("no run's name")), "{name}");
+        }
+        assert!(is_name("mnist-1") && is_name("digits_2.5"));
+    }
+
+    #[test]
+    fn runs_are_those_with_a_record_and_what_is_none_is_said() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["digits-1", "digits-2", "no-run"] {
+            fs::create_dir(folder.path().join(name)).expect("made");
+        }
+        for name in ["digits-1", "digits-2"] {
+            fs::write(folder.path().join(name).join(METRICS_FILE), "").expect("written");
+        }
+        let names: Vec<_> = list(folder.path()).into_iter().map(|r| r.name).collect();
+        assert_eq!(names.len(), 2);
+        assert!(names.contains(&"digits-1".into()) && names.contains(&"digits-2".into()));
+        assert_eq!(curves(folder.path(), "digits-1"), Ok(Curves::default()));
+        assert!(curves(folder.path(), "no-run").is_err());
+    }
+}
