@@ -97,18 +97,21 @@ impl Act {
             Self::Workers { job, workers } => {
                 let known = facts.jobs.iter().find(|j| j.id == *job);
                 let known = known.ok_or_else(|| format!("this fleet has no job {job}"))?;
-                let none = "the launcher of its workers is not on this host: use `paraft fleet scale` where it is";
+                let none =
+                    "the launcher of its workers is not on this host: use `paraft fleet scale` where it is";
                 let dir = here.launched(known).ok_or(none)?;
                 let n = *workers;
                 let set = tokio::task::spawn_blocking(move || scale::set(&dir, n)).await;
                 set.map_err(|e| e.to_string())?.map_err(|e| e.message().to_string())?;
-                Ok(format!("{} has {workers} workers from now on", known.name))
+                let workers = if n == 1 { "1 worker".to_string() } else { format!("{n} workers") };
+                Ok(format!("{} has {workers} from now on", known.name))
             }
             Self::Fault { server, fault, undo } => {
                 if !facts.servers.iter().any(|s| s.id == u64::from(*server)) {
                     return Err(format!("this fleet has no s{server}"));
                 }
-                let points = here.faults.as_deref().ok_or("this fleet has no fault points: start it with --faults")?;
+                let points =
+                    here.faults.as_deref().ok_or("this fleet has no fault points: start it with --faults")?;
                 put(points, *server, *fault, *undo).map_err(|e| format!("{}: {e}", points.display()))?;
                 let how = if *undo { "taken back from" } else { "put on" };
                 Ok(format!("{} is {how} s{server}", fault.name()))

@@ -1,6 +1,6 @@
 //! What a fleet is at a moment: asked of all its servers at once, and put together.
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use paraft_common::histogram::DelayHistogram;
 use paraft_fleet::faults::Fault;
 use paraft_proto::{DescribeReply, JobInfo, ShardStatus, StatusReply};
@@ -205,8 +205,15 @@ pub fn now() -> u64 {
 /// where nobody answers.
 pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     let describe = |address: String| async move { paraft_client::describe(&address, PATIENCE).await.ok() };
-    let mut described: Vec<DescribeReply> =
-        join_all(known.iter().cloned().map(describe)).await.into_iter().flatten().collect();
+    // When each has answered: counts are of that moment, and one that hangs must not make others late.
+    let status = |address: String| async move {
+        let reply = paraft_client::status(&address, false, PATIENCE).await.ok();
+        (address, now(), reply)
+    };
+    let both =
+        join(join_all(known.iter().cloned().map(describe)), join_all(known.iter().cloned().map(status)));
+    let (described, mut replies) = both.await;
+    let mut described: Vec<DescribeReply> = described.into_iter().flatten().collect();
     // Only the leader of the control group answers in full.
     if described.iter().all(|d| d.fleet == 0)
         && let Some(leader) =
@@ -220,15 +227,13 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
         *known = fleet.servers.iter().map(|s| s.address.clone()).filter(|a| !a.is_empty()).collect();
     }
     let fleet = leads.or_else(|| described.first())?.clone();
-    let status = |address: String| async move {
-        (address.clone(), paraft_client::status(&address, false, PATIENCE).await.ok())
-    };
-    let replies: BTreeMap<String, StatusReply> = join_all(known.iter().cloned().map(status))
-        .await
-        .into_iter()
-        .filter_map(|(address, reply)| Some((address, reply?)))
-        .collect();
-    Some(put_together(now(), &fleet, &replies))
+    let more = known.iter().filter(|a| replies.iter().all(|(asked, ..)| asked != *a));
+    replies.extend(join_all(more.cloned().map(status)).await);
+    let answered = || replies.iter().filter(|(address, _, reply)| known.contains(address) && reply.is_some());
+    let at = answered().map(|(_, at, _)| *at).min().unwrap_or_else(now);
+    let replies =
+        answered().filter_map(|(address, _, reply)| Some((address.clone(), reply.clone()?))).collect();
+    Some(put_together(at, &fleet, &replies))
 }
 
 /// The last lines that a worker has logged, as it has told the server at this address, which leads shard 0 of its job.

@@ -79,7 +79,9 @@ pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
     let record = dir.join(METRICS_FILE);
     let bytes = fs::metadata(&record).map_err(|e| format!("{name}: {e}"))?.len();
     if bytes > BYTES {
-        return Err(format!("the record of {name} has {bytes} bytes, more than a server reads while it serves"));
+        return Err(format!(
+            "the record of {name} has {bytes} bytes, more than a server reads while it serves"
+        ));
     }
     let points = follow::points(&dir).map_err(|e: RecordError| format!("{name}: {e}"))?;
     Ok(of(&points))

@@ -225,7 +225,10 @@ impl Screen {
                 }
             }
             // Any other key is no answer.
-            (Question::Sure(..) | Question::Mode | Question::Drain | Question::Fault | Question::Which(_), _) => {}
+            (
+                Question::Sure(..) | Question::Mode | Question::Drain | Question::Fault | Question::Which(_),
+                _,
+            ) => {}
             (Question::None, KeyCode::Char('q') | KeyCode::Esc) => return Asked::End,
             (Question::None, KeyCode::Char('m')) if self.job().is_some() => self.question = Question::Mode,
             (Question::None, KeyCode::Char('d')) => self.question = Question::Drain,
@@ -238,7 +241,8 @@ impl Screen {
             }
             (Question::None, KeyCode::Char('c')) => {
                 if let Some(job) = self.job().map(|j| j.name.clone()) {
-                    let what = format!("Save a checkpoint of {job}? A worker writes it behind its next step.");
+                    let what =
+                        format!("Save a checkpoint of {job}? A worker writes it behind its next step.");
                     self.question = Question::Sure(Act::Save { job }, what);
                 }
             }
@@ -600,7 +604,11 @@ mod tests {
         facts.faults = Some([(1, Fault::SlowDisk)].into());
         screen.see(Some(facts));
         assert!(seen(&screen, (110, 40)).contains("+/- workers  f fault"));
-        assert_eq!(press(&mut screen, "+y-y"), [Asked::Act(Act::Workers { job: 2, workers: 1 })], "2 at most");
+        assert_eq!(
+            press(&mut screen, "+y-y"),
+            [Asked::Act(Act::Workers { job: 2, workers: 1 })],
+            "2 at most"
+        );
         let fault = |fault, undo| [Asked::Act(Act::Fault { server: 1, fault, undo })];
         assert_eq!(press(&mut screen, "f1py"), fault(Fault::Partition, false));
         assert_eq!(press(&mut screen, "f1dy"), fault(Fault::SlowDisk, true), "it is on");

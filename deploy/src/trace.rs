@@ -1,8 +1,8 @@
 //! `paraft trace`: merge what processes have recorded with `--trace`.
 
 use clap::Args;
-use paraft_fleet::{failure::Failure, out};
-use paraft_trace::{Merged, TraceError};
+use paraft_fleet::{failure::Failure, out, track::otlp};
+use paraft_trace::Merged;
 use paraft_worker::exit;
 use std::path::PathBuf;
 
@@ -13,13 +13,17 @@ pub struct TraceArgs {
     /// Where the trace goes. Default: trace.json beside that folder.
     #[arg(long, value_name = "FILE")]
     pub to: Option<PathBuf>,
+    /// Send the spans to OpenTelemetry instead: Jaeger, Tempo or a Collector at this address, for example http://localhost:4318.
+    #[arg(long, value_name = "URL", conflicts_with = "to")]
+    pub otlp: Option<String>,
 }
 
 pub fn run(args: &TraceArgs) -> Result<i32, Failure> {
-    let merged = paraft_trace::merge(&args.folder, args.to.as_deref()).map_err(|e| match e {
-        TraceError::Io(..) => Failure::new(exit::IO, e),
-        TraceError::Malformed { .. } | TraceError::Empty(_) => Failure::new(exit::DATA, e),
-    })?;
+    if let Some(url) = &args.otlp {
+        out!("{} spans to {url}", otlp::send(&args.folder, url)?);
+        return Ok(exit::OK);
+    }
+    let merged = paraft_trace::merge(&args.folder, args.to.as_deref())?;
     out!("{}", told(&merged));
     Ok(exit::OK)
 }

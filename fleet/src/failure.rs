@@ -1,6 +1,7 @@
 //! How a command ends: an exit code, and for errors one message with its remedy.
 
 use paraft_engines::{Kind, Wrong};
+use paraft_trace::TraceError;
 use paraft_worker::{JobError, WorkerError, exit};
 use std::fmt::Display;
 
@@ -52,6 +53,16 @@ impl Failure {
     /// A file or folder that cannot be written.
     pub fn write(path: &std::path::Path, e: impl Display) -> Self {
         Self::new(exit::IO, format!("{}: {e}", path.display())).help("choose another folder with --run-dir")
+    }
+}
+
+impl From<TraceError> for Failure {
+    fn from(e: TraceError) -> Self {
+        let code = match &e {
+            TraceError::Io(..) => exit::IO,
+            TraceError::Malformed { .. } | TraceError::Empty(_) => exit::DATA,
+        };
+        Self::new(code, e)
     }
 }
 

@@ -2,11 +2,7 @@
 //!
 //! The run's launcher follows a small file in its folder, as it does with faults: whoever may write there may change the number.
 
-use crate::{
-    ask,
-    failure::Failure,
-    files::JOB_FILE,
-};
+use crate::{ask, failure::Failure, files::JOB_FILE};
 use paraft_worker::{Job, exit};
 use std::{
     fs,
@@ -49,8 +45,11 @@ pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
     }
     let servers = ask::addresses(Some(dir), &[])?;
     if ask::ask_all(&servers, false).iter().all(Result::is_err) {
-        return Err(Failure::new(exit::UNAVAILABLE, format!("{}: none of its servers answers", dir.display()))
-            .help("only a run that trains has workers"));
+        return Err(Failure::new(
+            exit::UNAVAILABLE,
+            format!("{}: none of its servers answers", dir.display()),
+        )
+        .help("only a run that trains has workers"));
     }
     let (path, beside) = (dir.join(FILE), dir.join(format!("{FILE}.new")));
     let write = || fs::write(&beside, format!("{workers}\n")).and_then(|()| fs::rename(&beside, &path));

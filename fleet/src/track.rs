@@ -1,7 +1,8 @@
 //! A run in the trackers that people use already: event files for TensorBoard in its folder, and MLflow where the job names a server
-//! (`[track]`). One follower feeds both; what goes wrong with either is said, and the run goes on.
+//! (`[track]`). One follower feeds both; what goes wrong with either is said, and the run goes on. [`otlp`]: its trace, when it has ended.
 
 pub mod mlflow;
+pub mod otlp;
 mod sweep;
 mod upload;
 
@@ -16,6 +17,10 @@ use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_even
 use paraft_worker::{Job, exit};
 use std::{path::Path, sync::Arc, time::Duration};
 use upload::Upload;
+use ureq::{
+    Agent,
+    tls::{Certificate, RootCerts, TlsConfig},
+};
 
 /// A run that is followed until this is dropped, by who records it.
 #[derive(Debug)]
@@ -192,6 +197,29 @@ fn tags(job: &Job, dir: &Path) -> Vec<(String, String)> {
     .chain(commit.map(|c| tag("mlflow.source.git.commit", c)))
     .chain(user.map(|u| tag("mlflow.user", u)))
     .collect()
+}
+
+/// Who asks a tracker at this address. Authorities are those of the system, or of `SSL_CERT_FILE`.
+fn agent(url: &str) -> Agent {
+    let mut config = Agent::config_builder()
+        .http_status_as_error(false)
+        .user_agent(concat!("paraft/", env!("CARGO_PKG_VERSION")));
+    if url.starts_with("https") {
+        config = config.tls_config(tls());
+    }
+    config.build().new_agent()
+}
+
+fn tls() -> TlsConfig {
+    let roots: Vec<_> = rustls_native_certs::load_native_certs()
+        .certs
+        .iter()
+        .map(|c| Certificate::from_der(c).to_owned())
+        .collect();
+    TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .root_certs(RootCerts::new_with_certs(&roots))
+        .build()
 }
 
 #[cfg(test)]

@@ -168,7 +168,8 @@ impl<'a> Watch<'a> {
             matches!(process, Which::Worker(_)) && again.is_none()
         };
         let lost = self.pending.iter().filter(lost).count();
-        let away = self.away.iter().filter(|i| fleet.workers[**i].ended().is_some_and(|s| !s.success())).count();
+        let away =
+            self.away.iter().filter(|i| fleet.workers[**i].ended().is_some_and(|s| !s.success())).count();
         if lost > 0 && lost + away == fleet.workers.len() {
             let last = fleet.workers.iter_mut().find_map(Process::killed_by);
             let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
@@ -192,24 +193,26 @@ impl<'a> Watch<'a> {
         writer: &mut MetricsWriter,
         progress: &Progress,
     ) -> Result<(), Failure> {
-        let Some(wanted) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else { return Ok(()) };
+        let Some(wanted) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else {
+            return Ok(());
+        };
         for i in 0..fleet.workers.len() {
             let (worker, is_wanted) = (&mut fleet.workers[i], i < wanted as usize);
             let name = worker.name.clone();
             match (is_wanted, worker.ended()) {
                 (false, None) if self.away.insert(i) => {
                     worker.signal(Signal::SIGTERM);
-                    progress.note(&format!("{name} leaves: {wanted} workers are wanted"));
+                    progress.note(&format!("{name} leaves; workers wanted: {wanted}"));
                     writer.write(&Event::Leave(event::Leave {
                         wall: wall(),
                         worker: paraft_common::WorkerId(i as u32),
                         rank: None,
-                        reason: format!("left: {wanted} workers are wanted"),
+                        reason: format!("workers wanted: {wanted}"),
                     }))?;
                 }
                 // One that had finished before it heard of it has nothing to come back for.
                 (true, Some(status)) if self.away.remove(&i) && !status.success() => {
-                    progress.note(&format!("{name} comes back: {wanted} workers are wanted"));
+                    progress.note(&format!("{name} comes back; workers wanted: {wanted}"));
                     if let Err(e) = fleet.restart_worker(self.job, i) {
                         let then = self.down(Which::Worker(i), "it stays away");
                         progress.note(&format!("warning: {}; {then}", e.message()));

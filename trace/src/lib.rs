@@ -9,7 +9,7 @@
 //! - [`Stages`]: where a process notes its spans. The sums are always kept: a span costs the two clock reads of who
 //!   notes it and two additions. A trace is written only where one was asked for, by a thread of its own.
 //! - [`Span`]: one bucket of one step on its way through one stage.
-//! - [`merge`]: the files of several processes as one file in Chrome's Trace Event format.
+//! - [`merge`]: the files of several processes as one file in Chrome's Trace Event format. [`otlp`]: as OpenTelemetry has them.
 //!
 //! What is noted here is looked at by people and never by the program: nothing depends on it.
 
@@ -20,6 +20,7 @@ mod chrome;
 mod file;
 mod merge;
 mod moment;
+pub mod otlp;
 mod span;
 mod stage;
 mod stages;

@@ -63,12 +63,27 @@ pub(crate) struct Incarnation {
 ///
 /// Without `to`, it is written beside the folder of the traces, as [`TRACE_FILE`].
 pub fn merge(folder: &Path, to: Option<&Path>) -> Result<Merged, TraceError> {
+    let (folder, incarnations) = gather(folder)?;
+    let to = to.map_or_else(|| folder.with_file_name(TRACE_FILE), Path::to_path_buf);
+    let mut out = BufWriter::new(File::create(&to).map_err(io(&to))?);
+    chrome::write(&mut out, &incarnations).and_then(|()| out.flush()).map_err(io(&to))?;
+    Ok(Merged {
+        path: to,
+        processes: incarnations.len(),
+        spans: incarnations.iter().map(|l| l.spans.len()).sum(),
+        missing: incarnations.iter().map(|l| l.missing).sum(),
+    })
+}
+
+fn io(path: &Path) -> impl FnOnce(io::Error) -> TraceError {
+    let path = path.to_path_buf();
+    move |e| TraceError::Io(path, e)
+}
+
+/// What the processes have recorded whose files are in `folder`, or in that of the traces there, on one clock; and where.
+pub(crate) fn gather(folder: &Path) -> Result<(PathBuf, Vec<Incarnation>), TraceError> {
     let inner = folder.join(TRACE_FOLDER);
     let folder = if inner.is_dir() { inner } else { folder.to_path_buf() };
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        move |e| TraceError::Io(path, e)
-    };
     let mut files = Vec::new();
     for entry in fs::read_dir(&folder).map_err(io(&folder))? {
         let path = entry.map_err(io(&folder))?.path();
@@ -88,15 +103,7 @@ pub fn merge(folder: &Path, to: Option<&Path>) -> Result<Merged, TraceError> {
         return Err(TraceError::Empty(folder));
     }
     align(&mut incarnations);
-    let to = to.map_or_else(|| folder.with_file_name(TRACE_FILE), Path::to_path_buf);
-    let mut out = BufWriter::new(File::create(&to).map_err(io(&to))?);
-    chrome::write(&mut out, &incarnations).and_then(|()| out.flush()).map_err(io(&to))?;
-    Ok(Merged {
-        path: to,
-        processes: incarnations.len(),
-        spans: incarnations.iter().map(|l| l.spans.len()).sum(),
-        missing: incarnations.iter().map(|l| l.missing).sum(),
-    })
+    Ok((folder, incarnations))
 }
 
 /// What one process has recorded, in all its lives, as its clock had it.

@@ -299,7 +299,10 @@ fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_pu
     let (status, said) = runs("");
     assert!(status == 200 && said.contains("\"name\":\"run\""), "{status}: {said}");
     let (status, said) = runs("?name=run");
-    assert!(status == 200 && said.contains("\"points\":[{\"at\":") && said.contains("\"evaluations\":[{"), "{said}");
+    assert!(
+        status == 200 && said.contains("\"points\":[{\"at\":") && said.contains("\"evaluations\":[{"),
+        "{said}"
+    );
     for name in ["..", "..%2frun", "../run", "none"] {
         assert_eq!(runs(&format!("?name={name}")).0, 404, "{name}");
     }

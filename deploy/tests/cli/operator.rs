@@ -324,7 +324,7 @@ fn a_run_has_fewer_workers_for_a_while_and_every_sample_of_an_epoch_is_trained()
     more(1, "worker 1 to be back");
     let (code, _, err) = l.output();
     assert_eq!(code, Some(0), "{err}");
-    contains(&err, &["worker-1 leaves: 1 workers are wanted", "worker-1 comes back: 2 workers are wanted"]);
+    contains(&err, &["worker-1 leaves; workers wanted: 1", "worker-1 comes back; workers wanted: 2"]);
     let events = Launcher::metrics_in(&run_dir);
     let chunks = events.iter().filter(|e| e["event"] == "chunk");
     let whole: BTreeSet<_> = chunks.map(|e| (e["epoch"].as_u64(), e["chunk"].as_u64())).collect();

@@ -1,6 +1,7 @@
 //! `paraft train --trace` and `paraft trace`.
 
 use crate::common::*;
+use std::io::{BufRead, Read, Write};
 
 const STAGES: [&str; 10] =
     ["ready", "copy", "encode", "push", "queue", "replicate", "apply", "publish", "pull", "decode"];
@@ -198,4 +199,84 @@ fn get(address: &str, run_dir: &Path) -> String {
     let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let _ = stream.read_to_string(&mut page);
     page
+}
+
+/// Somebody who takes OTLP over HTTP, and answers with this status.
+fn takes_otlp(status: &'static str) -> (String, std::thread::JoinHandle<Vec<(String, Value)>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let takes = move || {
+        let (socket, _) = listener.accept().expect("somebody comes");
+        let mut socket = std::io::BufReader::new(socket);
+        let mut taken = Vec::new();
+        loop {
+            let (mut head, mut line) = (Vec::new(), String::new());
+            while socket.read_line(&mut line).is_ok_and(|n| n > 2) {
+                head.push(std::mem::take(&mut line).trim().to_lowercase());
+            }
+            let Some(length) = head.iter().find_map(|h| h.strip_prefix("content-length: ")) else {
+                return taken;
+            };
+            let mut body = vec![0; length.parse().expect("a length")];
+            socket.read_exact(&mut body).expect("a body");
+            taken.push((head.join("\n"), serde_json::from_slice(&body).expect("JSON")));
+            write!(socket.get_mut(), "HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\n{{}}").expect("answered");
+        }
+    };
+    (url, std::thread::spawn(takes))
+}
+
+#[test]
+fn a_trace_goes_to_opentelemetry_with_the_spans_of_every_process() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let run_dir = scratch.path().join("run");
+    let dir = run_dir.to_str().expect("utf-8");
+    let path = a_job(scratch.path(), "asp");
+    let out = run(&["train", path.to_str().expect("utf-8"), "--run-dir", dir, "--trace", "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let (slices, _) = slices(&run_dir.join("trace.json"));
+    let (url, takes) = takes_otlp("200 OK");
+    let mut sends = paraft();
+    sends.args(["trace", dir, "--otlp", &url]).env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=abc");
+    let out = sends.output().expect("paraft starts");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let taken = takes.join().expect("it was taken");
+    for (head, _) in &taken {
+        contains(head, &["post /v1/traces http/1.1", "content-type: application/json", "api-key: abc"]);
+    }
+    let spans = |r: &Value| r["scopeSpans"][0]["spans"].as_array().expect("spans").clone();
+    let resources = || taken.iter().map(|(_, body)| &body["resourceSpans"][0]);
+    let all: Vec<Value> = resources().flat_map(spans).collect();
+    let steps = all.iter().filter(|s| s["name"] == "step").count();
+    assert_eq!(all.len() - steps, slices.len(), "each of them");
+    assert_eq!(steps, 2 * 8, "of two workers");
+    contains(&text(&out.stdout), &[&format!("{} spans to {url}", all.len())]);
+    let name = |r: &Value| {
+        let attributes = r["resource"]["attributes"].as_array().expect("attributes").clone();
+        let of = attributes.into_iter().find(|a| a["key"] == "service.instance.id");
+        of.and_then(|a| Some(a["value"]["stringValue"].as_str()?.to_string())).expect("a name")
+    };
+    let names: BTreeSet<String> = resources().map(name).collect();
+    let expected = ["server-0", "server-1", "server-2", "worker-0", "worker-1"];
+    assert_eq!(names, expected.map(String::from).into());
+    // What a leader did for a push lies in it.
+    let ids: BTreeMap<&str, &Value> = all.iter().filter_map(|s| Some((s["spanId"].as_str()?, s))).collect();
+    let queued: Vec<&Value> = all.iter().filter(|s| s["name"] == "queue").collect();
+    assert!(!queued.is_empty());
+    for q in queued {
+        let push = ids[q["parentSpanId"].as_str().expect("a parent")];
+        assert_eq!((&push["name"], &push["traceId"]), (&"push".into(), &q["traceId"]));
+    }
+
+    let (url, takes) = takes_otlp("401 Unauthorized");
+    for (to, code, words) in [
+        (&*url, 78, "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("http://127.0.0.1:1", 69, "127.0.0.1:1"),
+        ("localhost:4318", 2, "http://HOST:4318"),
+    ] {
+        let out = run(&["trace", dir, "--otlp", to]);
+        assert_eq!(out.status.code(), Some(code), "{}", text(&out.stderr));
+        contains(&text(&out.stderr), &[words]);
+    }
+    drop(takes);
 }

@@ -131,9 +131,11 @@ impl Faults {
 
     /// Those that are on servers now, by server.
     pub fn on(&self) -> BTreeSet<(u32, Fault)> {
-        let of = |servers: &BTreeSet<u32>, fault| servers.iter().map(move |s| (*s, fault)).collect::<Vec<_>>();
+        let of =
+            |servers: &BTreeSet<u32>, fault| servers.iter().map(move |s| (*s, fault)).collect::<Vec<_>>();
         let slow = |ms: &BTreeMap<u32, u64>, fault| ms.keys().map(move |s| (*s, fault)).collect();
-        let cut: BTreeSet<u32> = self.isolated.iter().copied().chain(self.cut.iter().map(|(a, _)| *a)).collect();
+        let cut: BTreeSet<u32> =
+            self.isolated.iter().copied().chain(self.cut.iter().map(|(a, _)| *a)).collect();
         [
             of(&cut, Fault::Partition),
             slow(&self.slow_link_ms, Fault::SlowLink),

@@ -4,11 +4,10 @@
 //! or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. Authorities are those of the system, or of `SSL_CERT_FILE`.
 
 use serde_json::{Value, json};
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 use ureq::{
     Agent, Body,
     http::{Response, StatusCode},
-    tls::{Certificate, RootCerts, TlsConfig},
 };
 
 /// One request takes so long at most.
@@ -113,13 +112,7 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// Of the server at this address. Nothing is sent yet.
     pub fn new(url: &str) -> Self {
-        let mut config = Agent::config_builder()
-            .http_status_as_error(false)
-            .user_agent(concat!("paraft/", env!("CARGO_PKG_VERSION")));
-        if url.starts_with("https") {
-            config = config.tls_config(tls());
-        }
-        let agent = config.build().new_agent();
+        let agent = super::agent(url);
         let given = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         let authorization = authorization(
             given("MLFLOW_TRACKING_USERNAME").zip(given("MLFLOW_TRACKING_PASSWORD")),
@@ -298,18 +291,6 @@ fn base64(bytes: &[u8]) -> String {
         (0..4).map(move |i| if i < there { digit(i) } else { '=' }).collect::<String>()
     };
     bytes.chunks(3).map(group).collect()
-}
-
-fn tls() -> TlsConfig {
-    let roots: Vec<_> = rustls_native_certs::load_native_certs()
-        .certs
-        .iter()
-        .map(|c| Certificate::from_der(c).to_owned())
-        .collect();
-    TlsConfig::builder()
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .root_certs(RootCerts::new_with_certs(&roots))
-        .build()
 }
 
 fn millis(wall: f64) -> i64 {

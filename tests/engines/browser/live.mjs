@@ -1,4 +1,5 @@
 // The page over a real fleet: four servers, two jobs of two workers each.
+import { readFileSync } from "node:fs";
 import { createServer, request } from "node:http";
 import { TOKEN, audit, beyond, check, freePorts, go, main, open, run, say, scratch, start, until } from "./tools.mjs";
 
@@ -47,14 +48,51 @@ const yes = async (page, what) => {
 
 await main(async (browser) => {
   // The address that `paraft train` prints lets a person in.
-  const own = start("train", ["train", "digits.toml", "--run-dir", "run"], { PARAFT_DASHBOARD_TOKEN: "" });
+  await run("train", scratch + "/digits.toml", "--set", "train.epochs=20", "--set", "eval.every_epoch=true", "--run-dir", scratch + "/earlier", "--json");
+  const own = start("train", ["train", "digits.toml", "--run-dir", "run", "--faults"], { PARAFT_DASHBOARD_TOKEN: "" });
   const printed = await until("the address of the page", () => /page\s+(http:\/\/\S+#token=\w+)/.exec(own.read())?.[1]);
   const first = await open(browser, printed);
   for (const wanted of ["h1:has-text('Fleet of ')", ".scroll[aria-label=Jobs] a:has-text('digits')"]) await first.locator(wanted).first().waitFor();
+  say("`paraft train` prints an address, and that lets in");
+
+  // ---- what the host of a run's own fleet can do: faults, how many workers, runs that were recorded ----
+  const points = first.locator("section", { has: first.locator("h2:has-text('Faults on purpose')") });
+  const file = () => JSON.parse(readFileSync(scratch + "/run/faults.json", "utf8"));
+  await points.locator("select[aria-label=Server]").selectOption("1");
+  await points.locator("select[aria-label=Fault]").selectOption("partition");
+  await points.locator("button:text-is('put')").click();
+  check((await yes(first, "Put partition on s1?")).includes("partition is put on s1"), "put: " + (await first.textContent("#said")));
+  check(file().isolated[0] === 1, "the file of the fault points: " + JSON.stringify(file()));
+  await until("s1 to be cut off", async () => !(await first.locator(".scroll[aria-label=Servers] tbody tr", { hasText: "s1" }).textContent()).includes("up"));
+  await first.screenshot({ path: scratch + "/out/faults.png", fullPage: true });
+  const found = await audit(first);
+  await points.locator("button:text-is('take back')").click();
+  await yes(first, "Take partition back from s1?");
+  check(file().isolated.length === 0, "the file of the fault points: " + JSON.stringify(file()));
+  await until("s1 to be back", async () => (await first.locator(".scroll[aria-label=Servers] tbody tr", { hasText: "s1" }).textContent()).includes("up"));
+  say("a fault put and taken back: in the file that `paraft chaos` writes, and on the page");
+  await first.locator(".scroll[aria-label=Jobs] a:has-text('digits')").click();
+  const rows = () => first.locator(".scroll[aria-label=Workers] tbody tr").count();
+  await until("two workers", async () => (await rows()) === 2);
+  await first.fill("input[aria-label=Workers]", "1");
+  await first.click("text=set workers");
+  await yes(first, "1 worker, not 2?");
+  await until("one worker", async () => (await rows()) === 1);
+  await run("fleet", "scale", scratch + "/run", "--workers", "2");
+  await until("two workers again", async () => (await rows()) === 2);
+  say("set workers: as `paraft fleet scale`");
+  await go(first, "compare", ["h1:has-text('Jobs side by side')", "input[name=earlier]"]);
+  await first.check("input[name=earlier]");
+  await first.locator(".key button:has-text('earlier')").first().waitFor();
+  await first.screenshot({ path: scratch + "/out/compare-earlier.png", fullPage: true });
+  found.push(...(await audit(first)));
+  check(found.length === 0, found.join("\n  "));
+  await first.uncheck("input[name=earlier]");
+  await until("one line again", async () => (await first.locator(".key button:has-text('earlier')").count()) === 0);
+  say("a run that was recorded beside a job that trains");
   await first.context().close();
   own.child.kill("SIGINT");
   await own.ended;
-  say("`paraft train` prints an address, and that lets in");
 
   [0, 1, 2, 3].forEach(startServer);
   await run("status", "--servers", servers, "--wait", "whole", "--timeout", "60");
