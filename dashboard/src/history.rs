@@ -372,6 +372,7 @@ mod tests {
             servers: vec![server(0), Server { state: state.into(), ..server(1) }],
             shards: vec![Shard { leader: Some(leader), term: 1 + leader, ..Shard::default() }],
             jobs: vec![Job { name: "t".into(), state: "running".into(), members, samples, ..Job::default() }],
+            faults: None,
         }
     }
 
