@@ -113,7 +113,7 @@
       }
     }
   };
-  const begin = (id) => { const c = curveOf(id); return c.points.length ? c.points[0].at : 0; };
+  const begin = (id) => { const c = curveOf(id); return (c.points[0] || c.evaluations[0] || { at: 0 }).at; };
   const line = (id, of) => {
     const x = [], y = [], from = begin(id);
     for (const p of curveOf(id).points) {
@@ -249,7 +249,7 @@
     const now = j.members.filter((m) => !m.finished).length, to = () => numbers[j.id] ?? now;
     return [element("input", { type: "number", min: 1, max: j.most, "aria-label": "Workers", value: to(), onchange: (e) => { numbers[j.id] = +e.target.value; } }),
       button("set workers", () => ask("Let " + jobName(j) + " have " + count(to(), "worker") + ", not " + now + "?", to() < now
-        ? "The last ones leave behind their step. With train.sampler = \"leased\" the others train their samples; with \"static\" those wait for the next epoch." : "They come back and go on where the others are.",
+        ? "The last ones leave behind their step. With train.sampler = \"leased\" the others train their samples; with \"static\" nobody does." : "They come back and go on where the others are.",
         "Set workers", { act: "workers", job: j.id, workers: to() }))];
   };
   const waits = (j) => {
@@ -378,12 +378,18 @@
   };
   const pick = async (name, on) => {
     if (!on) { recorded.delete(name); return render(); }
+    recorded.set(name, { points: [], evaluations: [] });
+    render();
     try {
       const answer = await fetch("runs?name=" + name, { headers: { authorization: "Bearer " + token() } });
-      if (answer.ok) recorded.set(name, await answer.json());
-      else say(await answer.text(), true);
-    } catch (e) { say("nobody answered: " + e.message, true); }
-    render();
+      if (!answer.ok) throw new Error(await answer.text());
+      const curves = await answer.json();
+      if (recorded.has(name)) recorded.set(name, curves);
+    } catch (e) {
+      recorded.delete(name);
+      say(name + ": " + e.message, true);
+    }
+    render(true);
   };
   const SIDE_BY_SIDE = 6;
   const compare = () => {

@@ -8,6 +8,7 @@ use paraft_fleet::{
     scale,
 };
 use paraft_proto::{Advice, PROTOCOL, Refused, SwitchModeRequest};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use std::{
     path::Path,
@@ -104,7 +105,7 @@ impl Act {
                 let set = tokio::task::spawn_blocking(move || scale::set(&dir, n)).await;
                 set.map_err(|e| e.to_string())?.map_err(|e| e.message().to_string())?;
                 let workers = if n == 1 { "1 worker".to_string() } else { format!("{n} workers") };
-                Ok(format!("{} has {workers} from now on", known.name))
+                Ok(format!("{} is to have {workers} from now on", known.name))
             }
             Self::Fault { server, fault, undo } => {
                 if !facts.servers.iter().any(|s| s.id == u64::from(*server)) {
@@ -129,6 +130,9 @@ impl Act {
 }
 
 fn put(points: &Path, server: u32, fault: Fault, undo: bool) -> std::io::Result<()> {
+    // Two at once would each leave out what the other puts.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock();
     let mut faults = Faults::read(points)?;
     match undo {
         true => faults.heal(fault, server),

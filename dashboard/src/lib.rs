@@ -22,5 +22,5 @@ pub mod history;
 pub mod runs;
 mod serve;
 
-pub use here::{Here, Most};
+pub use here::Here;
 pub use serve::{Options, Source, TOKEN, Token, serve};

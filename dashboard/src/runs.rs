@@ -12,7 +12,7 @@ use std::{
 /// The latest, so many.
 const RUNS: usize = 100;
 /// A record that is longer is not read while somebody trains here.
-const BYTES: u64 = 256 << 20;
+const BYTES: u64 = 64 << 20;
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,10 +54,13 @@ pub struct Scored {
     pub accuracy: Option<f64>,
 }
 
-/// Those that have a record, the latest first.
-pub fn list(folder: &Path) -> Vec<Run> {
+/// Those that have a record, the latest first, but for one: the run of the fleet's own job, which is drawn as it trains.
+pub fn list(folder: &Path, own: Option<&Path>) -> Vec<Run> {
     let of = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok().filter(|n| is_name(n))?;
+        if own.is_some_and(|own| entry.path() == own) {
+            return None;
+        }
         let written = fs::metadata(entry.path().join(METRICS_FILE)).ok()?.modified().ok()?;
         Some(Run { name, at: millis(written) })
     };
@@ -89,7 +92,9 @@ pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
 
 /// Names as `--run-dir` and the commands give them: none leads out of the folder.
 fn is_name(name: &str) -> bool {
-    !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    !name.is_empty()
+        && !name.starts_with('.')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 /// What was said at one moment is one point.
@@ -140,7 +145,7 @@ mod tests {
 
     #[test]
     fn no_name_leads_out_of_the_folder() {
-        for name in ["..", "../x", "a/b", ".hidden", "a b", "/etc"] {
+        for name in ["", "..", "../x", "a/b", ".hidden", "a b", "/etc"] {
             assert!(curves(Path::new("/tmp"), name).is_err_and(|e| e.contains("no run's name")), "{name}");
         }
         assert!(is_name("mnist-1") && is_name("digits_2.5"));
@@ -155,7 +160,8 @@ mod tests {
         for name in ["digits-1", "digits-2"] {
             fs::write(folder.path().join(name).join(METRICS_FILE), "").expect("written");
         }
-        let names: Vec<_> = list(folder.path()).into_iter().map(|r| r.name).collect();
+        let names: Vec<_> = list(folder.path(), None).into_iter().map(|r| r.name).collect();
+        assert_eq!(list(folder.path(), Some(&folder.path().join("digits-1"))).len(), 1);
         assert_eq!(names.len(), 2);
         assert!(names.contains(&"digits-1".into()) && names.contains(&"digits-2".into()));
         assert_eq!(curves(folder.path(), "digits-1"), Ok(Curves::default()));

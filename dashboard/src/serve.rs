@@ -1,14 +1,7 @@
 //! The page over HTTP. It is served under whatever path, so that it works behind a proxy that adds a prefix; all that it asks for is
 //! relative.
 
-use crate::{
-    act::Act,
-    facts,
-    facts::Facts,
-    here::{Here, Most},
-    history::History,
-    runs,
-};
+use crate::{act::Act, facts, facts::Facts, here::Here, history::History, runs};
 use axum::{
     Router,
     body::Bytes,
@@ -137,7 +130,7 @@ struct Shared {
     sweep: Option<watch::Receiver<serde_json::Value>>,
     here: Here,
     /// One record is read at a time, however long: who trains here has the cores.
-    reads: Semaphore,
+    reads: Arc<Semaphore>,
     token: Token,
     history: Mutex<History>,
     /// How many were refused since then.
@@ -158,7 +151,7 @@ pub async fn serve(
     let shared = Arc::new(Shared {
         sweep: options.sweep,
         here: options.here,
-        reads: Semaphore::new(1),
+        reads: Arc::new(Semaphore::new(1)),
         token: options.token,
         history: Mutex::default(),
         logged: Mutex::new((0, Instant::now())),
@@ -239,16 +232,25 @@ impl AsyncWrite for Held {
 
 /// Looks at the fleet again and again.
 async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
-    let (listed, mut most) = (known.clone(), Most::default());
+    let listed = known.clone();
     loop {
         let began = Instant::now();
         match facts::ask(&mut known).await {
             Some(mut facts) => {
-                shared.here.add(&mut facts, &mut most);
+                shared.here.add(&mut facts);
                 shared.sees(facts);
             }
-            // Nobody answers: perhaps those do that were given.
-            None => known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>()),
+            None => {
+                // Perhaps those answer that were given.
+                known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
+                // A fault may be why, which can be taken back.
+                let mut facts = shared.history.lock().last().clone();
+                let faults = facts.faults.clone();
+                shared.here.add(&mut facts);
+                if facts.faults != faults {
+                    shared.sees(facts);
+                }
+            }
         }
         let pause = if shared.news.receiver_count() > 0 { SOON } else { SELDOM };
         tokio::time::sleep(pause.saturating_sub(began.elapsed()).max(SOON / 5)).await;
@@ -423,11 +425,18 @@ async fn log(shared: &Shared, query: &str) -> Response {
 /// The runs whose records lie here; with `name=NAME` the curves of one.
 async fn recorded(shared: &Shared, query: &str) -> Response {
     let Some(folder) = shared.here.runs.clone() else { return StatusCode::NO_CONTENT.into_response() };
-    let Ok(_one) = shared.reads.acquire().await else { return StatusCode::NO_CONTENT.into_response() };
+    let Ok(one) = shared.reads.clone().acquire_owned().await else {
+        return StatusCode::NO_CONTENT.into_response();
+    };
     let name = query.strip_prefix("name=").map(str::to_string);
-    let read = move || match name {
-        None => Ok(json!(runs::list(&folder))),
-        Some(name) => runs::curves(&folder, &name).map(|curves| json!(curves)),
+    let own = shared.here.run.clone();
+    let read = move || {
+        // It is read to its end, also for a page that has gone.
+        let _one = one;
+        match name {
+            None => Ok(json!(runs::list(&folder, own.as_deref()))),
+            Some(name) => runs::curves(&folder, &name).map(|curves| json!(curves)),
+        }
     };
     match tokio::task::spawn_blocking(read).await {
         Ok(Ok(said)) => said.to_string().into_response(),

@@ -287,7 +287,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         let here = Here {
             faults: args.faults.clone(),
             run: data.parent().filter(|_| launched).map(Path::to_path_buf),
-            runs: args.runs.clone(),
+            runs: args.runs.as_ref().map(|runs| fs::canonicalize(runs).unwrap_or_else(|_| runs.clone())),
         };
         let options = ServerOptions {
             place,

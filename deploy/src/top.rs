@@ -2,7 +2,7 @@
 
 use clap::Args;
 use paraft_dashboard::{
-    Here, Most,
+    Here,
     act::Act,
     facts::{self, Facts, Job},
     history::History,
@@ -11,6 +11,7 @@ use paraft_fleet::{
     ask,
     failure::Failure,
     faults::{FAULTS_FILE, Fault},
+    fleet::server_data,
     table,
 };
 use paraft_worker::exit;
@@ -56,10 +57,10 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     let here = here(args.of.as_deref());
     let adds = here.clone();
     runtime.spawn(async move {
-        let (mut known, mut most) = (servers, Most::default());
+        let mut known = servers;
         loop {
             let mut facts = facts::ask(&mut known).await;
-            facts.iter_mut().for_each(|facts| adds.add(facts, &mut most));
+            facts.iter_mut().for_each(|facts| adds.add(facts));
             if tell.send(facts).is_err() {
                 return;
             }
@@ -74,9 +75,11 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
 
 /// What this host has of a run that is given by its folder.
 fn here(of: Option<&Path>) -> Here {
-    let run = of.filter(|of| of.is_dir()).and_then(|of| std::path::absolute(of).ok());
+    let folder = of.filter(|of| of.is_dir()).and_then(|of| std::fs::canonicalize(of).ok());
+    // Another fleet's job may have its run here.
+    let run = folder.clone().filter(|run| server_data(run, 0).is_dir());
     let faults = run.as_ref().map(|run| run.join(FAULTS_FILE)).filter(|file| file.exists());
-    Here { faults, run, runs: None }
+    Here { faults, run, runs: folder.and_then(|folder| Some(folder.parent()?.to_path_buf())) }
 }
 
 fn watch(

@@ -412,6 +412,8 @@ impl FaultPoints {
     /// Where something needs them.
     fn open(servers: u32, run_dir: &Path, extras: &Extras) -> Result<Option<Self>, Failure> {
         let links = Links { workers: extras.link, servers: extras.between };
+        // Of a run before, in a folder that is used again: this one's fault points follow none.
+        let _ = std::fs::remove_file(run_dir.join(FAULTS_FILE));
         if !extras.faults && links == Links::default() {
             return Ok(None);
         }

@@ -7,6 +7,7 @@ use crate::{
     fleet::{Extras, Fleet, JOB_FILE, server_data},
     pages, process,
     progress::Progress,
+    scale::Wanted,
     script,
     standing::Submitted,
     table,
@@ -119,6 +120,7 @@ pub fn launch_with(
     if extras.trace.is_some() {
         let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of the run before, in a folder that is used again
     }
+    let wanted = Wanted::of(&resolved, dir);
     let mut fleet = match &submitted {
         Some(s) => Fleet::on(&s.servers, dir, extras)?,
         None => {
@@ -140,7 +142,7 @@ pub fn launch_with(
     let scripts = !resolved.cluster.script.is_empty();
     let mut progress = Progress::new(&record.run, leased, quiet || scripts);
     let mut tail = Tail::new(dir.join(METRICS_FILE));
-    let mut watch = Watch::new(&resolved, dir);
+    let mut watch = Watch::new(&resolved, wanted);
     loop {
         let number = interrupted.load(Relaxed);
         if number == Signal::SIGINT as i32 && fleet.workers.iter().any(|w| w.has_terminal()) {

@@ -1,76 +1,113 @@
 //! How many workers of a run train: fewer while others need the machine, later again as many as its job has.
 //!
-//! The run's launcher follows a small file in its folder, as it does with faults: whoever may write there may change the number.
+//! The run's launcher keeps a small file in its folder and follows it, as it does with faults: whoever may write there may change the
+//! number.
 
-use crate::{ask, failure::Failure, files::JOB_FILE};
+use crate::failure::Failure;
+use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use paraft_worker::{Job, exit};
+use serde::{Deserialize, Serialize};
 use std::{
     fs,
+    io::{self, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-/// The file, in the run's folder: a number.
-const FILE: &str = "workers";
+/// The file, in the run's folder.
+const FILE: &str = "workers.json";
 /// How often it is read.
 const LOOK: Duration = Duration::from_millis(100);
+/// It is no longer.
+const BYTES: u64 = 1024;
 
-/// As many workers as the run in this folder can have, whose launcher starts and ends them one by one.
-///
-/// # Errors
-/// It is no such run.
-pub fn most(dir: &Path) -> Result<u32, Failure> {
-    let job = Job::load(&dir.join(JOB_FILE), &[])?;
-    let no = |why: &str| Err(Failure::new(exit::CONFIG, format!("{}: {why}", dir.display())));
-    match () {
-        () if !job.cluster.script.is_empty() => {
-            no("its workers are processes of a script, which decides how many there are")
+/// What is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Scale {
+    /// So many are wanted.
+    workers: u32,
+    /// As many as the job has.
+    most: u32,
+    /// The process that follows the file.
+    launcher: i32,
+}
+
+impl Scale {
+    /// Nothing that waits: who looks may be a server.
+    fn read(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(FILE);
+        let about = fs::symlink_metadata(&path)?;
+        if !about.is_file() || about.len() > BYTES {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file of a launcher's"));
         }
-        () if job.ranks_of_worker() > 1 => no("its workers are groups of ranks, which begin together"),
-        () if job.train.workers < 2 => no("it has one worker"),
-        () => Ok(job.train.workers),
+        Ok(serde_json::from_slice(&fs::read(path)?)?)
     }
+
+    fn write(self, dir: &Path) -> io::Result<()> {
+        let beside = dir.join(format!("{FILE}.{}", std::process::id()));
+        // What has this name is from a process that has ended, or no file at all.
+        let _ = fs::remove_file(&beside);
+        fs::File::create_new(&beside)?.write_all(&serde_json::to_vec(&self)?)?;
+        fs::rename(&beside, dir.join(FILE))
+    }
+
+    fn is_followed(self) -> bool {
+        self.launcher > 0 && kill(Pid::from_raw(self.launcher), None) != Err(Errno::ESRCH)
+    }
+}
+
+/// As many workers as the run in this folder can have; none: no launcher is there that would start and end them one by one.
+pub fn most(dir: &Path) -> Option<u32> {
+    Scale::read(dir).ok().filter(|s| s.is_followed()).map(|s| s.most)
 }
 
 /// Has the launcher of the run in this folder keep so many workers.
 ///
 /// # Errors
-/// It is no such run, it is over, or the number is not within 1 and what its job has.
+/// There is none, or the number is not within 1 and what its job has.
 pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
-    let most = most(dir)?;
-    if !(1..=most).contains(&workers) {
-        let what = format!("{workers} workers: the job has {most}, and one at least must train");
+    let Some(scale) = Scale::read(dir).ok().filter(|s| s.is_followed()) else {
+        let what = format!("{}: no launcher follows how many workers its run has", dir.display());
+        return Err(Failure::new(exit::UNAVAILABLE, what).help(
+            "it is for a run of `paraft train` that goes on, on this machine, of two workers or more; not for scripts and groups of ranks",
+        ));
+    };
+    if !(1..=scale.most).contains(&workers) {
+        let what = format!("{workers} workers: the job has {}, and one at least must train", scale.most);
         return Err(Failure::new(exit::USAGE, what)
             .help("start a job with as many workers as it may ever have, and lower the number"));
     }
-    let servers = ask::addresses(Some(dir), &[])?;
-    if ask::ask_all(&servers, false).iter().all(Result::is_err) {
-        return Err(Failure::new(
-            exit::UNAVAILABLE,
-            format!("{}: none of its servers answers", dir.display()),
-        )
-        .help("only a run that trains has workers"));
-    }
-    let (path, beside) = (dir.join(FILE), dir.join(format!("{FILE}.new")));
-    let write = || fs::write(&beside, format!("{workers}\n")).and_then(|()| fs::rename(&beside, &path));
-    write().map_err(|e| Failure::write(&path, e))
+    Scale { workers, ..scale }.write(dir).map_err(|e| Failure::write(&dir.join(FILE), e))
 }
 
-/// The launcher's side.
+/// The launcher's side, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    file: PathBuf,
+    dir: PathBuf,
     looked: Option<Instant>,
     workers: u32,
 }
 
 impl Wanted {
-    /// Of the run in this folder, which begins with all its workers.
-    pub(crate) fn new(dir: &Path, all: u32) -> Self {
-        let file = dir.join(FILE);
-        // Of a run before, in a folder that is used again.
-        let _ = fs::remove_file(&file);
-        Self { file, looked: None, workers: all }
+    /// Of a run that will begin with all the job's workers; `None`: they can't be told how many they are.
+    pub(crate) fn of(job: &Job, dir: &Path) -> Option<Self> {
+        let workers = job.train.workers;
+        // What a run before has left in a folder that is used again.
+        let _ = fs::remove_file(dir.join(FILE));
+        if !job.cluster.script.is_empty() || job.ranks_of_worker() > 1 || workers < 2 {
+            return None;
+        }
+        let launcher = std::process::id() as i32;
+        match (Scale { workers, most: workers, launcher }).write(dir) {
+            Ok(()) => Some(Self { dir: dir.to_path_buf(), looked: None, workers }),
+            Err(e) => {
+                eprintln!(
+                    "warning: {}: {e}; the run has the workers that it begins with",
+                    dir.join(FILE).display()
+                );
+                None
+            }
+        }
     }
 
     /// So many are wanted now.
@@ -78,9 +115,47 @@ impl Wanted {
         if self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
             self.looked = Some(Instant::now());
             // One that is not there, or is none of ours, changes nothing.
-            let read = fs::read_to_string(&self.file).ok().and_then(|text| text.trim().parse().ok());
-            self.workers = read.filter(|n| *n > 0).unwrap_or(self.workers);
+            let read = Scale::read(&self.dir).ok().map(|s| s.workers).filter(|n| *n > 0);
+            self.workers = read.unwrap_or(self.workers);
         }
         self.workers
+    }
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.dir.join(FILE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_taken_as_long_as_a_launcher_is_there_to_follow_it() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dir = dir.path();
+        assert_eq!(most(dir), None);
+        assert_eq!(set(dir, 1).map_err(|e| e.code()), Err(exit::UNAVAILABLE), "nobody is there");
+        let mut job = Job::default();
+        job.train.workers = 3;
+        let mut wanted = Wanted::of(&job, dir).expect("it can have fewer");
+        assert_eq!((most(dir), wanted.now()), (Some(3), 3));
+        for n in [0, 4] {
+            assert_eq!(set(dir, n).map_err(|e| e.code()), Err(exit::USAGE));
+        }
+        set(dir, 1).expect("taken");
+        wanted.looked = None;
+        assert_eq!((most(dir), wanted.now()), (Some(3), 1));
+        fs::write(dir.join(FILE), "rubbish").expect("written");
+        wanted.looked = None;
+        assert_eq!((most(dir), wanted.now()), (None, 1), "as it was");
+        drop(wanted);
+        // One that was killed leaves the file; no process has its number.
+        Scale { workers: 3, most: 3, launcher: i32::MAX }.write(dir).expect("written");
+        assert_eq!((most(dir), set(dir, 1).map_err(|e| e.code())), (None, Err(exit::UNAVAILABLE)));
+        job.train.workers = 1;
+        assert!(Wanted::of(&job, dir).is_none() && !dir.join(FILE).exists());
     }
 }

@@ -9,7 +9,6 @@ use paraft_record::{Event, MetricsWriter, event};
 use paraft_worker::{Job, exit};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path,
     time::{Duration, Instant},
 };
 
@@ -33,10 +32,14 @@ pub(crate) struct Watch<'a> {
     rests: BTreeMap<usize, Rest>,
     /// Those that ended before their time, and when they are started again, if they are.
     pending: Vec<(Which, Option<Instant>)>,
-    /// How many workers there are to be; none: of workers that are groups or scripts.
+    /// How many workers there are to be; none: that can't be told.
     wanted: Option<Wanted>,
-    /// Those of them that were asked to leave; they come back when more are wanted.
-    away: BTreeSet<usize>,
+    /// Those of them that were asked to leave, and whether they have; they come back when more are wanted.
+    away: BTreeMap<usize, bool>,
+    /// Those that came back and have not trained since.
+    back: BTreeSet<usize>,
+    /// Those of them that had nothing to come back for.
+    idle: BTreeSet<usize>,
 }
 
 /// A rank of a group whose job is done hangs if it has done nothing for so long: it may still evaluate, or save a large model.
@@ -62,12 +65,13 @@ impl Rest {
 }
 
 impl<'a> Watch<'a> {
-    /// Over the processes of a job that has just been started, whose files lie in `dir`.
-    pub(crate) fn new(job: &'a Job, dir: &Path) -> Self {
-        let single = job.cluster.script.is_empty() && job.ranks_of_worker() == 1;
+    /// Over the processes of a job that has just been started.
+    pub(crate) fn new(job: &'a Job, wanted: Option<Wanted>) -> Self {
         Self {
-            wanted: single.then(|| Wanted::new(dir, job.train.workers)),
-            away: BTreeSet::new(),
+            wanted,
+            away: BTreeMap::new(),
+            back: BTreeSet::new(),
+            idle: BTreeSet::new(),
             job,
             started: false,
             restarts: BTreeMap::new(),
@@ -79,7 +83,12 @@ impl<'a> Watch<'a> {
 
     /// Takes in what workers have written.
     pub(crate) fn follow(&mut self, events: &[Event]) {
-        self.started |= events.iter().any(|e| matches!(e, Event::Train(_)));
+        for event in events {
+            if let Event::Train(t) = event {
+                self.started = true;
+                self.back.remove(&(t.worker.0 as usize));
+            }
+        }
     }
 
     /// True when all workers have ended. A process that was killed is started again while `cluster.max_restarts`
@@ -103,11 +112,25 @@ impl<'a> Watch<'a> {
                 progress.note(&format!("warning: {name} {end}; {then}"));
             }
         }
-        self.scale(fleet, writer, progress)?;
+        self.scale(fleet, progress);
         let mut running = 0;
         let size = self.job.ranks_of_worker() as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
-            if self.away.contains(&i) && worker.ended().is_some() {
+            let ended = worker.ended().filter(|status| !status.success());
+            if let Some(has_left) = self.away.get_mut(&i).filter(|_| ended.is_some()) {
+                if !std::mem::replace(has_left, true) {
+                    let worker = paraft_common::WorkerId(i as u32);
+                    let reason = "fewer workers are wanted".into();
+                    writer.write(&Event::Leave(event::Leave { wall: wall(), worker, rank: None, reason }))?;
+                }
+                continue;
+            }
+            // The others had finished what there was to do.
+            if ended.is_some() && self.back.remove(&i) && worker.killed_by().is_none() {
+                let how = worker.end();
+                progress.note(&format!("{} came back too late: {how}", worker.name));
+                self.idle.insert(i);
+                self.away.insert(i, true);
                 continue;
             }
             let over = size > 1 && self.over.contains(&(i / size));
@@ -168,9 +191,7 @@ impl<'a> Watch<'a> {
             matches!(process, Which::Worker(_)) && again.is_none()
         };
         let lost = self.pending.iter().filter(lost).count();
-        let away =
-            self.away.iter().filter(|i| fleet.workers[**i].ended().is_some_and(|s| !s.success())).count();
-        if lost > 0 && lost + away == fleet.workers.len() {
+        if lost > 0 && lost + self.idle.len() == fleet.workers.len() {
             let last = fleet.workers.iter_mut().find_map(Process::killed_by);
             let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
             return Err(Failure::new(code, "all workers are lost"));
@@ -178,7 +199,8 @@ impl<'a> Watch<'a> {
         // One that comes back when all others have finished has nothing to do.
         let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
         let comes_back =
-            self.pending.iter().any(|(p, again)| matches!(p, Which::Worker(_)) && again.is_some());
+            self.pending.iter().any(|(p, again)| matches!(p, Which::Worker(_)) && again.is_some())
+                || self.away.keys().any(|i| !self.idle.contains(i));
         if running == 0 && (finished || !comes_back) {
             return Ok(true);
         }
@@ -186,42 +208,40 @@ impl<'a> Watch<'a> {
         Ok(false)
     }
 
-    /// Asks workers to leave, the last ones first, where fewer are wanted, and starts them again where more are.
-    fn scale(
-        &mut self,
-        fleet: &mut Fleet,
-        writer: &mut MetricsWriter,
-        progress: &Progress,
-    ) -> Result<(), Failure> {
-        let Some(wanted) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else {
-            return Ok(());
-        };
+    /// Asks workers to leave, the last ones first, where fewer are wanted, and starts them again where more are. Those that are lost or
+    /// have finished don't count.
+    fn scale(&mut self, fleet: &mut Fleet, progress: &Progress) {
+        let Some(wanted) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else { return };
+        // Who has finished leaves no place for another to come back to, and none for another to leave.
+        let (mut finished, mut kept) = (0, 0);
         for i in 0..fleet.workers.len() {
-            let (worker, is_wanted) = (&mut fleet.workers[i], i < wanted as usize);
-            let name = worker.name.clone();
-            match (is_wanted, worker.ended()) {
-                (false, None) if self.away.insert(i) => {
-                    worker.signal(Signal::SIGTERM);
-                    progress.note(&format!("{name} leaves; workers wanted: {wanted}"));
-                    writer.write(&Event::Leave(event::Leave {
-                        wall: wall(),
-                        worker: paraft_common::WorkerId(i as u32),
-                        rank: None,
-                        reason: format!("workers wanted: {wanted}"),
-                    }))?;
-                }
-                // One that had finished before it heard of it has nothing to come back for.
-                (true, Some(status)) if self.away.remove(&i) && !status.success() => {
-                    progress.note(&format!("{name} comes back; workers wanted: {wanted}"));
-                    if let Err(e) = fleet.restart_worker(self.job, i) {
+            let worker = &mut fleet.workers[i];
+            let (name, ended) = (worker.name.clone(), worker.ended());
+            if self.pending.contains(&(Which::Worker(i), None)) || self.idle.contains(&i) {
+                continue;
+            }
+            if ended.is_some_and(|status| status.success()) {
+                finished += 1;
+                continue;
+            }
+            kept += 1;
+            let is_away = self.away.contains_key(&i);
+            if kept > wanted && !is_away && ended.is_none() {
+                self.away.insert(i, false);
+                worker.signal(Signal::SIGTERM);
+                progress.note(&format!("{name} leaves; workers wanted: {wanted}"));
+            } else if kept + finished <= wanted && is_away && ended.is_some() {
+                self.away.remove(&i);
+                progress.note(&format!("{name} comes back; workers wanted: {wanted}"));
+                match fleet.restart_worker(self.job, i) {
+                    Ok(()) => _ = self.back.insert(i),
+                    Err(e) => {
                         let then = self.down(Which::Worker(i), "it stays away");
                         progress.note(&format!("warning: {}; {then}", e.message()));
                     }
                 }
-                _ => {}
             }
         }
-        Ok(())
     }
 
     fn is_down(&self, process: Which) -> bool {

@@ -21,35 +21,52 @@ const INTERNAL: u8 = 1;
 const SERVER: u8 = 2;
 const CLIENT: u8 = 3;
 
-/// The requests for `/v1/traces` with what is in `folder`, which may also be a run's folder.
+/// Gives `send` the requests for `/v1/traces` with what is in `folder`, which may also be a run's folder, one after the other; the spans
+/// that they held.
 ///
 /// # Errors
-/// As of [`crate::merge`].
-pub fn requests(folder: &Path) -> Result<Vec<Value>, TraceError> {
+/// As of [`crate::merge`], or `send`'s.
+pub fn requests<E: From<TraceError>>(
+    folder: &Path,
+    send: impl FnMut(&Value, usize) -> Result<(), E>,
+) -> Result<usize, E> {
     let (_, incarnations) = gather(folder)?;
-    Ok(of(&incarnations))
+    of(&incarnations, send)
 }
 
-type Push = (Step, ShardId, BucketId, WorkerId);
+/// A worker's push or pull of a bucket.
+type Road = (Step, ShardId, BucketId);
 
-fn of(incarnations: &[Incarnation]) -> Vec<Value> {
-    let Some(first) = incarnations.first() else { return Vec::new() };
+/// When it was, whose, and the id of its span.
+type Trip = (u64, u64, Option<WorkerId>, String);
+
+fn of<E>(
+    incarnations: &[Incarnation],
+    mut send: impl FnMut(&Value, usize) -> Result<(), E>,
+) -> Result<usize, E> {
+    let Some(first) = incarnations.first() else { return Ok(0) };
     let (epoch, run) =
         (first.process.epoch, hash(&[first.process.epoch as u64, u64::from(first.process.pid)]));
     let nanos = |at: u64| epoch.saturating_add_unsigned(at).to_string();
     let trace = |step: Step| format!("{run:016x}{:016x}", hash(&[run, step.0]));
     let id = |process: usize, n: u64| format!("{:016x}", hash(&[run, process as u64, n]) | 1);
 
-    // A step in each worker, and the pushes that it consists of.
+    // A step in each worker, and its ways to the servers and back.
     let mut steps: BTreeMap<(Step, usize), (u64, u64)> = BTreeMap::new();
-    let mut pushes: HashMap<Push, String> = HashMap::new();
+    let (mut pushes, mut pulls) = (HashMap::<Road, Vec<Trip>>::new(), HashMap::<Road, Vec<Trip>>::new());
     let number = |i: usize| i as u64 + 1;
     for (process, incarnation) in incarnations.iter().enumerate() {
         for (i, s) in incarnation.spans.iter().enumerate().filter(|(_, s)| is_of_worker(s.stage)) {
             let step = steps.entry((s.step, process)).or_insert((s.begin.0, s.end.0));
             *step = (step.0.min(s.begin.0), step.1.max(s.end.0));
-            if let (Stage::Push, Some(bucket), Some(worker)) = (s.stage, s.bucket, s.worker) {
-                pushes.insert((s.step, s.shard, bucket, worker), id(process, number(i)));
+            let trips = match s.stage {
+                Stage::Push => &mut pushes,
+                Stage::Pull => &mut pulls,
+                _ => continue,
+            };
+            if let Some(bucket) = s.bucket {
+                let trip = (s.begin.0, s.end.0, s.worker, id(process, number(i)));
+                trips.entry((s.step, s.shard, bucket)).or_default().push(trip);
             }
         }
     }
@@ -58,8 +75,16 @@ fn of(incarnations: &[Incarnation]) -> Vec<Value> {
         let of_step = steps.range((step, 0)..=(step, usize::MAX)).next();
         of_step.map(|((step, process), _)| step_id(*process, *step))
     };
+    // What a server did for somebody lies in what that one waited for; of an update of several workers, in one of their pushes.
+    let served = |s: &Span| {
+        let trips = if s.stage == Stage::Publish { &pulls } else { &pushes };
+        let trips = trips.get(&(s.step, s.shard, s.bucket?))?;
+        let while_it = |t: &&Trip| t.0 <= s.begin.0 && s.begin.0 <= t.1;
+        let of = |t: &&Trip| s.worker.is_none() || s.worker == t.2;
+        trips.iter().filter(of).filter(while_it).max_by_key(|t| t.0).map(|t| t.3.clone())
+    };
 
-    let mut requests = Vec::new();
+    let mut all = 0;
     for (process, incarnation) in incarnations.iter().enumerate() {
         let own = steps.iter().filter(|((_, p), _)| *p == process);
         let roots = own.map(|((step, _), (begin, end))| {
@@ -70,11 +95,10 @@ fn of(incarnations: &[Incarnation]) -> Vec<Value> {
             })
         });
         let stages = incarnation.spans.iter().enumerate().map(|(i, s)| {
-            let push = s.bucket.zip(s.worker).and_then(|(b, w)| pushes.get(&(s.step, s.shard, b, w)));
             let (kind, parent) = match (s.stage, is_of_worker(s.stage)) {
                 (Stage::Push | Stage::Pull, _) => (CLIENT, Some(step_id(process, s.step))),
                 (_, true) => (INTERNAL, Some(step_id(process, s.step))),
-                (_, false) => (SERVER, push.cloned().or_else(|| any(s.step))),
+                (_, false) => (SERVER, served(s).or_else(|| any(s.step))),
             };
             let mut span = json!({
                 "traceId": trace(s.step), "spanId": id(process, number(i)), "name": s.stage.name(), "kind": kind,
@@ -86,10 +110,14 @@ fn of(incarnations: &[Incarnation]) -> Vec<Value> {
             }
             span
         });
-        let spans: Vec<Value> = roots.chain(stages).collect();
-        requests.extend(spans.chunks(SPANS).map(|spans| request(incarnation, spans)));
+        let mut spans = roots.chain(stages).peekable();
+        while spans.peek().is_some() {
+            let some: Vec<Value> = spans.by_ref().take(SPANS).collect();
+            all += some.len();
+            send(&request(incarnation, &some), some.len())?;
+        }
     }
-    requests
+    Ok(all)
 }
 
 /// Whether a worker notes it, for itself.
@@ -166,6 +194,16 @@ mod tests {
         Incarnation { process, spans, missing: 0 }
     }
 
+    fn all(incarnations: &[Incarnation]) -> Vec<Value> {
+        let mut requests = Vec::new();
+        let keep = |request: &Value, _| -> Result<(), TraceError> {
+            requests.push(request.clone());
+            Ok(())
+        };
+        of(incarnations, keep).expect("kept");
+        requests
+    }
+
     /// Read back by OpenTelemetry's own types.
     fn read(requests: &[Value]) -> Vec<(String, v1::Span)> {
         let requests = requests.iter().map(|r| {
@@ -195,16 +233,18 @@ mod tests {
         };
         let server = [
             span(Stage::Queue, 1, Some(1), 105),
-            span(Stage::Apply, 1, None, 108),
+            span(Stage::Apply, 1, None, 105),
+            span(Stage::Apply, 1, None, 900),
+            span(Stage::Publish, 1, Some(0), 106),
             span(Stage::Publish, 7, Some(0), 700),
         ];
-        let requests = of(&[
+        let requests = all(&[
             incarnation("worker-0", 1, at(0, 1).chain(at(0, 2)).collect()),
             incarnation("worker-1", 2, at(1, 1).collect()),
             incarnation("server-0", 3, server.to_vec()),
         ]);
         let spans = read(&requests);
-        assert_eq!(spans.len(), 3 + 15 + 3, "three steps in workers, and their spans");
+        assert_eq!(spans.len(), 3 + 15 + 5, "three steps in workers, and their spans");
         let find = |of: &str, name: &str, nth: usize| {
             let all = spans.iter().filter(|(o, s)| o == of && s.name == name);
             all.map(|(_, s)| s).nth(nth).expect("a span")
@@ -218,8 +258,11 @@ mod tests {
         assert_eq!(find("worker-0", "ready", 0).parent_span_id, one.span_id);
         assert_eq!(find("worker-0", "pull", 1).parent_span_id, other.span_id);
         assert_eq!(find("server-0", "queue", 0).parent_span_id, find("worker-1", "push", 0).span_id);
-        assert_eq!(find("server-0", "apply", 0).parent_span_id, one.span_id, "of several pushes");
-        assert!(find("server-0", "publish", 0).parent_span_id.is_empty(), "no worker recorded that step");
+        let pushes = [0, 1].map(|w| find(&format!("worker-{w}"), "push", 0).span_id.clone());
+        assert!(pushes.contains(&find("server-0", "apply", 0).parent_span_id), "an update of several");
+        assert_eq!(find("server-0", "apply", 1).parent_span_id, one.span_id, "a follower's, behind the ack");
+        assert_eq!(find("server-0", "publish", 0).parent_span_id, find("worker-0", "pull", 0).span_id);
+        assert!(find("server-0", "publish", 1).parent_span_id.is_empty(), "no worker recorded that step");
         assert_eq!(find("worker-0", "push", 0).kind(), v1::span::SpanKind::Client);
         assert_eq!(find("server-0", "queue", 0).kind(), v1::span::SpanKind::Server);
         assert_eq!(find("worker-0", "copy", 0).kind(), v1::span::SpanKind::Internal);
@@ -238,11 +281,11 @@ mod tests {
     #[test]
     fn many_spans_are_sent_in_several_requests() {
         let many = (0..2500).map(|step| span(Stage::Ready, step, Some(0), step)).collect();
-        let requests = of(&[incarnation("worker-0", 1, many)]);
+        let requests = all(&[incarnation("worker-0", 1, many)]);
         assert_eq!(requests.len(), 5, "2500 spans, and 2500 steps");
         let spans = read(&requests);
         let ids: HashSet<_> = spans.iter().map(|(_, s)| s.span_id.clone()).collect();
         assert_eq!((spans.len(), ids.len()), (5000, 5000));
-        assert!(of(&[]).is_empty());
+        assert!(all(&[]).is_empty());
     }
 }

@@ -296,9 +296,13 @@ fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_pu
 
     // The runs beside this one, and no other file.
     let runs = |query: &str| page.answer(&format!("GET /runs{query}"), &[&page.shows()], "");
+    let earlier = page.folder.path().join("earlier");
+    fs::create_dir(&earlier).expect("made");
+    fs::copy(page.folder.path().join("run/metrics.jsonl"), earlier.join("metrics.jsonl")).expect("copied");
     let (status, said) = runs("");
-    assert!(status == 200 && said.contains("\"name\":\"run\""), "{status}: {said}");
-    let (status, said) = runs("?name=run");
+    assert!(status == 200 && said.contains("\"name\":\"earlier\""), "{status}: {said}");
+    assert!(!said.contains("\"run\""), "it is drawn as it trains: {said}");
+    let (status, said) = runs("?name=earlier");
     assert!(
         status == 200 && said.contains("\"points\":[{\"at\":") && said.contains("\"evaluations\":[{"),
         "{said}"

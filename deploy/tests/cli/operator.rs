@@ -331,6 +331,50 @@ fn a_run_has_fewer_workers_for_a_while_and_every_sample_of_an_epoch_is_trained()
     assert_eq!(whole.len() as u64, 800 * TRAINED.div_ceil(64), "every chunk of every epoch");
     let over = scale("1");
     assert_eq!(over.status.code(), Some(69), "{}", text(&over.stderr));
-    contains(&text(&over.stderr), &["none of its servers answers"]);
+    contains(&text(&over.stderr), &["no launcher follows"]);
+    drop(keep);
+}
+
+#[test]
+fn a_worker_that_is_away_takes_the_place_of_one_that_is_lost() {
+    let l = Launcher::training(&digits("asp", 1, 100_000).replace("[train]\n", "[train]\nworkers = 3\n"), 3);
+    let keep = l.keep();
+    let dir = l.run_dir.clone();
+    let scale = |n: &str| run(&["fleet", "scale", dir.to_str().expect("utf-8"), "--workers", n]);
+    let left = |worker: u64, how: &str| {
+        let events = Launcher::metrics_in(&dir);
+        let of = |e: &&Value| e["event"] == "leave" && e["worker"] == worker;
+        events.iter().filter(of).any(|e| e["reason"].as_str().is_some_and(|r| r.contains(how)))
+    };
+    let wait_for = |what: &str, so: &dyn Fn() -> bool| {
+        wait(what, || match so() {
+            true => Ok(()),
+            false => Err("not so".into()),
+        });
+    };
+    let worker = |n: u32| format!("--rank {n} ");
+    let lines = |worker: u64| {
+        Launcher::metrics_in(&dir).iter().filter(|e| e["event"] == "train" && e["worker"] == worker).count()
+    };
+    assert!(scale("1").status.success());
+    wait_for("two to leave", &|| [1, 2].iter().all(|w| left(*w, "fewer workers are wanted")));
+    // Of the one that is there and the others nobody is wanted less than one.
+    let (before, alone) = (lines(1), lines(0));
+    wait_for("the first to train alone", &|| lines(0) > alone + 3);
+    assert_eq!(lines(1), before);
+    kill(pid_of(&dir, &worker(0)), Signal::SIGKILL).expect("killed");
+    wait_for("the second to come back", &|| lines(1) > before + 3);
+    assert!(left(0, "SIGKILL"), "it is lost");
+    // Fewer than that can't be, and the number is of those who are there.
+    assert!(scale("2").status.success());
+    let third = lines(2);
+    wait_for("the third to come back", &|| lines(2) > third + 3);
+    assert!(scale("1").status.success());
+    wait_for("the third to leave again", &|| processes(&dir).iter().all(|(_, l)| !l.contains(&worker(2))));
+    let second = lines(1);
+    wait_for("the second to go on", &|| lines(1) > second + 3);
+    kill(Pid::from_raw(l.child.id() as i32), Signal::SIGTERM).expect("ended");
+    let (_, _, err) = l.output();
+    assert!(!err.contains("all workers are lost"), "{err}");
     drop(keep);
 }

@@ -23,7 +23,6 @@ pub fn send(folder: &Path, url: &str) -> Result<usize, Failure> {
     if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
         return Err(Failure::new(exit::USAGE, format!("--otlp {url}: write http://HOST:4318")));
     }
-    let requests = paraft_trace::otlp::requests(folder)?;
     let given = std::env::var(HEADERS).unwrap_or_default();
     let headers = headers(&given).map_err(|e| Failure::new(exit::CONFIG, e))?;
     let url = match url.trim_end_matches('/') {
@@ -32,31 +31,34 @@ pub fn send(folder: &Path, url: &str) -> Result<usize, Failure> {
     };
     let agent = super::agent(&url);
     let mut sent = 0;
-    for request in &requests {
-        let spans = request["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().map_or(0, Vec::len);
+    paraft_trace::otlp::requests(folder, |request, spans| {
         let mut post = agent.post(&url).content_type("application/json");
         for (key, value) in &headers {
             post = post.header(key, value);
         }
         let post = post.config().timeout_global(Some(TIMEOUT)).build();
-        let away =
-            |e: ureq::Error| Failure::new(exit::UNAVAILABLE, format!("{url}: {e}; {sent} spans went before"));
+        let why = |e: &dyn std::fmt::Display| format!("{url}: {e}; {sent} spans went before");
+        let away = |e: ureq::Error| Failure::new(exit::UNAVAILABLE, why(&e));
         let mut answer = post.send(request.to_string()).map_err(away)?;
         let status = answer.status();
-        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(away)?;
+        let body = answer.body_mut().with_config().limit(MAX_ANSWER).lossy_utf8(true);
+        let text = body.read_to_string().map_err(away)?;
         if !status.is_success() {
             let said: String = text.chars().take(300).collect();
-            let code = if status.is_server_error() { exit::UNAVAILABLE } else { exit::CONFIG };
-            let help = match status {
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "set OTEL_EXPORTER_OTLP_HEADERS",
-                _ => "it must take OTLP over HTTP in JSON; a Collector listens on port 4318",
+            let (code, help) = match status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    (exit::CONFIG, "set OTEL_EXPORTER_OTLP_HEADERS")
+                }
+                s if s.is_server_error() || s == StatusCode::TOO_MANY_REQUESTS => {
+                    (exit::UNAVAILABLE, "try it again later")
+                }
+                _ => (exit::CONFIG, "it must take OTLP over HTTP in JSON; a Collector listens on port 4318"),
             };
-            return Err(
-                Failure::new(code, format!("{url}: {status} {said}; {sent} spans went before")).help(help)
-            );
+            return Err(Failure::new(code, why(&format!("{status} {said}"))).help(help));
         }
         sent += spans - refused(&text, spans);
-    }
+        Ok(())
+    })?;
     Ok(sent)
 }
 
@@ -76,9 +78,25 @@ fn headers(given: &str) -> Result<Vec<(String, String)>, String> {
     let all = given.split(',').map(str::trim).filter(|h| !h.is_empty());
     all.map(|h| {
         let (key, value) = h.split_once('=').ok_or_else(|| format!("{HEADERS}: `{h}` is not key=value"))?;
-        Ok((key.trim().to_string(), value.trim().to_string()))
+        Ok((plain(key.trim()), plain(value.trim())))
     })
     .collect()
+}
+
+/// Without percent-encoding, as W3C Baggage has it.
+fn plain(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut plain = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        match part.get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                plain.push(byte);
+                plain.extend(&part.as_bytes()[2..]);
+            }
+            None => plain.extend([b"%", part.as_bytes()].concat()),
+        }
+    }
+    String::from_utf8_lossy(&plain).into_owned()
 }
 
 #[cfg(test)]
@@ -89,6 +107,10 @@ mod tests {
     fn headers_and_refusals_are_read_as_opentelemetry_writes_them() {
         let pair = |k: &str, v: &str| (k.to_string(), v.to_string());
         assert_eq!(headers("a=b, api-key=c=d ,"), Ok(vec![pair("a", "b"), pair("api-key", "c=d")]));
+        assert_eq!(
+            headers("Authorization=Basic%20YQ%3D%3D,b=5%"),
+            Ok(vec![pair("Authorization", "Basic YQ=="), pair("b", "5%")])
+        );
         assert_eq!(headers(""), Ok(Vec::new()));
         assert!(headers("a").is_err());
         assert_eq!(refused(r#"{"partialSuccess":{"rejectedSpans":"3","errorMessage":"full"}}"#, 10), 3);
