@@ -54,6 +54,7 @@
   // Those of jobs that the fleet has, and of runs that were recorded.
   const curveOf = (id) => recorded.get(id) || curves[id] || { points: [], evaluations: [] };
   const last = (id) => { const p = curveOf(id).points; return p[p.length - 1]; };
+  const isLost = (j) => j.stale && ["running", "waiting"].includes(j.state);
   const steps = (j) => Math.max(0, ...j.members.map((m) => m.clock));
 
   const table = (caption, head, rows, cls) => element("div", { cls: "scroll " + (cls || ""), tabindex: "0", role: "region", "aria-label": caption },
@@ -62,7 +63,7 @@
   const row = (first, ...cells) => element("tr", null, element("th", { scope: "row" }, first), ...cells.map((c) => (c instanceof HTMLTableCellElement ? c : element("td", null, c ?? "-"))));
   const left = (text, cls) => element("td", { cls: "left wrap " + (cls || "") }, text);
   const section = (title, ...inside) => element("section", null, element("h2", null, title), ...inside);
-  const stateOf = (state) => element("span", { cls: ["up", "serving", "running", "finished"].includes(state) ? "good" : ["silent", "unreachable", "lost", "no-majority", "storage-stopped"].includes(state) ? "bad" : null }, state);
+  const stateOf = (state) => element("span", { cls: ["up", "serving", "running", "finished"].includes(state) ? "good" : ["silent", "unreachable", "lost", "no leader", "no-majority", "storage-stopped"].includes(state) ? "bad" : null }, state);
 
   // --- acting ---
   const said = document.getElementById("said");
@@ -197,8 +198,8 @@
       element("h1", null, "Fleet of " + count(facts.servers.length, "server")),
       element("p", { cls: "headline" }, facts.simulated ? "Simulated, as its clock and its failures are. Nothing can be done to it." : facts.leader == null ? element("span", { cls: "bad" }, "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
       section("Jobs", facts.jobs.length ? table("Jobs", [{ text: "job", left: true }, "state", "mode", "workers", "steps", "samples/s", "loss", "accuracy", "bytes"],
-        facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOf(j.stopping ? "stopping" : j.state), j.mode || "-",
-          j.members.filter((m) => !m.finished).length + " of " + j.workers, number(steps(j)), number((last(j.id) || {}).samples), number((last(j.id) || {}).loss),
+        facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOf(isLost(j) ? "no leader" : j.stopping ? "stopping" : j.state), j.mode || "-",
+          j.members.filter((m) => !m.finished).length + " of " + j.workers, number(steps(j)), number(isLost(j) ? null : (last(j.id) || {}).samples), number((last(j.id) || {}).loss),
           j.evaluated && j.evaluated.accuracy ? (100 * j.evaluated.accuracy).toFixed(2) + " %" : "-", bytes(j.bytes)))) : element("p", { cls: "empty" }, "This fleet has no jobs.")),
       section("Who replicates what", replicas()),
       section("Servers", table("Servers", [{ text: "server", left: true }, { text: "address", left: true }, "state", "leads", "holds", "bytes", "memory, at most", "free", "processor", ...(facts.simulated ? [] : [""])],
@@ -231,7 +232,7 @@
   };
   const drainButton = (s) => s.state === "draining"
     ? button("fill again", () => ask("Fill s" + s.id + " again?", "It takes replicas and leaders again.", "Fill it", { act: "drain", server: s.id, undo: true }))
-    : button("drain", () => ask("Empty s" + s.id + "?", "Its " + s.leads + " leaders and " + s.holds + " replicas move to other servers; training goes on. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
+    : button("drain", () => ask("Empty s" + s.id + "?", "What it leads (" + count(s.leads, "shard") + ") and holds (" + count(s.holds, "replica") + ") moves to other servers; training goes on. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
 
   const chosen = {};
   const modeOf = (j) => {
@@ -248,8 +249,8 @@
     if (!j.most) return [];
     const now = j.members.filter((m) => !m.finished).length, to = () => numbers[j.id] ?? now;
     return [element("input", { type: "number", min: 1, max: j.most, "aria-label": "Workers", value: to(), onchange: (e) => { numbers[j.id] = +e.target.value; } }),
-      button("set workers", () => ask("Let " + jobName(j) + " have " + count(to(), "worker") + ", not " + now + "?", to() < now
-        ? "The last ones leave behind their step. With train.sampler = \"leased\" the others train their samples; with \"static\" nobody does." : "They come back and go on where the others are.",
+      button("set workers", () => !(Number.isInteger(to()) && to() >= 1 && to() <= j.most) ? say("From 1 to " + count(j.most, "worker") + ", as in its job file.", true) : ask("Let " + jobName(j) + " have " + count(to(), "worker") + ", not " + now + "?", to() < now
+        ? "The last ones leave after their step. With train.sampler = \"leased\" the others train their samples; with \"static\" nobody does." : "They come back and go on where the others are.",
         "Set workers", { act: "workers", job: j.id, workers: to() }))];
   };
   const waits = (j) => {
@@ -279,12 +280,13 @@
       const p = last(id) || {}, runs = ["running", "waiting"].includes(j.state);
       const fact = (name, value) => [element("dt", null, name), element("dd", null, value)];
       return [
-        element("div", { cls: "head" }, element("h1", null, jobName(j)), element("p", null, stateOf(j.stopping ? "stopping" : j.state))),
+        element("div", { cls: "head" }, element("h1", null, jobName(j)), element("p", null, stateOf(isLost(j) ? "no leader" : j.stopping ? "stopping" : j.state))),
+        ...(isLost(j) ? [element("p", { cls: "note" }, "Nobody leads its first shard: what is here was seen last.")] : []),
         element("dl", { cls: "facts" }, ...[
           ["mode", j.mode + (j.auto ? " (auto, up to " + j.auto + ")" : "")], ["workers", j.members.filter((m) => !m.finished).length + " of " + j.workers], ["steps", number(steps(j), 6)],
-          ["samples a second", number(p.samples)], ["training loss", number(p.loss)], ["held-out", j.evaluated ? number(j.evaluated.loss) + (j.evaluated.accuracy ? ", " + (100 * j.evaluated.accuracy).toFixed(2) + " %" : "") : "-"],
+          ["samples a second", number(isLost(j) ? null : p.samples)], ["training loss", number(p.loss)], ["held-out", j.evaluated ? number(j.evaluated.loss) + (j.evaluated.accuracy ? ", " + (100 * j.evaluated.accuracy).toFixed(2) + " %" : "") : "-"],
           ["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)],
-          ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
+          ["workers that left", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
         ].map(([n, v]) => element("div", null, ...fact(n, v)))),
         facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : runs ? element("div", { cls: "acts" }, ...modeOf(j), ...workersOf(j),
           button("stop", () => ask("Stop " + jobName(j) + "?", "Its workers finish where they are, and its weights are kept as after any end. It can't go on from there but by --resume of a checkpoint.", "Stop it", { act: "stop", job: j.name })),

@@ -81,6 +81,13 @@ impl Act {
     /// # Errors
     /// Why it was not; for people.
     pub async fn carry_out(&self, facts: &Facts, here: &Here) -> Result<String, String> {
+        match here.acts.clone() {
+            Some(access) => paraft_client::connect::asking_by(access, self.done(facts, here)).await,
+            None => self.done(facts, here).await,
+        }
+    }
+
+    async fn done(&self, facts: &Facts, here: &Here) -> Result<String, String> {
         match self {
             Self::Mode { job, mode } => switch(facts, job, mode).await,
             Self::Save { job } => save(facts, job).await,

@@ -121,6 +121,8 @@ pub struct Job {
     pub run: String,
     /// When it was first seen.
     pub since: u64,
+    /// Nobody leads its first shard: what only that one's leader knows is as it was seen last.
+    pub stale: bool,
     /// Who takes part.
     pub members: Vec<Member>,
     /// All expected workers have been here.
@@ -271,13 +273,15 @@ pub fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, S
 
 fn server(info: &paraft_proto::ServerInfo, reply: Option<&StatusReply>) -> Server {
     let memory = reply.and_then(|r| r.memory.as_ref());
+    let is_away = ["silent", "unreachable"].contains(&info.state.as_str());
     Server {
         id: info.server,
         address: info.address.clone(),
         state: info.state.clone(),
         trouble: info.trouble.clone(),
         bytes: info.bytes,
-        leads: info.leads,
+        // What it said last is no longer so.
+        leads: if is_away { 0 } else { info.leads },
         holds: info.holds,
         cpu_seconds: reply.map(|r| r.cpu_seconds),
         peak_rss_bytes: reply.map(|r| r.peak_rss_bytes),
@@ -350,6 +354,7 @@ fn job(info: &JobInfo, led: &BTreeMap<(u32, u32), &ShardStatus>) -> Job {
         bytes: info.bytes,
         run: info.run.clone(),
         since: info.first_seen_ms,
+        stale: first.is_none(),
         members: first.map(|s| s.members.iter().map(member).collect()).unwrap_or_default(),
         started: first.is_some_and(|s| s.started),
         workers_lost: first.map_or(0, |s| s.workers_lost),

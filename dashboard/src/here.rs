@@ -2,6 +2,7 @@
 
 use crate::facts::{Facts, Job};
 use paraft_fleet::{faults::Faults, scale};
+use paraft_tls::Access;
 use std::path::{Path, PathBuf};
 
 /// See the module.
@@ -13,6 +14,8 @@ pub struct Here {
     pub run: Option<PathBuf>,
     /// A folder of runs, which can be compared; those whose launcher is on this host can be told how many workers they have.
     pub runs: Option<PathBuf>,
+    /// By what acts come to the servers, where that is not how this process does.
+    pub acts: Option<Access>,
 }
 
 impl Here {
@@ -42,7 +45,7 @@ mod tests {
     #[test]
     fn only_runs_below_the_folder_of_runs_are_believed_to_be_here() {
         let (run, runs) = (Some("/r/a".into()), Some("/r".into()));
-        let here = Here { faults: None, run, runs };
+        let here = Here { run, runs, ..Here::default() };
         let of = |run: &str| here.launched(&Job { run: run.into(), ..Job::default() });
         let name = paraft_host::name();
         assert_eq!(of(""), Some("/r/a".into()), "its own");

@@ -98,12 +98,29 @@ pub struct News {
 }
 
 impl History {
+    /// What nobody says while a majority is away is as it was seen last.
+    fn remember(&self, facts: &mut Facts) {
+        for shard in facts.shards.iter_mut().filter(|s| s.voters.is_empty() && s.learners.is_empty()) {
+            let old = self.last.shards.iter().find(|o| (o.job, o.shard) == (shard.job, shard.shard));
+            if let Some(old) = old {
+                (shard.voters, shard.learners) = (old.voters.clone(), old.learners.clone());
+            }
+        }
+        for job in facts.jobs.iter_mut().filter(|j| j.stale) {
+            if let Some(old) = self.last.jobs.iter().find(|o| o.id == job.id && !o.members.is_empty()) {
+                let (state, stopping, checkpoint) = (job.state.clone(), job.stopping, job.checkpoint);
+                *job = Job { state, stopping, checkpoint, stale: true, ..old.clone() };
+            }
+        }
+    }
+
     /// Takes in what the fleet is now.
     pub fn see(&mut self, mut facts: Facts) -> News {
         // While nobody leads the control group nobody says who is in the fleet: those who were.
         if facts.servers.is_empty() {
             (facts.servers, facts.shards) = (self.last.servers.clone(), self.last.shards.clone());
         }
+        self.remember(&mut facts);
         let mut news = News { events: std::mem::take(&mut self.unsaid), ..News::default() };
         let first = self.last.at == 0;
         let before = std::mem::replace(&mut self.last, facts);
@@ -126,7 +143,7 @@ impl History {
                 news.evaluations.insert(job.id, scored);
             }
             // One that has ended has no more points.
-            if let Some(old) = old.filter(|old| **old != *job) {
+            if let Some(old) = old.filter(|old| **old != *job && !job.stale) {
                 let mut point = point(job, old, before.at, now.at);
                 if !same_leaders(&before, &now, job.id) {
                     // Counts are of the leaders' processes.
@@ -374,6 +391,23 @@ mod tests {
             jobs: vec![Job { name: "t".into(), state: "running".into(), members, samples, ..Job::default() }],
             faults: None,
         }
+    }
+
+    #[test]
+    fn a_job_whose_first_shard_nobody_leads_is_as_it_was_seen_last_and_nothing_is_said_of_it() {
+        let mut history = History::default();
+        let mut first = facts(1000, 0, "up", [5, 4], 10);
+        (first.jobs[0].mode, first.shards[0].voters) = ("ssp:4".into(), vec![0, 1]);
+        history.see(first.clone());
+        let mut lost = facts(2000, 0, "up", [0, 0], 0);
+        lost.jobs[0] = Job { stale: true, mode: "bsp".into(), members: Vec::new(), ..lost.jobs[0].clone() };
+        let news = history.see(lost);
+        assert!(news.events.is_empty() && news.points.is_empty(), "{news:?}");
+        let job = &history.last().jobs[0];
+        assert_eq!((&*job.mode, job.members[0].clock, job.samples, job.stale), ("ssp:4", 5, 10, true));
+        assert_eq!(history.last().shards[0].voters, [0, 1]);
+        first.at = 3000;
+        assert!(history.see(first).events.is_empty() && !history.last().jobs[0].stale);
     }
 
     #[test]

@@ -17,19 +17,23 @@ use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     fs::File,
     io::{self, Read},
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch},
 };
 
 /// The variable with the token: the same for all servers of a fleet, so that a page that has lost one server goes on with another.
@@ -43,6 +47,8 @@ const BEHIND: usize = 16;
 /// Pages at a time, and connections.
 const PAGES: usize = 64;
 const CONNECTIONS: usize = 256;
+/// Of those so many may not have shown the token yet: the oldest goes for another.
+const STRANGERS: usize = 128;
 /// Letters and digits of a token that is drawn.
 const LENGTH: usize = 32;
 /// Bytes of what a page asks for.
@@ -163,19 +169,24 @@ pub async fn serve(
     };
     let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(ASKED)).with_state(shared);
     let app = app.into_make_service_with_connect_info::<From>();
-    let listener = Bounded { listener, room: Arc::new(Semaphore::new(CONNECTIONS)) };
+    let listener =
+        Bounded { listener, room: Arc::new(Semaphore::new(CONNECTIONS)), strangers: VecDeque::new() };
     let served = axum::serve(listener, app).with_graceful_shutdown(shutdown).await;
     looks.abort();
     served
 }
 
 /// Whose connection it is.
-#[derive(Clone, Copy, Debug)]
-struct From(SocketAddr);
+#[derive(Clone, Debug)]
+struct From {
+    address: SocketAddr,
+    /// It has shown the token.
+    is_known: Arc<AtomicBool>,
+}
 
 impl Connected<IncomingStream<'_, Bounded>> for From {
     fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
-        Self(*stream.remote_addr())
+        Self { address: *stream.remote_addr(), is_known: stream.io().is_known.clone() }
     }
 }
 
@@ -183,6 +194,8 @@ impl Connected<IncomingStream<'_, Bounded>> for From {
 struct Bounded {
     listener: TcpListener,
     room: Arc<Semaphore>,
+    /// Who has not shown the token, the oldest first, and what closes its connection when it is dropped.
+    strangers: VecDeque<(Arc<AtomicBool>, oneshot::Sender<Infallible>)>,
 }
 
 impl Listener for Bounded {
@@ -190,9 +203,13 @@ impl Listener for Bounded {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Held, SocketAddr) {
-        let room = self.room.clone().acquire_owned().await.ok();
         let (stream, from) = Listener::accept(&mut self.listener).await;
-        (Held { stream, _room: room }, from)
+        self.strangers.retain(|(is_known, closes)| !is_known.load(Relaxed) && !closes.is_closed());
+        self.strangers.drain(..self.strangers.len().saturating_sub(STRANGERS - 1));
+        let room = self.room.clone().acquire_owned().await.ok();
+        let (is_known, (closes, closed)) = (Arc::new(AtomicBool::new(false)), oneshot::channel());
+        self.strangers.push_back((is_known.clone(), closes));
+        (Held { stream, is_known, closed, _room: room }, from)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -203,6 +220,8 @@ impl Listener for Bounded {
 /// A connection, and its place among them.
 struct Held {
     stream: TcpStream,
+    is_known: Arc<AtomicBool>,
+    closed: oneshot::Receiver<Infallible>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -212,6 +231,10 @@ impl AsyncRead for Held {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // Whoever is known may stay, and nobody waits for it any more.
+        if !self.is_known.load(Relaxed) && Pin::new(&mut self.closed).poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
@@ -267,12 +290,13 @@ async fn hear(mut told: watch::Receiver<Facts>, shared: Arc<Shared>) {
 
 async fn answer(
     State(shared): State<Arc<Shared>>,
-    ConnectInfo(From(from)): ConnectInfo<From>,
+    ConnectInfo(from): ConnectInfo<From>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
+    let from = &from;
     let what = uri.path().rsplit('/').next().unwrap_or_default();
     match (method, what) {
         (Method::GET, "" | "index.html") => page(),
@@ -296,7 +320,7 @@ async fn answer(
             Some(refused) => refused,
         },
         (Method::POST, "act") => match shared.refuses(&headers, from, "act") {
-            None => act(&shared, from, &body).await,
+            None => act(&shared, from.address, &body).await,
             Some(refused) => refused,
         },
         (Method::GET, "favicon.ico") => StatusCode::NO_CONTENT.into_response(),
@@ -341,7 +365,7 @@ impl Shared {
     }
 
     /// What is said to who does not know the token, or asks from a page of another site.
-    fn refuses(&self, headers: &HeaderMap, from: SocketAddr, what: &str) -> Option<Response> {
+    fn refuses(&self, headers: &HeaderMap, from: &From, what: &str) -> Option<Response> {
         let text = |name| headers.get(name).and_then(|v: &header::HeaderValue| v.to_str().ok());
         // A page of another site: a browser says so. A proxy says by which name it was asked.
         let ours = [text(header::HOST), headers.get("x-forwarded-host").and_then(|v| v.to_str().ok())];
@@ -353,8 +377,12 @@ impl Shared {
             _ if elsewhere => "it was asked by a page of another site",
             None => "it showed no token",
             Some(shown) if !self.token.is(shown) => "it showed a wrong token",
-            Some(_) => return None,
+            Some(_) => {
+                from.is_known.store(true, Relaxed);
+                return None;
+            }
         };
+        let from = from.address;
         let mut logged = self.logged.lock();
         if logged.1.elapsed() >= LOGGED.1 {
             *logged = (0, Instant::now());

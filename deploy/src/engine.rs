@@ -162,6 +162,7 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
         // A run of `paraft train`, whose launcher is here.
         FleetCommand::Scale(a) if !a.run.join(HANDLE).exists() => {
             scale::set(&a.run, a.workers)?;
+            out!("workers wanted: {}", a.workers);
             Ok(exit::OK)
         }
         FleetCommand::Scale(a) => {

@@ -12,7 +12,7 @@ use paraft_server::{
     settings,
 };
 use paraft_store::RealDisk;
-use paraft_tls::{Access, Need};
+use paraft_tls::{Access, Need, access::As};
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use paraft_worker::{
     Job, exit,
@@ -284,7 +284,14 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         };
         // A launcher puts its servers' data into the run's folder.
         let launched = args.supervised || args.until.is_some();
+        // That of whoever administers, where it lies beside the server's own: in the folder of a fleet that somebody has launched.
+        let acts = match Access::ours() {
+            Access::Certificates(ours) => ours.folder().map(Path::to_path_buf),
+            _ => None,
+        };
+        let acts = acts.filter(|certs| certs.join(As::Admin.name()).is_dir());
         let here = Here {
+            acts: acts.and_then(|certs| Access::of(Some(&certs), false, As::Admin).ok()),
             faults: args.faults.clone(),
             run: data.parent().filter(|_| launched).map(Path::to_path_buf),
             runs: args.runs.as_ref().map(|runs| fs::canonicalize(runs).unwrap_or_else(|_| runs.clone())),

@@ -21,7 +21,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     style::{Color, Modifier, Style},
     text::{Line, Span},
-    widgets::{Block, Cell, Paragraph, Row, Sparkline, Table},
+    widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, Wrap},
 };
 use std::{
     io::IsTerminal,
@@ -79,7 +79,7 @@ fn here(of: Option<&Path>) -> Here {
     // Another fleet's job may have its run here.
     let run = folder.clone().filter(|run| server_data(run, 0).is_dir());
     let faults = run.as_ref().map(|run| run.join(FAULTS_FILE)).filter(|file| file.exists());
-    Here { faults, run, runs: folder.and_then(|folder| Some(folder.parent()?.to_path_buf())) }
+    Here { faults, run, acts: None, runs: folder.and_then(|folder| Some(folder.parent()?.to_path_buf())) }
 }
 
 fn watch(
@@ -159,6 +159,9 @@ const FAULTS: [(char, Fault); 6] = [
     ('r', Fault::Readonly),
 ];
 
+/// Lines of a question, and of the keys.
+const FOOT: u16 = 3;
+
 /// What is seen.
 #[derive(Default)]
 struct Screen {
@@ -200,12 +203,16 @@ impl Screen {
             }
             (Question::Drain, KeyCode::Char(c)) => {
                 let server = c.to_digit(10).map(u64::from);
-                if let Some(s) = facts.servers.iter().find(|s| Some(s.id) == server) {
+                let Some(s) = facts.servers.iter().find(|s| Some(s.id) == server) else {
+                    self.said = format!("there is no s{c}");
+                    return Asked::Nothing;
+                };
+                {
                     let undo = s.state == "draining";
                     let what = match undo {
                         true => format!("Fill s{} again? It takes replicas and leaders again.", s.id),
                         false => format!(
-                            "Empty s{}? Its {} leaders and {} replicas move to other servers; training goes on.",
+                            "Empty s{}? What it leads ({}) and holds ({}) moves to other servers; training goes on.",
                             s.id, s.leads, s.holds
                         ),
                     };
@@ -214,7 +221,10 @@ impl Screen {
             }
             (Question::Fault, KeyCode::Char(c)) => {
                 let server = c.to_digit(10).filter(|n| facts.servers.iter().any(|s| s.id == u64::from(*n)));
-                self.question = server.map_or(Question::None, Question::Which);
+                match server {
+                    Some(server) => self.question = Question::Which(server),
+                    None => self.said = format!("there is no s{c}"),
+                }
             }
             (Question::Which(server), KeyCode::Char(c)) => {
                 if let Some((_, fault)) = FAULTS.iter().find(|(key, _)| *key == c) {
@@ -232,8 +242,11 @@ impl Screen {
                 Question::Sure(..) | Question::Mode | Question::Drain | Question::Fault | Question::Which(_),
                 _,
             ) => {}
-            (Question::None, KeyCode::Char('q') | KeyCode::Esc) => return Asked::End,
-            (Question::None, KeyCode::Char('m')) if self.job().is_some() => self.question = Question::Mode,
+            (Question::None, KeyCode::Char('q')) => return Asked::End,
+            (Question::None, KeyCode::Char('m' | 'c' | 's' | 'x' | '+' | '-')) if self.job().is_none() => {
+                self.said = "no job has begun".into();
+            }
+            (Question::None, KeyCode::Char('m')) => self.question = Question::Mode,
             (Question::None, KeyCode::Char('d')) => self.question = Question::Drain,
             (Question::None, KeyCode::Char('s')) => {
                 if let Some(job) = self.job().map(|j| j.name.clone()) {
@@ -260,7 +273,10 @@ impl Screen {
                     let now = job.members.iter().filter(|m| !m.finished).count() as u32;
                     let workers = if c == '+' { now + 1 } else { now.saturating_sub(1) };
                     if (1..=most).contains(&workers) {
-                        let what = format!("Let {} have {workers} workers, not {now}?", job.name);
+                        let what = match workers {
+                            1 => format!("Let {} have 1 worker, not {now}?", job.name),
+                            n => format!("Let {} have {n} workers, not {now}?", job.name),
+                        };
                         self.question = Question::Sure(Act::Workers { job: job.id, workers }, what);
                     }
                 }
@@ -283,14 +299,18 @@ impl Screen {
 
     fn draw(&self, frame: &mut Frame) {
         let facts = self.history.last();
-        let rows = |n: usize| Constraint::Length(n as u16 + 3);
+        // A title and a head over so many rows. Where there is little room it is charts and events that have less.
+        let rows = |n: usize| n as u16 + 2;
+        let (jobs, servers) = (rows(facts.jobs.len().clamp(1, 6)), rows(facts.servers.len().clamp(1, 8)));
+        let rest = frame.area().height.saturating_sub(1 + jobs + servers + FOOT);
+        let happened = (rest / 3).clamp(2, 8);
         let [head, jobs, middle, servers, happened, foot] = Layout::vertical([
             Constraint::Length(1),
-            rows(facts.jobs.len().clamp(1, 6)),
-            Constraint::Min(8),
-            rows(facts.servers.len().clamp(1, 8)),
-            Constraint::Length(7),
-            Constraint::Length(2),
+            Constraint::Length(jobs),
+            Constraint::Length(rest.saturating_sub(happened)),
+            Constraint::Length(servers),
+            Constraint::Length(happened.min(rest)),
+            Constraint::Length(FOOT),
         ])
         .areas(frame.area());
         frame.render_widget(self.head(), head);
@@ -337,7 +357,7 @@ impl Screen {
                 Style::new()
             })
         };
-        let widths = [16, 10, 8, 9, 10, 10, 10, 9, 10].map(Constraint::Min);
+        let widths = [10, 8, 6, 7, 7, 9, 7, 8, 9].map(Constraint::Min);
         let head = ["job", "state", "mode", "workers", "steps", "samples/s", "loss", "accuracy", "bytes"];
         Table::new(self.history.last().jobs.iter().rev().take(6).map(row), widths)
             .header(Row::new(head).style(soft()))
@@ -379,7 +399,10 @@ impl Screen {
             members.sort_by_key(|m| m.clock);
         }
         let waits = |worker: u32| -> f64 {
-            job.into_iter().flat_map(|j| &j.waits).filter(|w| w.worker == worker).map(|w| w.seconds).sum()
+            job.into_iter()
+                .flat_map(|j| &j.waits)
+                .filter(|w| w.worker == worker)
+                .fold(0.0, |all, w| all + w.seconds)
         };
         let row = |m: &&facts::Member| {
             let state_of = if m.finished {
@@ -398,7 +421,7 @@ impl Screen {
                 format!("{} s", number(Some(waits(m.worker)))).into(),
             ])
         };
-        let widths = [6, 9, 7, 9, 8, 10].map(Constraint::Min);
+        let widths = [6, 5, 6, 8, 5, 6].map(Constraint::Min);
         Table::new(members.iter().take(rows).map(row), widths)
             .header(Row::new(["worker", "step", "behind", "state", "lease", "waited"]).style(soft()))
             .block(block("Workers"))
@@ -447,7 +470,9 @@ impl Screen {
 
     fn happened(&self, area: Rect) -> Paragraph<'_> {
         let rows = usize::from(area.height.saturating_sub(1));
-        let lines = self.history.events.iter().rev().take(rows).map(|e| {
+        // Evaluations are among the jobs; here they would push out what is rare.
+        let rare = self.history.events.iter().rev().filter(|e| e.kind != "evaluation");
+        let lines = rare.take(rows).map(|e| {
             let ago = self.history.last().at.saturating_sub(e.at) / 1000;
             Line::from_iter([
                 Span::styled(format!("{ago:>5} s ago  {:<11}", e.kind), soft()),
@@ -479,7 +504,7 @@ impl Screen {
         let keys = ["q end  up/down job  m mode  c checkpoint  s stop  d drain"];
         let keys: String = keys.into_iter().chain(workers).chain(delete).chain(faults).collect();
         let keys = Line::styled(keys, soft());
-        Paragraph::new(vec![Line::styled(asks, bold()), keys])
+        Paragraph::new(vec![keys, Line::styled(asks, bold())]).wrap(Wrap { trim: true })
     }
 }
 
@@ -575,9 +600,18 @@ mod tests {
         {
             assert!(all.contains(words), "`{words}` is not in:\n{all}");
         }
-        for size in [(80, 24), (20, 5), (1, 1), (300, 100)] {
+        for size in [(20, 5), (1, 1), (300, 100), (40, 12)] {
             seen(&screen, size);
         }
+        let small = seen(&screen, (80, 24));
+        for words in ["digits", "bsp", "samples/s", "h1:1", "s1 is silent", "q end"] {
+            assert!(small.contains(words), "`{words}` is not in:\n{small}");
+        }
+        screen.key(KeyCode::Esc);
+        screen.key(KeyCode::Char('s'));
+        let asks = seen(&screen, (80, 24));
+        assert!(asks.contains("other key: no"), "a question is seen to its end:\n{asks}");
+        screen.key(KeyCode::Esc);
         screen.see(None);
         assert!(seen(&screen, (110, 40)).contains("nobody answers"));
     }
@@ -594,7 +628,7 @@ mod tests {
         assert_eq!(press(&mut screen, "jmay"), mode("digits"));
         assert_eq!(press(&mut screen, "jjkmay"), mode("text"));
         assert_eq!(press(&mut screen, "d1y"), [Asked::Act(Act::Drain { server: 1, undo: false })]);
-        assert!(press(&mut screen, "d7y").is_empty(), "there is no such server");
+        assert!(press(&mut screen, "d7y").is_empty() && screen.said == "there is no s7");
         assert!(press(&mut screen, "sn").is_empty() && press(&mut screen, "mxy").is_empty());
         screen.key(KeyCode::Char('s'));
         assert!(seen(&screen, (110, 40)).contains("Stop text?"));

@@ -26,6 +26,8 @@ const BYTES: u64 = 1024;
 struct Scale {
     /// So many are wanted.
     workers: u32,
+    /// How often that was said.
+    said: u64,
     /// As many as the job has.
     most: u32,
     /// The process that follows the file.
@@ -77,7 +79,9 @@ pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, what)
             .help("start a job with as many workers as it may ever have, and lower the number"));
     }
-    Scale { workers, ..scale }.write(dir).map_err(|e| Failure::write(&dir.join(FILE), e))
+    Scale { workers, said: scale.said + 1, ..scale }
+        .write(dir)
+        .map_err(|e| Failure::write(&dir.join(FILE), e))
 }
 
 /// The launcher's side, until it is dropped.
@@ -85,7 +89,8 @@ pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
 pub(crate) struct Wanted {
     dir: PathBuf,
     looked: Option<Instant>,
-    workers: u32,
+    /// How many, and how often that was said.
+    now: (u32, u64),
 }
 
 impl Wanted {
@@ -98,8 +103,8 @@ impl Wanted {
             return None;
         }
         let launcher = std::process::id() as i32;
-        match (Scale { workers, most: workers, launcher }).write(dir) {
-            Ok(()) => Some(Self { dir: dir.to_path_buf(), looked: None, workers }),
+        match (Scale { workers, said: 0, most: workers, launcher }).write(dir) {
+            Ok(()) => Some(Self { dir: dir.to_path_buf(), looked: None, now: (workers, 0) }),
             Err(e) => {
                 eprintln!(
                     "warning: {}: {e}; the run has the workers that it begins with",
@@ -110,15 +115,15 @@ impl Wanted {
         }
     }
 
-    /// So many are wanted now.
-    pub(crate) fn now(&mut self) -> u32 {
+    /// So many are wanted now, and so often it was said how many.
+    pub(crate) fn now(&mut self) -> (u32, u64) {
         if self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
             self.looked = Some(Instant::now());
             // One that is not there, or is none of ours, changes nothing.
-            let read = Scale::read(&self.dir).ok().map(|s| s.workers).filter(|n| *n > 0);
-            self.workers = read.unwrap_or(self.workers);
+            let read = Scale::read(&self.dir).ok().filter(|s| s.workers > 0).map(|s| (s.workers, s.said));
+            self.now = read.unwrap_or(self.now);
         }
-        self.workers
+        self.now
     }
 }
 
@@ -141,19 +146,20 @@ mod tests {
         let mut job = Job::default();
         job.train.workers = 3;
         let mut wanted = Wanted::of(&job, dir).expect("it can have fewer");
-        assert_eq!((most(dir), wanted.now()), (Some(3), 3));
+        assert_eq!((most(dir), wanted.now()), (Some(3), (3, 0)));
         for n in [0, 4] {
             assert_eq!(set(dir, n).map_err(|e| e.code()), Err(exit::USAGE));
         }
         set(dir, 1).expect("taken");
         wanted.looked = None;
-        assert_eq!((most(dir), wanted.now()), (Some(3), 1));
+        assert_eq!((most(dir), wanted.now()), (Some(3), (1, 1)));
+        set(dir, 1).expect("said again");
         fs::write(dir.join(FILE), "rubbish").expect("written");
         wanted.looked = None;
-        assert_eq!((most(dir), wanted.now()), (None, 1), "as it was");
+        assert_eq!((most(dir), wanted.now()), (None, (1, 1)), "as it was");
         drop(wanted);
         // One that was killed leaves the file; no process has its number.
-        Scale { workers: 3, most: 3, launcher: i32::MAX }.write(dir).expect("written");
+        Scale { workers: 3, said: 0, most: 3, launcher: i32::MAX }.write(dir).expect("written");
         assert_eq!((most(dir), set(dir, 1).map_err(|e| e.code())), (None, Err(exit::UNAVAILABLE)));
         job.train.workers = 1;
         assert!(Wanted::of(&job, dir).is_none() && !dir.join(FILE).exists());

@@ -34,6 +34,8 @@ pub(crate) struct Watch<'a> {
     pending: Vec<(Which, Option<Instant>)>,
     /// How many workers there are to be; none: that can't be told.
     wanted: Option<Wanted>,
+    /// How often somebody has said how many.
+    said: u64,
     /// Those of them that were asked to leave, and whether they have; they come back when more are wanted.
     away: BTreeMap<usize, bool>,
     /// Those that came back and have not trained since.
@@ -69,6 +71,7 @@ impl<'a> Watch<'a> {
     pub(crate) fn new(job: &'a Job, wanted: Option<Wanted>) -> Self {
         Self {
             wanted,
+            said: 0,
             away: BTreeMap::new(),
             back: BTreeSet::new(),
             idle: BTreeSet::new(),
@@ -208,37 +211,53 @@ impl<'a> Watch<'a> {
         Ok(false)
     }
 
-    /// Asks workers to leave, the last ones first, where fewer are wanted, and starts them again where more are. Those that are lost or
-    /// have finished don't count.
+    /// Asks workers to leave, the last ones first, where fewer are wanted, and starts them again where more are: those that left, and, when
+    /// somebody says a number, those that were lost. Who is there stays rather than another comes back.
     fn scale(&mut self, fleet: &mut Fleet, progress: &Progress) {
-        let Some(wanted) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else { return };
+        let Some((wanted, said)) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else {
+            return;
+        };
+        if said != self.said {
+            self.said = said;
+            for i in 0..fleet.workers.len() {
+                let lost = (Which::Worker(i), None);
+                if self.pending.contains(&lost) {
+                    self.pending.retain(|p| *p != lost);
+                    self.away.insert(i, true);
+                }
+            }
+        }
         // Who has finished leaves no place for another to come back to, and none for another to leave.
-        let (mut finished, mut kept) = (0, 0);
+        let (mut finished, mut there, mut away) = (0, Vec::new(), Vec::new());
         for i in 0..fleet.workers.len() {
+            let ended = fleet.workers[i].ended();
+            match self.away.get(&i) {
+                _ if ended.is_some_and(|status| status.success()) => finished += 1,
+                _ if self.idle.contains(&i) || self.pending.contains(&(Which::Worker(i), None)) => {}
+                None => there.push(i),
+                Some(_) if ended.is_some() => away.push(i),
+                // It is about to leave.
+                Some(_) => {}
+            }
+        }
+        let wanted = wanted as usize;
+        for i in there.iter().skip(wanted).copied() {
             let worker = &mut fleet.workers[i];
-            let (name, ended) = (worker.name.clone(), worker.ended());
-            if self.pending.contains(&(Which::Worker(i), None)) || self.idle.contains(&i) {
-                continue;
-            }
-            if ended.is_some_and(|status| status.success()) {
-                finished += 1;
-                continue;
-            }
-            kept += 1;
-            let is_away = self.away.contains_key(&i);
-            if kept > wanted && !is_away && ended.is_none() {
+            // One that waits to be started again leaves when it is there.
+            if worker.ended().is_none() {
                 self.away.insert(i, false);
                 worker.signal(Signal::SIGTERM);
-                progress.note(&format!("{name} leaves; workers wanted: {wanted}"));
-            } else if kept + finished <= wanted && is_away && ended.is_some() {
-                self.away.remove(&i);
-                progress.note(&format!("{name} comes back; workers wanted: {wanted}"));
-                match fleet.restart_worker(self.job, i) {
-                    Ok(()) => _ = self.back.insert(i),
-                    Err(e) => {
-                        let then = self.down(Which::Worker(i), "it stays away");
-                        progress.note(&format!("warning: {}; {then}", e.message()));
-                    }
+                progress.note(&format!("{} leaves; workers wanted: {wanted}", worker.name));
+            }
+        }
+        for i in away.into_iter().take(wanted.saturating_sub(there.len() + finished)) {
+            self.away.remove(&i);
+            progress.note(&format!("{} comes back; workers wanted: {wanted}", fleet.workers[i].name));
+            match fleet.restart_worker(self.job, i) {
+                Ok(()) => _ = self.back.insert(i),
+                Err(e) => {
+                    let then = self.down(Which::Worker(i), "it stays away");
+                    progress.note(&format!("warning: {}; {then}", e.message()));
                 }
             }
         }

@@ -149,6 +149,24 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     let seed = args.seed.unwrap_or(job.seed);
     let points = points(args, &space, seed)?;
     let rungs = rungs(args, job.train.epochs)?;
+    if rungs.len() > 1 && space.axes.iter().any(|axis| axis.key == "train.epochs") {
+        let what =
+            format!("{}: train.epochs is what the search itself sets, rung by rung", args.space.display());
+        return Err(Failure::new(exit::CONFIG, what)
+            .help("leave it out of the space, or take --search grid or random"));
+    }
+    // Of each rung one in eta goes on.
+    let reached =
+        (0..rungs.len()).rev().find(|r| (args.eta as usize).saturating_pow(*r as u32) <= points.len());
+    if let Some((top, reached)) = rungs.last().zip(reached.filter(|r| r + 1 < rungs.len())) {
+        eprintln!(
+            "note: of {} trials with --eta {} none is trained for more than {} of {top} epochs: that takes {} trials",
+            points.len(),
+            args.eta,
+            rungs[reached],
+            (args.eta as usize).saturating_pow(reached as u32 + 1),
+        );
+    }
     let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-sweep", job.name))?;
     let (seen, _) = watch::channel(Value::Null);
     let mut sweep = Sweep {

@@ -263,6 +263,10 @@ fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_pu
     let (status, said) = page.acts(&json!({"act": "workers", "job": id + 7, "workers": 1}));
     assert!(status == 409 && said.contains("no job"), "{status}: {said}");
 
+    // Behind the proxies of the fault points servers are reached as from another host.
+    let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "ssp:4"}));
+    assert!(status == 200 && said.contains("t goes on in ssp:4"), "{status}: {said}");
+
     // A fault is what the file of the fault points says.
     let file = page.folder.path().join("run/faults.json");
     let put = |fault: &str, undo: bool| {
@@ -311,6 +315,26 @@ fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_pu
         assert_eq!(runs(&format!("?name={name}")).0, 404, "{name}");
     }
     assert_eq!(page.answer("GET /runs", &[], "").0, 403, "without the token");
+}
+
+#[test]
+fn who_does_not_show_the_token_keeps_nobody_out_however_many_connections_it_holds() {
+    let page = Page::of(&digits("asp", 1, 100_000));
+    page.hears(&page.address, "it to train", trains);
+    let holds: Vec<TcpStream> = (0..600)
+        .filter_map(|_| {
+            let mut socket = TcpStream::connect(&page.address).ok()?;
+            write!(socket, "GET /live HTTP/1.1\r\n").ok()?;
+            Some(socket)
+        })
+        .collect();
+    let (status, _) = page.answer("GET /runs", &[&page.shows()], "");
+    assert_eq!(status, 200, "beside {} connections", holds.len());
+    // One that has shown it is not the one that goes.
+    let mut told = page.told(&page.address);
+    assert!(told.next().is_some());
+    let more: Vec<_> = (0..300).filter_map(|_| TcpStream::connect(&page.address).ok()).collect();
+    assert!(told.nth(3).is_some(), "it goes on beside {} more", more.len());
 }
 
 #[test]

@@ -365,14 +365,20 @@ fn a_worker_that_is_away_takes_the_place_of_one_that_is_lost() {
     kill(pid_of(&dir, &worker(0)), Signal::SIGKILL).expect("killed");
     wait_for("the second to come back", &|| lines(1) > before + 3);
     assert!(left(0, "SIGKILL"), "it is lost");
-    // Fewer than that can't be, and the number is of those who are there.
+    // Who is lost is one of those that come back when somebody says how many there are to be; who is there stays.
     assert!(scale("2").status.success());
+    let first = lines(0);
+    wait_for("the first to come back", &|| lines(0) > first + 3);
+    assert!(processes(&dir).iter().all(|(_, l)| !l.contains(&worker(2))), "two were wanted");
+    assert!(scale("3").status.success());
     let third = lines(2);
     wait_for("the third to come back", &|| lines(2) > third + 3);
     assert!(scale("1").status.success());
-    wait_for("the third to leave again", &|| processes(&dir).iter().all(|(_, l)| !l.contains(&worker(2))));
-    let second = lines(1);
-    wait_for("the second to go on", &|| lines(1) > second + 3);
+    wait_for("two to leave again", &|| {
+        processes(&dir).iter().all(|(_, l)| !l.contains(&worker(1)) && !l.contains(&worker(2)))
+    });
+    let first = lines(0);
+    wait_for("the first to go on", &|| lines(0) > first + 3);
     kill(Pid::from_raw(l.child.id() as i32), Signal::SIGTERM).expect("ended");
     let (_, _, err) = l.output();
     assert!(!err.contains("all workers are lost"), "{err}");

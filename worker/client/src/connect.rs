@@ -165,7 +165,17 @@ pub async fn channel(address: &str, transport: Transport) -> Result<Channel, Str
             return Ok(channel);
         }
     }
-    endpoint.connect_with_connector(Access::ours().connector()).await.map_err(|e| cause(&e))
+    let access = AS.try_with(Clone::clone).unwrap_or_else(|_| Access::ours());
+    endpoint.connect_with_connector(access.connector()).await.map_err(|e| cause(&e))
+}
+
+tokio::task_local! {
+    static AS: Access;
+}
+
+/// What `asks` asks over connections of its own that it makes over TCP, it asks by `access`, and not as this process.
+pub async fn asking_by<T>(access: Access, asks: impl Future<Output = T>) -> T {
+    AS.scope(access, asks).await
 }
 
 fn endpoint(address: &str) -> Result<Endpoint, String> {
