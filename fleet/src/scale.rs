@@ -143,9 +143,12 @@ mod tests {
         let dir = dir.path();
         assert_eq!(most(dir), None);
         assert_eq!(set(dir, 1).map_err(|e| e.code()), Err(exit::UNAVAILABLE), "nobody is there");
-        let mut job =
-            Job::parse("[model]\nkind = \"mlp\"\n[data]\nkind = \"digits\"\n", Path::new("job.toml"), &[])
-                .expect("a job");
+        let mut job = Job::parse(
+            "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n",
+            Path::new("job.toml"),
+            &[],
+        )
+        .expect("a job");
         job.train.workers = 3;
         let mut wanted = Wanted::of(&job, dir).expect("it can have fewer");
         assert_eq!((most(dir), wanted.now()), (Some(3), (3, 0)));
