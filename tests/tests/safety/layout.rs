@@ -59,7 +59,7 @@ const EDGES: [(&str, &[&str]); 32] = [
     ("example-own-loop", &["worker", "models", "data", "common"]),
     ("python", &["worker", "tls", "host"]),
     ("engines", &[]),
-    ("dashboard", &["client", "record", "proto", "common"]),
+    ("dashboard", &["fleet", "client", "record", "tls", "proto", "host", "common"]),
     (
         "fleet",
         &["engines", "worker", "client", "checkpoint", "record", "tls", "trace", "proto", "host", "common"],
