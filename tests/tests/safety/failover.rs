@@ -22,7 +22,7 @@ use std::{
 const NEVER: Duration = Duration::from_secs(25);
 
 /// A worker that trains: what it did, and its last weights.
-type Training = JoinHandle<Result<(u64, Vec<f32>)>>;
+type Training = JoinHandle<Result<(u64, Vec<f32>, u64)>>;
 
 /// Two workers with more steps than they will make; they stop when they are told to.
 struct Work {
@@ -40,7 +40,7 @@ impl Work {
         let workers = (0..2)
             .map(|w| {
                 let (place, furthest, stop) = (fleet.at.clone(), furthest.clone(), stop.clone());
-                thread::spawn(move || -> Result<(u64, Vec<f32>)> {
+                thread::spawn(move || -> Result<(u64, Vec<f32>, u64)> {
                     let mut page = ledger.join(&place, w)?;
                     page.begin()?;
                     while page.done.0 < STEPS && !stop.load(SeqCst) {
@@ -48,7 +48,8 @@ impl Work {
                         furthest.fetch_max(page.done.0, SeqCst);
                         thread::sleep(Duration::from_millis(10));
                     }
-                    Ok((page.done.0, page.finish()?))
+                    let rejoins = page.client.counters().rejoins;
+                    Ok((page.done.0, page.finish()?, rejoins))
                 })
             })
             .collect();
@@ -65,15 +66,19 @@ impl Work {
     fn ends(self) -> Result<()> {
         self.stop.store(true, SeqCst);
         let ends = self.workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
-        let ends: Vec<(u64, Vec<f32>)> = ends.collect::<Result<_>>()?;
-        let (_, weights) = ends.first().context("no worker")?;
+        let ends: Vec<(u64, Vec<f32>, u64)> = ends.collect::<Result<_>>()?;
+        let rejoins: Vec<u64> = ends.iter().map(|e| e.2).collect();
+        let (_, weights, _) = ends.first().context("no worker")?;
         let made =
-            |worker: u32, step: Step| ends.get(worker as usize).is_some_and(|(made, _)| step.0 <= *made);
+            |worker: u32, step: Step| ends.get(worker as usize).is_some_and(|(made, ..)| step.0 <= *made);
         let tally = self.ledger.read(weights, |worker, step, _| match made(worker, step) {
             true => Fate::Acknowledged,
             false => Fate::Unmade,
         });
-        ensure!(tally.lost + tally.doubled + tally.damaged == 0, "{tally:?}");
+        ensure!(
+            tally.lost + tally.doubled + tally.damaged == 0,
+            "{tally:?}, sessions lost by each: {rejoins:?}"
+        );
         Ok(())
     }
 }
