@@ -64,6 +64,7 @@
   const left = (text, cls) => element("td", { cls: "left wrap " + (cls || "") }, text);
   const section = (title, ...inside) => element("section", null, element("h2", null, title), ...inside);
   const stateOf = (state) => element("span", { cls: ["up", "serving", "running", "finished"].includes(state) ? "good" : ["silent", "unreachable", "lost", "no leader", "no-majority", "storage-stopped"].includes(state) ? "bad" : null }, state);
+  const stateOfJob = (j) => stateOf(isLost(j) ? "no leader" : j.stopping ? "stopping" : j.state);
 
   // --- acting ---
   const said = document.getElementById("said");
@@ -198,7 +199,7 @@
       element("h1", null, "Fleet of " + count(facts.servers.length, "server")),
       element("p", { cls: "headline" }, facts.simulated ? "Simulated, as its clock and its failures are. Nothing can be done to it." : facts.leader == null ? element("span", { cls: "bad" }, "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
       section("Jobs", facts.jobs.length ? table("Jobs", [{ text: "job", left: true }, "state", "mode", "workers", "steps", "samples/s", "loss", "accuracy", "bytes"],
-        facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOf(isLost(j) ? "no leader" : j.stopping ? "stopping" : j.state), j.mode || "-",
+        facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOfJob(j), j.mode || "-",
           j.members.filter((m) => !m.finished).length + " of " + j.workers, number(steps(j)), number(isLost(j) ? null : (last(j.id) || {}).samples), number((last(j.id) || {}).loss),
           j.evaluated && j.evaluated.accuracy ? (100 * j.evaluated.accuracy).toFixed(2) + " %" : "-", bytes(j.bytes)))) : element("p", { cls: "empty" }, "This fleet has no jobs.")),
       section("Who replicates what", replicas()),
@@ -280,17 +281,17 @@
       const p = last(id) || {}, runs = ["running", "waiting"].includes(j.state);
       const fact = (name, value) => [element("dt", null, name), element("dd", null, value)];
       return [
-        element("div", { cls: "head" }, element("h1", null, jobName(j)), element("p", null, stateOf(isLost(j) ? "no leader" : j.stopping ? "stopping" : j.state))),
+        element("div", { cls: "head" }, element("h1", null, jobName(j)), element("p", null, stateOfJob(j))),
         ...(isLost(j) ? [element("p", { cls: "note" }, "Nobody leads its first shard: what is here was seen last.")] : []),
         element("dl", { cls: "facts" }, ...[
           ["mode", j.mode + (j.auto ? " (auto, up to " + j.auto + ")" : "")], ["workers", j.members.filter((m) => !m.finished).length + " of " + j.workers], ["steps", number(steps(j), 6)],
           ["samples a second", number(isLost(j) ? null : p.samples)], ["training loss", number(p.loss)], ["held-out", j.evaluated ? number(j.evaluated.loss) + (j.evaluated.accuracy ? ", " + (100 * j.evaluated.accuracy).toFixed(2) + " %" : "") : "-"],
           ["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)],
-          ["workers that left", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
+          ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
         ].map(([n, v]) => element("div", null, ...fact(n, v)))),
         facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : runs ? element("div", { cls: "acts" }, ...modeOf(j), ...workersOf(j),
           button("stop", () => ask("Stop " + jobName(j) + "?", "Its workers finish where they are, and its weights are kept as after any end. It can't go on from there but by --resume of a checkpoint.", "Stop it", { act: "stop", job: j.name })),
-          button("save a checkpoint", () => ask("Save a checkpoint of " + jobName(j) + "?", "Its lowest worker writes it behind its next step, where the job's checkpoints go; it trains on when it is written.", "Save it", { act: "save", job: j.name })),
+          button("save a checkpoint", () => ask("Save a checkpoint of " + jobName(j) + "?", "Its lowest worker writes it after its next step, where the job's checkpoints go; it trains on when it is written.", "Save it", { act: "save", job: j.name })),
         ) : element("div", { cls: "acts" }, button("delete", () => ask("Delete " + jobName(j) + "?", "The servers forget its weights and optimizer state. Its files and checkpoints stay.", "Delete it", { act: "delete", job: j.name }))),
       ];
     },

@@ -203,20 +203,19 @@ impl Screen {
             }
             (Question::Drain, KeyCode::Char(c)) => {
                 let server = c.to_digit(10).map(u64::from);
-                let Some(s) = facts.servers.iter().find(|s| Some(s.id) == server) else {
-                    self.said = format!("there is no s{c}");
-                    return Asked::Nothing;
-                };
-                {
-                    let undo = s.state == "draining";
-                    let what = match undo {
-                        true => format!("Fill s{} again? It takes replicas and leaders again.", s.id),
-                        false => format!(
-                            "Empty s{}? What it leads ({}) and holds ({}) moves to other servers; training goes on.",
-                            s.id, s.leads, s.holds
-                        ),
-                    };
-                    self.question = Question::Sure(Act::Drain { server: s.id, undo }, what);
+                match facts.servers.iter().find(|s| Some(s.id) == server) {
+                    None => self.said = format!("there is no s{c}"),
+                    Some(s) => {
+                        let undo = s.state == "draining";
+                        let what = match undo {
+                            true => format!("Fill s{} again? It takes replicas and leaders again.", s.id),
+                            false => format!(
+                                "Empty s{}? What it leads ({}) and holds ({}) moves to other servers; training goes on.",
+                                s.id, s.leads, s.holds
+                            ),
+                        };
+                        self.question = Question::Sure(Act::Drain { server: s.id, undo }, what);
+                    }
                 }
             }
             (Question::Fault, KeyCode::Char(c)) => {
@@ -257,8 +256,7 @@ impl Screen {
             }
             (Question::None, KeyCode::Char('c')) => {
                 if let Some(job) = self.job().map(|j| j.name.clone()) {
-                    let what =
-                        format!("Save a checkpoint of {job}? A worker writes it behind its next step.");
+                    let what = format!("Save a checkpoint of {job}? A worker writes it after its next step.");
                     self.question = Question::Sure(Act::Save { job }, what);
                 }
             }

@@ -3,13 +3,12 @@
 //! The run's launcher keeps a small file in its folder and follows it, as it does with faults: whoever may write there may change the
 //! number.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, shared::put};
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use paraft_worker::{Job, exit};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -46,11 +45,7 @@ impl Scale {
     }
 
     fn write(self, dir: &Path) -> io::Result<()> {
-        let beside = dir.join(format!("{FILE}.{}", std::process::id()));
-        // What has this name is from a process that has ended, or no file at all.
-        let _ = fs::remove_file(&beside);
-        fs::File::create_new(&beside)?.write_all(&serde_json::to_vec(&self)?)?;
-        fs::rename(&beside, dir.join(FILE))
+        put(&dir.join(FILE), &serde_json::to_string(&self)?)
     }
 
     fn is_followed(self) -> bool {

@@ -36,12 +36,21 @@ pub(crate) struct Watch<'a> {
     wanted: Option<Wanted>,
     /// How often somebody has said how many.
     said: u64,
-    /// Those of them that were asked to leave, and whether they have; they come back when more are wanted.
-    away: BTreeMap<usize, bool>,
+    /// Those that are not there, though nothing has killed them.
+    away: BTreeMap<usize, Away>,
     /// Those that came back and have not trained since.
     back: BTreeSet<usize>,
-    /// Those of them that had nothing to come back for.
-    idle: BTreeSet<usize>,
+}
+
+/// How a worker is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Away {
+    /// It was asked to leave.
+    Leaves,
+    /// It has left, and comes back when more are wanted.
+    Left,
+    /// It came back and ended before it had trained: so it would again.
+    ForGood,
 }
 
 /// A rank of a group whose job is done hangs if it has done nothing for so long: it may still evaluate, or save a large model.
@@ -74,7 +83,6 @@ impl<'a> Watch<'a> {
             said: 0,
             away: BTreeMap::new(),
             back: BTreeSet::new(),
-            idle: BTreeSet::new(),
             job,
             started: false,
             restarts: BTreeMap::new(),
@@ -120,20 +128,20 @@ impl<'a> Watch<'a> {
         let size = self.job.ranks_of_worker() as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
             let ended = worker.ended().filter(|status| !status.success());
-            if let Some(has_left) = self.away.get_mut(&i).filter(|_| ended.is_some()) {
-                if !std::mem::replace(has_left, true) {
+            if let Some(away) = self.away.get_mut(&i).filter(|_| ended.is_some()) {
+                if *away == Away::Leaves {
+                    *away = Away::Left;
                     let worker = paraft_common::WorkerId(i as u32);
                     let reason = "fewer workers are wanted".into();
                     writer.write(&Event::Leave(event::Leave { wall: wall(), worker, rank: None, reason }))?;
                 }
                 continue;
             }
-            // The others had finished what there was to do.
+            // The others may have finished what there was to do: no failure of the run.
             if ended.is_some() && self.back.remove(&i) && worker.killed_by().is_none() {
                 let how = worker.end();
-                progress.note(&format!("{} came back too late: {how}", worker.name));
-                self.idle.insert(i);
-                self.away.insert(i, true);
+                progress.note(&format!("{} came back and had nothing to train: {how}", worker.name));
+                self.away.insert(i, Away::ForGood);
                 continue;
             }
             let over = size > 1 && self.over.contains(&(i / size));
@@ -194,7 +202,8 @@ impl<'a> Watch<'a> {
             matches!(process, Which::Worker(_)) && again.is_none()
         };
         let lost = self.pending.iter().filter(lost).count();
-        if lost > 0 && lost + self.idle.len() == fleet.workers.len() {
+        let for_good = self.away.values().filter(|away| **away == Away::ForGood).count();
+        if lost > 0 && lost + for_good == fleet.workers.len() {
             let last = fleet.workers.iter_mut().find_map(Process::killed_by);
             let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
             return Err(Failure::new(code, "all workers are lost"));
@@ -203,7 +212,7 @@ impl<'a> Watch<'a> {
         let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
         let comes_back =
             self.pending.iter().any(|(p, again)| matches!(p, Which::Worker(_)) && again.is_some())
-                || self.away.keys().any(|i| !self.idle.contains(i));
+                || self.away.values().any(|away| *away != Away::ForGood);
         if running == 0 && (finished || !comes_back) {
             return Ok(true);
         }
@@ -223,7 +232,7 @@ impl<'a> Watch<'a> {
                 let lost = (Which::Worker(i), None);
                 if self.pending.contains(&lost) {
                     self.pending.retain(|p| *p != lost);
-                    self.away.insert(i, true);
+                    self.away.insert(i, Away::Left);
                 }
             }
         }
@@ -233,10 +242,10 @@ impl<'a> Watch<'a> {
             let ended = fleet.workers[i].ended();
             match self.away.get(&i) {
                 _ if ended.is_some_and(|status| status.success()) => finished += 1,
-                _ if self.idle.contains(&i) || self.pending.contains(&(Which::Worker(i), None)) => {}
+                _ if self.pending.contains(&(Which::Worker(i), None)) => {}
                 None => there.push(i),
+                Some(Away::ForGood) => {}
                 Some(_) if ended.is_some() => away.push(i),
-                // It is about to leave.
                 Some(_) => {}
             }
         }
@@ -245,7 +254,7 @@ impl<'a> Watch<'a> {
             let worker = &mut fleet.workers[i];
             // One that waits to be started again leaves when it is there.
             if worker.ended().is_none() {
-                self.away.insert(i, false);
+                self.away.insert(i, Away::Leaves);
                 worker.signal(Signal::SIGTERM);
                 progress.note(&format!("{} leaves; workers wanted: {wanted}", worker.name));
             }

@@ -13,6 +13,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     path::Path,
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Spans of a request: a few hundred kilobytes of JSON.
 const SPANS: usize = 1000;
@@ -164,12 +165,10 @@ fn text_of(key: &str, text: &str) -> Value {
     json!({ "key": key, "value": { "stringValue": text } })
 }
 
-/// FNV-1a, whose bits are mixed once more: ids have to differ, in whatever they differ.
+/// Ids have to differ, in whatever they differ.
 fn hash(words: &[u64]) -> u64 {
-    let bytes = words.iter().flat_map(|w| w.to_le_bytes());
-    let h = bytes.fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    let h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    h ^ (h >> 31)
+    let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+    xxh3_64(&bytes)
 }
 
 #[cfg(test)]

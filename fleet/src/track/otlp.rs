@@ -5,6 +5,7 @@
 
 use crate::failure::Failure;
 use paraft_worker::exit;
+use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use std::{path::Path, time::Duration};
 use ureq::http::StatusCode;
@@ -85,18 +86,7 @@ fn headers(given: &str) -> Result<Vec<(String, String)>, String> {
 
 /// Without percent-encoding, as W3C Baggage has it.
 fn plain(text: &str) -> String {
-    let mut parts = text.split('%');
-    let mut plain = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        match part.get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                plain.extend(&part.as_bytes()[2..]);
-            }
-            None => plain.extend([b"%", part.as_bytes()].concat()),
-        }
-    }
-    String::from_utf8_lossy(&plain).into_owned()
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]
