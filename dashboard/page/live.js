@@ -119,8 +119,10 @@
   const line = (id, of) => {
     const x = [], y = [], from = begin(id);
     for (const p of curveOf(id).points) {
-      const v = of(p);
-      if (v != null) { x.push((p.at - from) / 1000); y.push(v); }
+      const v = of(p), t = (p.at - from) / 1000;
+      // Nobody saw what was before.
+      if (p.apart && x.length) { x.push(t - 0.001); y.push(null); }
+      if (v != null) { x.push(t); y.push(v); }
     }
     return { x, y };
   };
@@ -482,7 +484,8 @@
       const apart = (points[i + 1].at - points[i - 1].at) / Math.max(1, now - points[i].at);
       if (apart < least) [least, at] = [apart, i];
     }
-    points.splice(at, 1);
+    const [gone] = points.splice(at, 1);
+    if (gone.apart && points[at]) points[at].apart = true;
   };
   // A server that hangs says nothing, not even that it has nothing to say.
   const SILENCE = 20000;

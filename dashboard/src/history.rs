@@ -12,6 +12,8 @@ const JOBS: usize = 100;
 const EVENTS: usize = 500;
 /// Evaluations of a job.
 const EVALUATIONS: usize = 1000;
+/// Milliseconds without a look at a job after which nobody knows what it did meanwhile.
+const UNSEEN: u64 = 15_000;
 
 /// A job at a moment. Rates are since the point before it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -34,6 +36,9 @@ pub struct Point {
     pub pulled: Option<f64>,
     /// Share of the time that workers waited for others, their mean.
     pub waited: Option<f64>,
+    /// Nobody saw the job for a while before: no line leads here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub apart: bool,
 }
 
 /// An evaluation, when it was seen.
@@ -71,6 +76,12 @@ pub struct Curves {
     pub points: VecDeque<Point>,
     /// Likewise.
     pub evaluations: VecDeque<Scored>,
+    /// When the job was seen last; 0: never.
+    #[serde(skip)]
+    seen: u64,
+    /// Of the next point.
+    #[serde(skip)]
+    apart: bool,
 }
 
 /// See the module.
@@ -142,13 +153,18 @@ impl History {
                 push(&mut curves.evaluations, EVALUATIONS, scored.clone());
                 news.evaluations.insert(job.id, scored);
             }
+            if !job.stale {
+                curves.apart |= curves.seen > 0 && now.at.saturating_sub(curves.seen) > UNSEEN;
+                curves.seen = now.at;
+            }
             // One that has ended has no more points.
             if let Some(old) = old.filter(|old| **old != *job && !job.stale) {
                 let mut point = point(job, old, before.at, now.at);
-                if !same_leaders(&before, &now, job.id) {
-                    // Counts are of the leaders' processes.
+                if old.stale || !same_leaders(&before, &now, job.id) {
+                    // Counts are of the leaders' processes, and as they were seen last.
                     point = Point { at: point.at, step: point.step, ahead: point.ahead, ..Point::default() };
                 }
+                point.apart = std::mem::take(&mut curves.apart);
                 curves.points.push_back(point.clone());
                 if curves.points.len() > POINTS {
                     thin(&mut curves.points);
@@ -198,7 +214,10 @@ fn thin(points: &mut VecDeque<Point>) {
         (points[i + 1].at - points[i - 1].at) as f64 / now.saturating_sub(points[i].at).max(1) as f64
     };
     let least = (1..points.len().saturating_sub(1)).min_by(|a, b| apart(*a).total_cmp(&apart(*b)));
-    least.into_iter().for_each(|i| _ = points.remove(i));
+    let apart = least.and_then(|i| points.remove(i)).is_some_and(|p| p.apart);
+    if let Some(next) = least.and_then(|i| points.get_mut(i)) {
+        next.apart |= apart;
+    }
 }
 
 fn push<T>(to: &mut VecDeque<T>, most: usize, one: T) {
@@ -247,6 +266,7 @@ fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
         pushed: rate(job.bytes_pushed, old.bytes_pushed),
         pulled: rate(job.bytes_pulled, old.bytes_pulled),
         waited: (waited >= 0.0).then(|| waited.min(1.0)),
+        apart: false,
     }
 }
 
@@ -466,6 +486,29 @@ mod tests {
         assert_eq!(history.events.len(), EVENTS);
         let rare = history.events.iter().filter(|e| e.kind == "election").count();
         assert_eq!(rare, 4, "{:?}", history.events.iter().take(9).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn no_line_leads_over_what_nobody_has_seen() {
+        let mut history = History::default();
+        let mut see = |at, stale| {
+            let mut facts = facts(at, 0, "up", [at, at], at);
+            facts.jobs[0].stale = stale;
+            let news = history.see(facts);
+            news.points.get(&0).map(|p| (p.apart, p.samples.is_some()))
+        };
+        assert_eq!(see(1000, false), None);
+        assert_eq!(see(2000, false), Some((false, true)));
+        // The page's server stood still.
+        assert_eq!(see(62_000, false), Some((true, true)));
+        assert_eq!(see(63_000, false), Some((false, true)));
+        // Nobody answered for it; what it did meanwhile is no rate of the last second.
+        (64..80).for_each(|at| assert_eq!(see(at * 1000, true), None));
+        assert_eq!(see(80_000, false), Some((true, false)));
+        assert_eq!(see(81_000, false), Some((false, true)));
+        // Kept while points go.
+        (82..20 * POINTS as u64).for_each(|at| _ = see(at * 1000, false));
+        assert!(history.curves[&0].points.iter().any(|p| p.apart));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use paraft_fleet::{
     out, standing,
 };
 use paraft_proto::JobInfo;
+use paraft_record::{Event, METRICS_FILE, read_events};
 use paraft_worker::exit;
 use std::{
     collections::BTreeMap,
@@ -55,6 +56,7 @@ pub fn stop(args: &StopArgs) -> Result<i32, Failure> {
     let servers = args.fleet.servers()?;
     let was = standing::end(&servers, &args.job, false)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let own = args.fleet.of.as_deref().filter(|of| of.is_dir());
     let mut seen = was.clone();
     while matches!(seen.as_str(), "running" | "waiting") {
         if Instant::now() > deadline {
@@ -63,8 +65,13 @@ pub fn stop(args: &StopArgs) -> Result<i32, Failure> {
                 .help("it goes on; `paraft status` shows who; `paraft delete` does not wait for them"));
         }
         std::thread::sleep(Duration::from_millis(50));
-        if let Some(job) = find(&servers, &args.job)? {
-            seen = job.state;
+        match find(&servers, &args.job) {
+            Ok(Some(job)) => seen = job.state,
+            Ok(None) => seen = "deleted".into(),
+            // The servers that a launcher has started end with its run.
+            Err(_) if own.is_some_and(is_over) => seen = "stopped, and its servers with it".into(),
+            Err(e) if Instant::now() > deadline => return Err(e),
+            Err(_) => {}
         }
     }
     match was == seen {
@@ -79,6 +86,12 @@ pub fn delete(args: &DeleteArgs) -> Result<i32, Failure> {
     let was = standing::end(&args.fleet.servers()?, &args.job, true)?;
     out!("{} is deleted; it was {was}. Its files and its checkpoints stay where they are", args.job);
     Ok(exit::OK)
+}
+
+/// Whether the run in this folder has come to its end.
+fn is_over(run: &Path) -> bool {
+    let events = read_events(run.join(METRICS_FILE));
+    events.is_ok_and(|events| matches!(events.last(), Some(Event::Summary(_))))
 }
 
 /// The latest job of this name.
@@ -98,8 +111,10 @@ pub fn logs(args: &LogsArgs) -> Result<i32, Failure> {
     };
     let job = look()?;
     let (host, folder) = job.run.split_once(':').unwrap_or(("", &job.run));
-    let folder = PathBuf::from(folder);
-    if job.run.is_empty() || !folder.is_dir() {
+    // The job that a fleet was founded for writes beside it.
+    let own = args.fleet.of.as_deref().filter(|of| job.run.is_empty() && of.join(METRICS_FILE).is_file());
+    let folder = own.map_or_else(|| PathBuf::from(folder), Path::to_path_buf);
+    if folder.as_os_str().is_empty() || !folder.is_dir() {
         let why = match job.run.is_empty() {
             true => format!("nobody has said where the workers of {} write", args.job),
             false => format!(

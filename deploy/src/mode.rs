@@ -120,11 +120,12 @@ fn is_final(refused: &Refused) -> bool {
     matches!(refused.advice(), Advice::Fix | Advice::Stop | Advice::Lost)
 }
 
-/// The address of the leader of each of the job's shards, as the servers that answer say.
+/// The address of the leader of each of the job's shards, as the servers of the fleet say that answer, given ones and others.
 pub(crate) fn leaders(servers: &[String], job: &str) -> (BTreeMap<u32, String>, Before) {
     let mut leaders: BTreeMap<u32, (u64, String)> = BTreeMap::new();
     let mut before = Before { mode: String::new(), shards: BTreeSet::new() };
-    let replies: Vec<_> = ask::ask_all(servers, false).into_iter().flatten().collect();
+    let all = ask::describe(servers).map_or_else(|| servers.to_vec(), |fleet| ask::whom(&fleet, servers));
+    let replies: Vec<_> = ask::ask_all(&all, false).into_iter().flatten().collect();
     let known = replies.iter().flat_map(|r| &r.shards).any(|s| s.job_name == job);
     for reply in &replies {
         // Where no server trains it, those of the job that the fleet was founded for say what they train.

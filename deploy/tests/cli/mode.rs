@@ -6,9 +6,14 @@ use crate::common::{Launcher, contains, digits, run, text, wait};
 fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
     let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
     let dir = l.run_dir.to_str().expect("utf-8");
+    let servers = std::fs::read_to_string(l.run_dir.join("servers")).expect("its servers");
+    let mut given = servers.trim().split(',');
+    let certs = l.run_dir.join("certs");
+    let certs = certs.to_str().expect("utf-8");
     let mut seen = 0;
     for (number, mode) in (1..).zip(["asp", "ssp:3", "bsp"]) {
-        let out = run(&["mode", "t", mode, "--of", dir]);
+        // Each time another server, which knows the others.
+        let out = run(&["mode", "t", mode, "--servers", given.next().expect("three"), "--certs", certs]);
         assert!(out.status.success(), "{}", text(&out.stderr));
         contains(&text(&out.stdout), &[&format!("-> {mode} (switch {number})"), "switched"]);
         wait("both workers to write it down", || {

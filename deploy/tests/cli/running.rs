@@ -326,6 +326,23 @@ fn what_a_killed_worker_leaves_of_an_epoch_is_trained_by_the_others() {
 }
 
 #[test]
+fn a_run_that_is_stopped_on_its_own_fleet_takes_the_servers_along() {
+    let l = Launcher::training(&digits("asp", 3, 100_000), 2);
+    let dir = l.run_dir.to_str().expect("utf-8");
+    wait("the control group to hear of it", || match text(&run(&["jobs", dir]).stdout) {
+        said if said.contains("running") => Ok(()),
+        said => Err(said),
+    });
+    let out = run(&["logs", "t", "--of", dir]);
+    contains(&text(&out.stdout), &["==> worker-0.log <==", "==> worker-1.log <=="]);
+    let out = run(&["stop", "t", "--of", dir]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    contains(&text(&out.stdout), &["t is stopped"]);
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+}
+
+#[test]
 fn training_survives_a_killed_server_in_every_mode() {
     for mode in ["bsp", "ssp:2", "asp"] {
         let l = Launcher::training(&digits(mode, 3, 150), 2);
