@@ -332,7 +332,8 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                 true => eprintln!("{id} serves on {address}; it has joined the fleet"),
             }
             if let Some(m) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
-                eprintln!("{id} metrics on http://{m}/metrics");
+                let scheme = if matches!(Access::ours(), Access::Certificates(_)) { "https" } else { "http" };
+                eprintln!("{id} metrics on {scheme}://{m}/metrics");
             }
             if let Some(page) = &page {
                 eprintln!("{id} page on {}", page.link());

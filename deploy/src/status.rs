@@ -339,6 +339,8 @@ fn shard_as_json(s: &ShardStatus) -> serde_json::Value {
             "epoch": c.epoch, "per_epoch": c.per_epoch, "done": c.done, "held": c.held, "returned": c.returned,
         })),
     });
+    shard["leads"] = s.leads.into();
+    shard["redirected"] = s.redirected.into();
     for (key, bytes) in
         [("state_bytes", s.state_bytes), ("log_bytes", s.log_bytes), ("log_memory_bytes", s.log_memory_bytes)]
     {

@@ -1,13 +1,14 @@
-//! `paraft track`: a run that has ended, sent to MLflow.
+//! `paraft track`: a run or a sweep that has ended, sent to MLflow.
 
 use clap::Args;
 use paraft_fleet::{failure::Failure, out, track};
+use paraft_lab::sweep;
 use paraft_worker::exit;
 use std::path::PathBuf;
 
 #[derive(Args)]
 pub struct TrackArgs {
-    /// The run's folder.
+    /// The run's folder, or a sweep's: that goes with all its trials, as it does where the folder is a trial's.
     pub run_dir: PathBuf,
     /// The MLflow server, as http://host:5000. Default: track.mlflow of the run's job.
     #[arg(long, value_name = "URL")]
@@ -18,7 +19,13 @@ pub struct TrackArgs {
 }
 
 pub fn run(args: &TrackArgs) -> Result<i32, Failure> {
-    let sent = track::send(&args.run_dir, args.mlflow.as_deref(), args.experiment.as_deref())?;
+    let (to, experiment) = (args.mlflow.as_deref(), args.experiment.as_deref());
+    if let Some(dir) = sweep::of_sweep(&args.run_dir) {
+        let (sent, trials) = sweep::send(&dir, to, experiment)?;
+        out!("run {sent}, and {trials} of its trials below it");
+        return Ok(exit::OK);
+    }
+    let sent = track::send(&args.run_dir, to, experiment)?;
     out!("run {sent}");
     Ok(exit::OK)
 }

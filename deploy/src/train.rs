@@ -87,7 +87,7 @@ impl RunArgs {
     pub fn on(&self) -> Result<Option<On>, Failure> {
         let Some(to) = &self.to else { return Ok(None) };
         let servers = addresses(Some(to), &[])?;
-        Ok(Some(On { servers, keep: self.keep.0, delete: false }))
+        Ok(Some(On { servers, keep: self.keep.0, delete: false, remember: false }))
     }
 }
 

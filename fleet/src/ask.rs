@@ -212,6 +212,11 @@ pub fn order(servers: &[String], id: ServerId, undo: bool, within: Duration) -> 
 /// How long a fleet may take to carry an order out.
 pub const ORDER: Duration = Duration::from_secs(6);
 
+/// Whether an order was not heard: who was asked was not reached in time, and has refused nothing.
+fn unheard(why: &str) -> bool {
+    why.contains("no connection within") || why.starts_with("no answer within")
+}
+
 /// Gives an order to whoever leads the control group; a refusal of the leader is final.
 pub fn ordered<T>(
     servers: &[String],
@@ -226,7 +231,9 @@ pub fn ordered<T>(
         for address in whom(&fleet, servers) {
             match runtime.block_on(order(&address)) {
                 Ok(done) => return Ok(done),
-                Err((why, _)) if address == fleet.leader => return Err(Failure::new(exit::CONFIG, why)),
+                Err((why, _)) if address == fleet.leader && !unheard(&why) => {
+                    return Err(Failure::new(exit::CONFIG, why));
+                }
                 Err((why, _)) => last = format!("{address}: {why}"),
             }
         }

@@ -19,7 +19,7 @@ use paraft_checkpoint::Checkpoint;
 use paraft_common::layout::Cuts;
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event};
 use paraft_trace::TRACE_FOLDER;
-use paraft_worker::{Job, Stages, checkpoints, cli, exit, job::SamplerKind, start, worker::Plan};
+use paraft_worker::{Job, Stages, checkpoints, cli, described, exit, job::SamplerKind, start, worker::Plan};
 use std::{
     fs,
     path::Path,
@@ -404,43 +404,9 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
         (0, 0, resume.map(Checkpoint::open).transpose()?.map_or(0, |c| c.manifest().resume_step))
     };
     tracing::debug!(seconds = began.elapsed().as_secs_f64(), "data and model are fine");
-    let t = &job.train;
-    let run = event::Run {
-        wall: wall(),
-        name: job.name.clone(),
-        mode: t.mode.to_string(),
-        model: job.model.as_ref().map_or("custom", |m| m.name()).to_string(),
-        data: job.data.as_ref().map_or("custom", |d| d.name()).to_string(),
-        workers: t.workers,
-        servers: job.servers(),
-        shards: job.shards(),
-        replicas: job.cluster.replicas,
-        batch: t.batch as u64 * u64::from(t.group_size),
-        seed: job.seed,
-        epochs: t.epochs,
-        parameters,
-        // A short last minibatch (drop_last = false) makes it a little less.
-        samples_budget: budget,
-        optimizer: job.optimizer.kind().to_string(),
-        algorithm: job.algorithm.kind().to_string(),
-        encoding: t.encoding.to_string(),
-        round: job.round.kind().to_string(),
-        lr: job.optimizer.lr(),
-        target_accuracy: job.eval.target_accuracy,
-        resumed_step: resume.map(|_| paraft_common::Step(done)),
-        simulated: false,
-    };
-    Ok(match job.cluster.script.is_empty() {
-        true => run,
-        // Those of the job file are the defaults of a worker that is ours.
-        false => event::Run {
-            model: script::name(&job.cluster.script),
-            data: event::SCRIPT.into(),
-            optimizer: event::SCRIPT.into(),
-            batch: 0,
-            epochs: 0,
-            lr: 0.0,
-            ..run
-        },
+    let run = described(job, parameters, budget, resume.map(|_| paraft_common::Step(done)));
+    Ok(match run.of_script() {
+        true => event::Run { model: script::name(&job.cluster.script), ..run },
+        false => run,
     })
 }

@@ -11,6 +11,9 @@ use std::{
 /// Logs of schedulers should not fill with lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Where nobody has trained for so long, no rate is shown.
+const STILL: Duration = Duration::from_secs(10);
+
 /// What a user sees of one run while it goes on.
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -24,6 +27,8 @@ pub struct Progress {
     /// An evaluation that takes long: its epoch, and of each worker how many samples are done, of how many.
     evaluating: (u64, BTreeMap<u32, (u64, u64)>),
     said: Instant,
+    /// When somebody has last said that it trains.
+    trained: Instant,
     /// Checkpoints that were not made, by the reason: each reason is said once, and at the end how often.
     unmade: BTreeMap<String, u64>,
     leased: bool,
@@ -54,6 +59,7 @@ impl Progress {
             accuracy: None,
             evaluating: (0, BTreeMap::new()),
             said: Instant::now(),
+            trained: Instant::now(),
             unmade: BTreeMap::new(),
             leased,
             quiet,
@@ -66,6 +72,7 @@ impl Progress {
             match &self.incarnations.follow(e.clone()) {
                 Event::Train(t) => {
                     self.left.remove(&t.worker.0); // it was started again
+                    self.trained = Instant::now();
                     self.samples.insert(t.worker.0, (t.samples, t.seconds));
                     self.losses.insert(t.worker.0, t.loss);
                 }
@@ -108,7 +115,7 @@ impl Progress {
         if self.samples.is_empty() || self.quiet {
             return;
         }
-        let (done, text) = self.text();
+        let (done, text) = self.text(self.trained.elapsed());
         match &self.bar {
             Some(bar) => {
                 bar.set_position(if self.budget > 0 { done.min(self.budget) } else { done });
@@ -124,7 +131,7 @@ impl Progress {
         for (why, times) in self.unmade.iter().filter(|(_, times)| **times > 1) {
             self.note(&format!("warning: {times} checkpoints in all were not made: {why}"));
         }
-        let (done, mut text) = self.text();
+        let (done, mut text) = self.text(Duration::ZERO);
         if !self.left.is_empty() {
             let rest = match self.leased {
                 true => "others trained the rest of their samples",
@@ -161,7 +168,8 @@ impl Progress {
         eprintln!("{:7} {done}/{} samples {percent:3.0}%  {text}", self.mode, self.budget);
     }
 
-    fn text(&self) -> (u64, String) {
+    /// `still`: for how long nobody has trained.
+    fn text(&self, still: Duration) -> (u64, String) {
         let done: u64 = self.samples.values().map(|s| s.0).sum();
         let here = |w: &u32| !self.left.contains(w);
         let rates = self.samples.iter().filter(|(w, s)| here(w) && s.1 > 0.0);
@@ -176,7 +184,11 @@ impl Progress {
             0 => String::new(),
             _ => format!("  evaluating {:.0}%", 100.0 * evaluated as f64 / of as f64),
         };
-        (done, format!("loss {loss}{accuracy}  {rate:.0} samples/s{evaluating}"))
+        let rate = match still > STILL && of == 0 {
+            true => format!("nothing trained for {:.0} s", still.as_secs_f64()),
+            false => format!("{rate:.0} samples/s"),
+        };
+        (done, format!("loss {loss}{accuracy}  {rate}{evaluating}"))
     }
 }
 
@@ -193,9 +205,11 @@ mod tests {
         let trained =
             Train { worker, step: Step(1), samples: 50, seconds: 2.0, loss: 0.5, ..Train::default() };
         progress.update(&[Event::Train(trained)]);
-        assert_eq!(progress.text(), (50, "loss 0.500  25 samples/s".to_string()));
+        assert_eq!(progress.text(Duration::ZERO), (50, "loss 0.500  25 samples/s".to_string()));
         progress.update(&[Event::Leave(Leave { worker, ..Leave::default() })]);
-        assert_eq!(progress.text(), (50, "loss -  0 samples/s".to_string()));
+        assert_eq!(progress.text(Duration::ZERO), (50, "loss -  0 samples/s".to_string()));
+        let still = progress.text(Duration::from_secs(34));
+        assert_eq!(still, (50, "loss -  nothing trained for 34 s".to_string()));
     }
 
     #[test]
@@ -206,11 +220,23 @@ mod tests {
             Event::Evaluating(Evaluating { worker, epoch, done, of: 200, ..Evaluating::default() })
         };
         progress.update(&[evaluating(0, 1, 100), evaluating(1, 1, 50), evaluating(0, 1, 150)]);
-        assert!(progress.text().1.ends_with("  evaluating 50%"), "{}", progress.text().1);
+        assert!(
+            progress.text(Duration::ZERO).1.ends_with("  evaluating 50%"),
+            "{}",
+            progress.text(Duration::ZERO).1
+        );
         // The next one begins before the line of this one is there.
         progress.update(&[evaluating(1, 2, 20), Event::Eval(Eval { epoch: 1, ..Eval::default() })]);
-        assert!(progress.text().1.ends_with("  evaluating 10%"), "{}", progress.text().1);
+        assert!(
+            progress.text(Duration::ZERO).1.ends_with("  evaluating 10%"),
+            "{}",
+            progress.text(Duration::ZERO).1
+        );
         progress.update(&[Event::Eval(Eval { epoch: 2, ..Eval::default() })]);
-        assert!(!progress.text().1.contains("evaluating"), "{}", progress.text().1);
+        assert!(
+            !progress.text(Duration::ZERO).1.contains("evaluating"),
+            "{}",
+            progress.text(Duration::ZERO).1
+        );
     }
 }

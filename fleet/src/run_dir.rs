@@ -1,7 +1,10 @@
 //! A run's folder: one launcher at a time has it.
 
 use crate::{failure::Failure, fleet::server_data};
-use paraft_record::METRICS_FILE;
+use paraft_record::{
+    METRICS_FILE,
+    begin::{LAUNCHER_LOCK as LOCK_FILE, set_aside},
+};
 use paraft_worker::exit;
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -9,10 +12,6 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
 };
-
-/// Locked while a launcher has the folder. The lock goes with the process, however that ends; the file stays and says
-/// nothing by itself.
-const LOCK_FILE: &str = "launcher.lock";
 
 /// A run's folder, held by this process until dropped. One that was made for a run that did not begin goes.
 #[derive(Debug)]
@@ -104,13 +103,11 @@ impl RunDir {
     /// for each other in vain; and what they hold is not what the checkpoint begins with.
     pub fn again(dir: &Path) -> Result<Self, Failure> {
         let held = Self::hold(dir)?;
-        let metrics = dir.join(METRICS_FILE);
-        if metrics.exists() {
-            let kept = move_aside(&metrics, |n| dir.join(format!("metrics.{n}.jsonl")))?;
+        if let Some(kept) = set_aside(dir)? {
             eprintln!("the record of the run so far is {}", kept.display());
         }
         for folder in (0..).map(|id| server_data(dir, id)).take_while(|f| f.exists()) {
-            move_aside(&folder, |n| folder.with_extension(n.to_string()))?;
+            move_aside(&folder)?;
         }
         Ok(held)
     }
@@ -139,11 +136,11 @@ impl RunDir {
     }
 }
 
-/// Gives a file or folder the first free one of these names.
-fn move_aside(path: &Path, name: impl Fn(u64) -> PathBuf) -> Result<PathBuf, Failure> {
-    let free = (1u64..).map(name).find(|p| !p.exists()).unwrap_or_else(|| path.with_extension("old"));
-    fs::rename(path, &free).map_err(|e| Failure::write(&free, e))?;
-    Ok(free)
+/// Gives a folder the first free name with a number.
+fn move_aside(folder: &Path) -> Result<(), Failure> {
+    let name = |n: u64| folder.with_extension(n.to_string());
+    let free = (1..).map(name).find(|p| !p.exists()).unwrap_or_else(|| folder.with_extension("old"));
+    fs::rename(folder, &free).map_err(|e| Failure::write(&free, e))
 }
 
 /// A run's job file, whole from the moment at which it is there: others look for it.

@@ -8,7 +8,15 @@ use crate::{
 };
 use paraft_proto::{FleetShape, SubmitRequest};
 use paraft_worker::{Job, exit};
-use std::{fmt, path::Path, time::Duration};
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// In a run's folder while the fleet may have a job of it that is to be deleted: a launcher that is killed leaves it to the next.
+const LEFT_FILE: &str = "on-fleet.json";
 
 /// A fleet that stands already, and what it is asked to do with a job.
 #[derive(Clone, Debug)]
@@ -19,6 +27,8 @@ pub struct On {
     pub keep: Option<Duration>,
     /// The job goes as soon as it has ended, with what the servers have of it.
     pub delete: bool,
+    /// The run's folder knows the job until then, so that [`clear`] finds it also where this process was killed.
+    pub remember: bool,
 }
 
 /// How long weights are kept behind a job's end: `90s`, `30min`, `12h`, `7d`, or `forever`.
@@ -63,6 +73,8 @@ pub struct Submitted {
     pub servers: Vec<String>,
     delete: bool,
     finished: bool,
+    /// The folder that knows it.
+    known_in: Option<PathBuf>,
 }
 
 /// After this many jobs of one name something else is wrong.
@@ -71,8 +83,12 @@ const MOST_NAMES: u32 = 10_000;
 impl Submitted {
     /// Has a fleet take the job in. Where another job has the name, and it need not be this one, this one gets a number behind it.
     pub fn to(on: &On, job: &Job, run_dir: &Path) -> Result<Self, Failure> {
-        let On { servers, keep, delete } = on.clone();
+        let On { servers, keep, delete, remember } = on.clone();
         let servers = &servers[..];
+        if remember {
+            // The folder has room for one.
+            clear(run_dir, servers)?;
+        }
         let shape = FleetShape {
             shards: job.shards(),
             replicas: job.cluster.replicas,
@@ -82,6 +98,7 @@ impl Submitted {
         let keep_ms = keep.map(|k| k.as_millis() as u64);
         let token = rand::random_range(1..u64::MAX);
         let fleet = ask::agreeing(servers).map_err(|none| Failure::new(exit::UNAVAILABLE, none.why))?;
+        let fleet_servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
         let taken: Vec<&str> = fleet.jobs.iter().filter(|j| !j.released).map(|j| j.name.as_str()).collect();
         let numbered = (2..MOST_NAMES).map(|n| format!("{}-{n}", job.name));
         let names = std::iter::once(job.name.clone()).chain(numbered);
@@ -101,15 +118,19 @@ impl Submitted {
                 keep_ms,
                 run: run.clone(),
             };
-            match ordered(servers, async |a: &str| paraft_client::submit(a, request.clone(), ORDER).await) {
+            if remember {
+                // Before it is asked for: the answer may be lost, and the process killed.
+                Left::new(fleet.fleet, &fleet_servers, &request).put(run_dir)?;
+            }
+            match submit(servers, &request) {
                 Ok(_) => break name,
                 // Another was submitted at the same time.
-                Err(e) if e.message().contains("has the name") => {}
+                Err(e) if is_taken(&e) => {}
                 Err(e) => return Err(e),
             }
         };
-        let servers = fleet.servers.iter().map(|s| s.address.clone()).collect();
-        Ok(Self { name, servers, delete, finished: false })
+        let known_in = remember.then(|| run_dir.to_path_buf());
+        Ok(Self { name, servers: fleet_servers, delete, finished: false, known_in })
     }
 
     /// Its workers have finished.
@@ -123,12 +144,145 @@ impl Drop for Submitted {
         if self.finished && !self.delete {
             return;
         }
-        // One that somebody has deleted is gone.
-        let left = |e: &Failure| !e.message().contains("has no job");
-        if let Some(e) = end(&self.servers, &self.name, self.delete).err().filter(left) {
+        if let Some(e) = end(&self.servers, &self.name, self.delete).err().filter(|e| !is_gone(e)) {
             let how = if self.delete { "deleted" } else { "stopped" };
             eprintln!("warning: job {} is not {how}: {}", self.name, e.message());
+            return;
         }
+        if let Some(Err(e)) = self.known_in.as_deref().map(forget) {
+            eprintln!("warning: {}", e.message());
+        }
+    }
+}
+
+/// One that somebody has deleted is gone.
+fn is_gone(e: &Failure) -> bool {
+    e.message().contains("has no job")
+}
+
+fn is_taken(e: &Failure) -> bool {
+    e.message().contains("has the name")
+}
+
+fn submit(servers: &[String], request: &SubmitRequest) -> Result<u32, Failure> {
+    let submit = async |a: &str| paraft_client::submit(a, request.clone(), ORDER).await;
+    ordered(servers, submit).map(|job| job.0)
+}
+
+/// A job that a fleet was asked to take in.
+#[derive(Debug, Serialize, Deserialize)]
+struct Left {
+    fleet: u64,
+    servers: Vec<String>,
+    name: String,
+    token: u64,
+    shards: u32,
+    replicas: u32,
+    durability: String,
+    run: String,
+}
+
+impl Left {
+    fn new(fleet: u64, servers: &[String], request: &SubmitRequest) -> Self {
+        let shape = request.shape.clone().unwrap_or_default();
+        Self {
+            fleet,
+            servers: servers.to_vec(),
+            name: request.name.clone(),
+            token: request.token,
+            shards: shape.shards,
+            replicas: shape.replicas,
+            durability: shape.durability,
+            run: request.run.clone(),
+        }
+    }
+
+    fn put(&self, dir: &Path) -> Result<(), Failure> {
+        let file = dir.join(LEFT_FILE);
+        let text = serde_json::to_string(self).map_err(|e| Failure::write(&file, e))?;
+        let part = file.with_extension("part");
+        let put = fs::write(&part, text).and_then(|()| fs::rename(&part, &file));
+        put.map_err(|e| Failure::write(&file, e))
+    }
+
+    fn request(&self) -> SubmitRequest {
+        let shape =
+            FleetShape { shards: self.shards, replicas: self.replicas, durability: self.durability.clone() };
+        SubmitRequest {
+            name: self.name.clone(),
+            token: self.token,
+            shape: Some(shape),
+            keep_ms: Some(0),
+            run: self.run.clone(),
+        }
+    }
+
+    /// By whom its fleet is reached; none: it is not any more.
+    fn servers(&self, given: &[String]) -> Result<Option<Vec<String>>, Failure> {
+        let unreached = |none: ask::NoMajority| Failure::new(exit::UNAVAILABLE, none.why);
+        if !given.is_empty() && ask::agreeing(given).map_err(unreached)?.fleet == self.fleet {
+            return Ok(Some(given.to_vec()));
+        }
+        match ask::agreeing(&self.servers) {
+            Ok(there) => Ok((there.fleet == self.fleet).then(|| self.servers.clone())),
+            Err(_) => {
+                let servers = self.servers.join(",");
+                eprintln!(
+                    "warning: an earlier try may have left job {} on the fleet at {servers}, which is not reached",
+                    self.name
+                );
+                eprintln!("  help: where it stands again: paraft delete {} --servers {servers}", self.name);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Deletes it, if the fleet has it; whether it had.
+    fn delete(&self, servers: &[String]) -> Result<bool, Failure> {
+        let none = |none: ask::NoMajority| Failure::new(exit::UNAVAILABLE, none.why);
+        let fleet = ask::agreeing(servers).map_err(none)?;
+        if !fleet.jobs.iter().any(|j| !j.released && j.name == self.name) {
+            return Ok(false);
+        }
+        // The name alone may be another's by now. Asked again with its token the fleet says whether it is this one.
+        match submit(servers, &self.request()) {
+            Ok(_) => {}
+            Err(e) if is_taken(&e) => return Ok(false),
+            Err(e) => return Err(e),
+        }
+        match end(servers, &self.name, true) {
+            Err(e) if !is_gone(&e) => Err(e),
+            _ => Ok(true),
+        }
+    }
+}
+
+/// Deletes the job that a launcher of this run has left on its fleet, if it was killed or could not delete it: by `servers`, where they
+/// are of that fleet, else by those that it had.
+pub fn clear(dir: &Path, servers: &[String]) -> Result<(), Failure> {
+    let file = dir.join(LEFT_FILE);
+    let text = match fs::read(&file) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(|e| Failure::new(exit::IO, format!("{}: {e}", file.display())))?,
+    };
+    let left: Left = serde_json::from_slice(&text).map_err(|e| {
+        Failure::new(exit::DATA, format!("{}: {e}", file.display())).help(
+            "look with `paraft jobs` for what the run has left on its fleet, delete it, and remove the file",
+        )
+    })?;
+    if let Some(servers) = left.servers(servers)?
+        && left.delete(&servers)?
+    {
+        eprintln!("job {}, which an earlier try had left on the fleet, is deleted there", left.name);
+    }
+    forget(dir)
+}
+
+fn forget(dir: &Path) -> Result<(), Failure> {
+    let file = dir.join(LEFT_FILE);
+    match fs::remove_file(&file) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Failure::write(&file, e)),
+        _ => Ok(()),
     }
 }
 

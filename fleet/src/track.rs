@@ -6,7 +6,7 @@ pub mod otlp;
 mod sweep;
 mod upload;
 
-pub use sweep::Sweep;
+pub use sweep::{Best, Sweep};
 
 use crate::{
     failure::Failure,
@@ -15,7 +15,13 @@ use crate::{
 use mlflow::{About, Client, Metric, Status, Wrong};
 use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_events};
 use paraft_worker::{Job, exit};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 use upload::Upload;
 use ureq::{
     Agent,
@@ -38,7 +44,7 @@ impl Tracked {
         let upload = job.track.as_ref().map(|track| {
             let mut about = about(dir, job, run);
             if let Some(sweep) = &of {
-                about.name = sweep.name_of(dir);
+                about.name = sweep::name_of(dir);
                 sweep.begun();
             }
             Arc::new(Upload::start(Client::new(&track.mlflow), about, of.clone()))
@@ -87,17 +93,26 @@ impl Drop for Tracked {
 /// Sends a run that has ended, from its folder: to the server of its job, or to this one. What is there already stays as it is.
 pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<String, Failure> {
     let mut job = Job::load(&dir.join(JOB_FILE), &[])?;
+    set(&mut job, dir, to, experiment)?;
+    let url = job.track.as_ref().map(|t| t.mlflow.clone()).unwrap_or_default();
+    send_to(&Client::new(&url), dir, &job, None)
+}
+
+/// Has a job tracked by this server, and in this experiment; where none are given, by its own.
+pub fn set(job: &mut Job, dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<(), Failure> {
     let track = job.track.take();
-    let url =
+    let mlflow =
         to.map(str::to_string).or_else(|| track.as_ref().map(|t| t.mlflow.clone())).ok_or_else(|| {
             Failure::new(exit::USAGE, format!("the job in {} has no [track]", dir.display()))
                 .help("name the server: --mlflow http://host:5000")
         })?;
     let experiment = experiment.map(str::to_string).or_else(|| track.and_then(|t| t.experiment));
-    job.track = Some(paraft_worker::job::TrackConfig { mlflow: url.clone(), experiment });
-    if let Some(why) = job.refused() {
-        return Err(Failure::new(exit::USAGE, why));
-    }
+    job.track = Some(paraft_worker::job::TrackConfig { mlflow, experiment });
+    job.refused().map_or(Ok(()), |why| Err(Failure::new(exit::USAGE, why)))
+}
+
+/// Sends the run in a folder; a trial's with its name, below the run of its sweep.
+fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>) -> Result<String, Failure> {
     let events = read_events(dir.join(METRICS_FILE))?;
     let run = events.iter().find(|e| matches!(e, Event::Run(_))).ok_or_else(|| {
         Failure::new(exit::DATA, format!("{}: its record has no `run` line", dir.display()))
@@ -106,12 +121,19 @@ pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<St
     let ended = events.iter().any(|e| matches!(e, Event::Summary(_)));
     let points = follow::points(dir)?;
     let wall = points.iter().map(|p| p.wall).fold(0.0, f64::max);
-    let client = Client::new(&url);
     let most = Duration::from_secs(10);
-    let about = about(dir, &job, run);
+    let mut about = about(dir, job, run);
+    let mut place = Vec::new();
+    if let Some((name, parent)) = below {
+        about.name.clone_from(&name);
+        place = vec![(PARENT.to_string(), parent.to_string()), ("mlflow.runName".to_string(), name)];
+        about.tags.push(place[0].clone());
+    }
     let status = if ended { Status::Finished } else { Status::Failed };
     let sent = || {
         let id = client.begin(&about, most)?;
+        // One that was sent by itself has another name, and no place.
+        place.iter().try_for_each(|(key, value)| client.tag(&id, key, value, most))?;
         client.params(&id, &about.params, most)?;
         let all: Vec<_> = metrics(&points).collect();
         let mut rest = &all[..];
@@ -121,10 +143,40 @@ pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<St
         client.update(&id, status, Some(wall), most)?;
         Ok(id)
     };
-    sent().map_err(|wrong: Wrong| match wrong {
+    sent().map_err(failed)
+}
+
+/// Of a run, as MLflow calls it: which one it lies below.
+const PARENT: &str = "mlflow.parentRunId";
+
+fn failed(wrong: Wrong) -> Failure {
+    match wrong {
         Wrong::Later(why) => Failure::new(exit::UNAVAILABLE, why),
         Wrong::Refused(why) => Failure::new(exit::CONFIG, why),
-    })
+    }
+}
+
+/// The runs of records that were set aside in this folder, as their ids, and when each was written last. Whoever has the folder now goes
+/// on with it: theirs have ended, also where nobody was left to say so.
+fn earlier(dir: &Path) -> Vec<(String, f64)> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten().map(|f| f.path());
+    let is_aside = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let number = name.strip_prefix("metrics.").and_then(|n| n.strip_suffix(".jsonl"));
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let mut aside: Vec<_> = files.filter(is_aside).collect();
+    aside.sort();
+    let run = |path: &PathBuf| {
+        let mut line = String::new();
+        let mut record = BufReader::new(fs::File::open(path).ok()?);
+        record.read_line(&mut line).ok()?;
+        let run: Event = serde_json::from_str(&line).ok().filter(|e| matches!(e, Event::Run(_)))?;
+        let written = fs::metadata(path).and_then(|m| m.modified()).ok()?;
+        let written = written.duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+        Some((id_of(&run), written))
+    };
+    aside.iter().filter_map(run).collect()
 }
 
 /// What MLflow draws of them.
@@ -137,18 +189,22 @@ fn metrics(points: &[Point]) -> impl Iterator<Item = Metric> {
 
 /// The run that MLflow is told of, from the job as it was resolved and the record's first line.
 fn about(dir: &Path, job: &Job, run: &Event) -> About {
-    let text = serde_json::to_string(run).unwrap_or_default();
     let name = dir.file_name().map_or_else(|| job.name.clone(), |n| n.to_string_lossy().into_owned());
     let track = job.track.as_ref();
     About {
         experiment: track.and_then(|t| t.experiment.clone()).unwrap_or_else(|| job.name.clone()),
         name,
         // The folder may have another name by the time at which it is sent.
-        id: id(&text),
+        id: id_of(run),
+        earlier: earlier(dir),
         began: if let Event::Run(run) = run { run.wall } else { 0.0 },
         params: params(job),
         tags: tags(job, dir),
     }
+}
+
+fn id_of(run: &Event) -> String {
+    id(&serde_json::to_string(run).unwrap_or_default())
 }
 
 /// FNV-1a: what MLflow looks for goes into a filter's quotes.

@@ -85,7 +85,6 @@ mod tests {
                 "[optimizer]\nkind = \"sgd\"\nlr = \"x\"",
                 "job.toml:8: optimizer.lr: string \"x\", where a number is expected",
             ),
-            ("[optimizer]\nlr = 0.1", "job.toml:6: optimizer: missing field `kind`"),
             (
                 "[train]\nshuffle = 3",
                 "job.toml:7: train.shuffle: integer `3`, where true or false is expected",

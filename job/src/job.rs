@@ -85,7 +85,7 @@ fn one() -> u64 {
     1
 }
 
-fn default_optimizer() -> OptimizerConfig {
+pub(crate) fn default_optimizer() -> OptimizerConfig {
     OptimizerConfig::sgd(0.1)
 }
 

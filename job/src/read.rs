@@ -4,6 +4,7 @@ use crate::{
     Job,
     check::Unfit,
     explain::{self, Problem},
+    job::default_optimizer,
     place,
     refused::job_of,
     set,
@@ -65,6 +66,13 @@ impl Job {
         for s in set {
             set::apply(&mut table, s).map_err(|e| error(None, e.to_string(), None))?;
         }
+        // Without a kind the keys are of the default one.
+        if let Some(toml::Value::Table(optimizer)) =
+            table.get_mut("optimizer").filter(|o| o.get("kind").is_none())
+        {
+            optimizer.insert("kind".into(), "sgd".into());
+            optimizer.entry("lr").or_insert(default_optimizer().lr().into());
+        }
         let mut job = job_of(table).map_err(|e| {
             let Problem { key, message, remedy } = explain::explain(e.path(), e.inner());
             match set.iter().rev().find(|s| set::is_of(s, &key)) {
@@ -82,5 +90,24 @@ impl Job {
             error(line, format!("{key}: {message}"), Some(remedy))
         })?;
         Ok(job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::optim::{OptimizerConfig, Sgd};
+
+    #[test]
+    fn keys_of_no_kind_change_the_default_optimizer() {
+        let base = "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n";
+        let of =
+            |more: &str, set: &[String]| Job::parse(&format!("{base}{more}"), Path::new("job.toml"), set);
+        let sgd = |lr, weight_decay| OptimizerConfig::Sgd(Sgd { lr, weight_decay });
+        let set = ["optimizer.weight_decay=0.5".to_string()];
+        assert_eq!(of("[optimizer]\nlr = 0.25\n", &[]).expect("a rate").optimizer, sgd(0.25, 0.0));
+        assert_eq!(of("", &set).expect("no table").optimizer, sgd(0.1, 0.5));
+        let other = of("[optimizer]\nbeta1 = 0.9\n", &[]).expect_err("of another kind").to_string();
+        assert!(other.contains("optimizer.beta1"), "{other}");
     }
 }

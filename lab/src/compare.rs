@@ -185,7 +185,7 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
         return usage("--slow names a worker twice".into());
     }
     let servers = args.to.as_deref().map(|to| addresses(Some(to), &[])).transpose()?;
-    let on = servers.map(|servers| On { servers, keep: None, delete: true });
+    let on = servers.map(|servers| On { servers, keep: None, delete: true, remember: true });
     Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link), on })
 }
 

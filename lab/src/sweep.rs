@@ -5,6 +5,7 @@
 //! ```
 //!
 //! - `space`: what may be tried. `search`: who goes next; it knows numbers alone. `log`: what was done, so that a sweep goes on.
+//!   `track_later`: a sweep to MLflow when it has ended.
 //!
 //! A trial that goes on to the next rung begins with its own checkpoint. It is a job of the fleet while it trains and leaves nothing
 //! there; what is kept of it lies in its folder.
@@ -12,6 +13,9 @@
 mod log;
 mod search;
 mod space;
+mod track_later;
+
+pub use track_later::{of as of_sweep, send};
 
 use crate::page::Page;
 use clap::{Args, ValueEnum};
@@ -24,7 +28,7 @@ use paraft_fleet::{
     fleet::{Extras, Fleet},
     launch,
     run_dir::RunDir,
-    standing::On,
+    standing::{self, On},
     track,
 };
 use paraft_record::{
@@ -52,8 +56,10 @@ use tokio::sync::watch;
 const LOG_FILE: &str = "sweep.jsonl";
 const BEST_FILE: &str = "best.toml";
 const REPORT_FILE: &str = "report.html";
-/// A trial that is killed is tried so often.
+/// A trial that is killed, or whose fleet is not reached, is tried so often.
 const TRIES: u32 = 3;
+/// Before a fleet that was not reached is tried again: what kept it busy may be over by then.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// How settings are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -205,7 +211,8 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         eprintln!("{} trials have ended already, {} are tried again", log.ended.len(), again.len());
     }
     let interrupted = launch::interrupts();
-    sweep.tracked = track::Sweep::new(&job, &dir, &about.to_string());
+    sweep.tracked = track::Sweep::new(&job, &dir, &log.id.0, log.id.1 as f64 / 1e3);
+    sweep.clear();
     let (own, servers) = sweep.fleet(&job)?;
     sweep.show(&search, &log);
     let page = |at| Page::serve(at, Source::Servers(servers.clone()), Some(sweep.seen.subscribe()));
@@ -224,28 +231,33 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         ended.into_iter().for_each(|e| e.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });
     let Shared { search, log, failed, .. } = shared.0.into_inner().unwrap_or_else(|e| e.into_inner());
+    if failed.is_none() {
+        // A job whose deletion its fleet did not hear.
+        sweep.clear();
+    }
     if let Some(tracked) = &sweep.tracked {
         let best = search.best().filter(|_| failed.is_none());
-        let value = best.and_then(|(trial, rung, _)| {
-            log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung)).and_then(|e| e.value)
+        let best = best.and_then(|(trial, rung, _)| {
+            let set = sweep.space.set(&sweep.points[trial]);
+            track_later::best(sweep.space.metric, &log.ended, (trial, rung), set)
         });
-        let set = best.map(|(trial, ..)| sweep.space.set(&sweep.points[trial])).unwrap_or_default();
-        let line = match sweep.space.metric {
-            space::Metric::Accuracy => "eval/accuracy",
-            space::Metric::Loss => "eval/loss",
-        };
         let status = match (&failed, interrupted.load(Relaxed)) {
-            (None, _) if value.is_some() => track::mlflow::Status::Finished,
+            (None, _) if best.is_some() => track::mlflow::Status::Finished,
             (_, 0) => track::mlflow::Status::Failed,
             _ => track::mlflow::Status::Killed,
         };
-        tracked.end(status, value.map(|v| (line, v, &set[..])));
+        tracked.end(status, best.as_ref());
     }
     if let Some(e) = failed {
         return Err(e.help(format!("go on with the same command and --run-dir {}", dir.display())));
     }
     sweep.tell(&search, &log)?;
     Ok(exit::OK)
+}
+
+/// Where a trial is that is trained to so many epochs, below the sweep's folder.
+fn trial_dir(trial: usize, epochs: u64) -> String {
+    format!("trial-{trial:04}/epochs-{epochs}")
 }
 
 /// The setting of each trial.
@@ -368,7 +380,20 @@ impl Sweep<'_> {
     }
 
     fn trial_dir(&self, trial: usize, rung: usize) -> String {
-        format!("trial-{trial:04}/epochs-{}", self.rungs[rung])
+        trial_dir(trial, self.rungs[rung])
+    }
+
+    /// Deletes jobs that trials have left on a fleet that stands: of a sweep that was killed, or that could not reach it.
+    fn clear(&self) {
+        let servers = self.args.to.as_deref().and_then(|to| addresses(Some(to), &[]).ok());
+        for trial in 0..self.points.len() {
+            for dir in (0..self.rungs.len()).map(|rung| self.dir.join(self.trial_dir(trial, rung))) {
+                if let Err(e) = standing::clear(&dir, servers.as_deref().unwrap_or_default()) {
+                    // Looked for again when the trial is, and at the sweep's end.
+                    eprintln!("warning: what {} has left on its fleet: {}", dir.display(), e.message());
+                }
+            }
+        }
     }
 
     /// The servers: those of a fleet that stands, or of one that is the sweep's own and ends with it.
@@ -423,6 +448,7 @@ impl Sweep<'_> {
             });
             all = lock();
             let told = ended.and_then(|ended| {
+                let ended = Ended { ended_ms: paraft_host::clock::unix_ms(), ..ended };
                 all.search.ended(trial, rung, self.score(&ended));
                 all.log.end(&ended)?;
                 self.say(&ended, all.log.ended.len());
@@ -473,6 +499,7 @@ impl Sweep<'_> {
             tries: 0,
             why: String::new(),
             dir: name.clone(),
+            ended_ms: 0,
         };
         while ended.tries < TRIES {
             ended.tries += 1;
@@ -489,7 +516,9 @@ impl Sweep<'_> {
                 true => RunDir::again(&path)?,
                 false => RunDir::new(Some(&path), &job.name)?,
             };
-            let on = On { servers: servers.to_vec(), keep: None, delete: true };
+            // The sweep's own servers end with it, and what they have.
+            let remember = self.args.to.is_some();
+            let on = On { servers: servers.to_vec(), keep: None, delete: true, remember };
             let of = self.tracked.clone();
             let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
@@ -512,12 +541,17 @@ impl Sweep<'_> {
                     }
                     return Ok(ended);
                 }
-                Err(e)
-                    if interrupted.load(Relaxed) != 0
-                        || e.code() == exit::UNAVAILABLE
-                        || e.code() == exit::IO =>
-                {
-                    return Err(e);
+                Err(e) if interrupted.load(Relaxed) != 0 || e.code() == exit::IO => return Err(e),
+                Err(e) if e.code() == exit::UNAVAILABLE => {
+                    // No fault of its setting: the sweep goes on with it later, if the fleet is not reached by then.
+                    if ended.tries == TRIES {
+                        return Err(e);
+                    }
+                    eprintln!("trial {trial}: {}; try {} of {TRIES}", e.message(), ended.tries);
+                    let until = Instant::now() + PAUSE;
+                    while Instant::now() < until && interrupted.load(Relaxed) == 0 {
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
                 }
                 Err(e) => {
                     ended.why = e.message().to_string();

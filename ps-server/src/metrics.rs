@@ -42,7 +42,7 @@ type OfShard = [(&'static str, String); 2];
 type Of = fn(&ShardStatus) -> u64;
 
 const GAUGES: [(&str, &str, Of); 10] = [
-    ("shard_leader", "1 where this server leads the shard", |s| u64::from(s.role == "leader")),
+    ("shard_leader", "1 where this server leads the shard and serves workers", |s| u64::from(s.leads)),
     ("raft_term", "Raft term", |s| s.term),
     ("raft_applied_index", "Log index applied", |s| s.applied_index),
     ("shard_version", "Updates applied to the shard's buckets", |s| s.version),
@@ -54,10 +54,11 @@ const GAUGES: [(&str, &str, Of); 10] = [
     ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
 ];
 
-const COUNTERS: [(&str, &str, Option<Unit>, Of); 13] = [
+const COUNTERS: [(&str, &str, Option<Unit>, Of); 14] = [
     ("pushes", "Pushes applied", None, |s| s.pushes),
     ("duplicate_pushes", "Entries recognised as applied before", None, |s| s.duplicates),
-    ("refused_messages", "Messages refused", None, |s| s.refused),
+    ("refused_messages", "Messages refused for what they are", None, |s| s.refused),
+    ("redirected_messages", "Messages sent to the leader, or told to come again", None, |s| s.redirected),
     ("pulls", "Pulls asked for", None, |s| s.pulls),
     ("not_modified", "Buckets of pulls that were not sent, since their workers had them", None, |s| {
         s.not_modified

@@ -13,6 +13,14 @@ pub enum RecordError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// There is no folder for the record, and none can be made.
+    #[error("{}: the run's folder cannot be made: {source}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// A completed line is no event. The lines before it are fine.
     #[error("{}:{line}: not an event: {reason}", path.display())]
     DamagedLine {
@@ -37,7 +45,7 @@ pub enum RecordError {
     #[error("an event has no JSON form: {0}")]
     Unwritable(#[source] serde_json::Error),
     /// There is no `run` event, so nothing says what the numbers belong to.
-    #[error("{}: no `run` event; it is the first line a launcher writes", path.display())]
+    #[error("{}: no `run` event; it is the first line of a run's record", path.display())]
     NoRun {
         /// The file concerned.
         path: PathBuf,

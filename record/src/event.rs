@@ -141,6 +141,9 @@ pub struct Run {
     /// The step of the checkpoint that the run goes on from, if it does. All other figures count from there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<Step>,
+    /// What the servers know this beginning of the job by, where a worker has written this line: no launcher has.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub founding: String,
     /// Nothing ran but a simulation (`paraft simulate`): all times are simulated, and `wall` counts from its begin.
     #[serde(default, skip_serializing_if = "is_false")]
     pub simulated: bool,

@@ -14,6 +14,7 @@
 // A test that unwraps fails with the place and the value; that is what it should do.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod begin;
 pub mod comparison;
 mod crc32c;
 pub mod curve;

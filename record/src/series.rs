@@ -122,7 +122,7 @@ impl Series {
             Event::Eval(e) if self.evaluated.insert((e.epoch, e.is_final)) => {
                 let now = self.now(e.wall);
                 let trained = self.trained();
-                let step = if trained > 0 { self.first_step + trained } else { e.samples };
+                let step = self.first_step + if trained > 0 { trained } else { e.samples };
                 // The final weights are often those of the last epoch's end.
                 let same = |(at, loss): (u64, f64)| at == step && loss.to_bits() == e.loss.to_bits();
                 if !self.last_eval.is_some_and(same) {
@@ -310,7 +310,10 @@ mod tests {
             resumed_step: Some(Step(50)),
             ..Run::default()
         });
-        let points = of(&[resumed, line(0, 101.0, 30, 1.0)]);
+        // The servers still know the checkpoint's evaluation, which is said before anybody has trained.
+        let known = Event::Eval(Eval { wall: 100.5, epoch: 1, samples: 7, loss: 0.5, ..Eval::default() });
+        let points = of(&[resumed, known, line(0, 101.0, 30, 1.0)]);
+        assert_eq!(numbers(&points, "eval/loss"), [(1007, 0.5)]);
         assert_eq!(numbers(&points, "train/loss"), [(1030, 1.0)]);
     }
 

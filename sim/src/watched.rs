@@ -174,6 +174,8 @@ fn status(host: &Host, lead: Option<(usize, u64)>) -> ShardStatus {
         pushes_lost: m.pushes_lost,
         duplicates: m.duplicates,
         refused: c.refused.load(Relaxed),
+        redirected: c.redirected.load(Relaxed),
+        leads: c.leads.load(Relaxed),
         bytes_pushed: m.bytes_pushed,
         bytes_pulled: c.bytes_pulled.load(Relaxed),
         loss_sum: progress.losses.0,

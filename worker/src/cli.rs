@@ -13,6 +13,7 @@ use clap::{Args, Parser, builder::FalseyValueParser};
 use paraft_common::group::MAX_RANKS;
 use paraft_data::Split;
 use paraft_models::{Keep, Layer, Model};
+use paraft_record::begin::make_folder;
 use paraft_tls::{
     Access,
     access::{self, As},
@@ -48,7 +49,7 @@ pub struct WorkerArgs {
     /// On what to compute: auto, cpu, cuda (the GPU of this worker's turn on its host) or cuda:N. Default: train.device.
     #[arg(long, env = "PARAFT_DEVICE")]
     pub device: Option<DeviceConfig>,
-    /// Where metrics.jsonl goes. Default: nothing is written.
+    /// Where metrics.jsonl goes; made where there is none. Default: nothing is written.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
     /// Go on from a checkpoint: its folder, a folder of checkpoints or a run's folder (then its latest). Without a
@@ -214,10 +215,9 @@ fn prepare(args: &WorkerArgs, interrupt: Arc<AtomicBool>) -> Result<(Job, Worker
         let why = "no servers are named; give --servers host:port,... or cluster.addresses in the job file";
         return Err((why.into(), exit::USAGE));
     }
-    // A run's folder that is missing is told by its own name, below.
-    if args.run_dir.as_deref().is_none_or(std::path::Path::is_dir) {
-        checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(|e| (e.to_string(), e.exit_code()))?;
-    }
+    // Before the checkpoints' folder, which may lie in it: what is wrong with it is told by its own name.
+    args.run_dir.as_deref().map_or(Ok(()), make_folder).map_err(|e| (e.to_string(), exit::IO))?;
+    checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(|e| (e.to_string(), e.exit_code()))?;
     let options = WorkerOptions {
         rank: args.rank,
         servers,

@@ -40,6 +40,7 @@ pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError, Stages};
+pub use recorder::described;
 pub use worker::{
     ErrorKind, Landing, Minibatch, OpenRun, OptimizerState, Run, Setup, Turn, Went, WorkerError,
     WorkerOptions, WorkerReport, run,

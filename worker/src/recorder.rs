@@ -1,8 +1,8 @@
 //! What a worker leaves behind: lines of `metrics.jsonl`, and numbers for Prometheus.
 
-use crate::metrics::Gauges;
+use crate::{WorkerError, job::Job, metrics::Gauges};
 use paraft_common::{Step, WorkerId};
-use paraft_record::{Event, Follow, MetricsWriter, RecordError, event};
+use paraft_record::{Event, Follow, METRICS_FILE, MetricsWriter, RecordError, begin, event};
 use std::{
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -15,6 +15,58 @@ const LINE_INTERVAL: Duration = Duration::from_millis(50);
 /// Unix time in seconds.
 pub fn wall() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// The first line of a run's record, of `parameters` trained values and `budget` samples, which goes on from step `resumed`.
+pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>) -> event::Run {
+    let t = &job.train;
+    let run = event::Run {
+        wall: wall(),
+        name: job.name.clone(),
+        mode: t.mode.to_string(),
+        model: job.model.as_ref().map_or("custom", |m| m.name()).to_string(),
+        data: job.data.as_ref().map_or("custom", |d| d.name()).to_string(),
+        workers: t.workers,
+        servers: job.servers(),
+        shards: job.shards(),
+        replicas: job.cluster.replicas,
+        batch: t.batch as u64 * u64::from(t.group_size),
+        seed: job.seed,
+        epochs: t.epochs,
+        parameters,
+        // A short last minibatch (drop_last = false) makes it a little less.
+        samples_budget: budget,
+        optimizer: job.optimizer.kind().to_string(),
+        algorithm: job.algorithm.kind().to_string(),
+        encoding: t.encoding.to_string(),
+        round: job.round.kind().to_string(),
+        lr: job.optimizer.lr(),
+        target_accuracy: job.eval.target_accuracy,
+        resumed_step: resumed,
+        founding: String::new(),
+        simulated: false,
+    };
+    match job.cluster.script.is_empty() {
+        true => run,
+        // Those of the job file are the defaults of a worker that is ours.
+        false => event::Run {
+            model: event::SCRIPT.into(),
+            data: event::SCRIPT.into(),
+            optimizer: event::SCRIPT.into(),
+            batch: 0,
+            epochs: 0,
+            lr: 0.0,
+            ..run
+        },
+    }
+}
+
+/// Makes the run's folder, and sees whether a record can be written there: before the servers hear of this worker, since that is no
+/// reason to wait for them.
+pub fn try_out(run_dir: Option<&Path>) -> Result<(), RecordError> {
+    let Some(dir) = run_dir else { return Ok(()) };
+    begin::make_folder(dir)?;
+    MetricsWriter::append(dir.join(METRICS_FILE)).map(drop)
 }
 
 pub struct Recorder {
@@ -44,8 +96,18 @@ pub struct Progress {
 }
 
 impl Recorder {
-    pub fn new(worker: WorkerId, run_dir: Option<&Path>, gauges: Arc<Gauges>) -> Result<Self, RecordError> {
-        let file = run_dir.map(|d| MetricsWriter::append(d.join(paraft_record::METRICS_FILE))).transpose()?;
+    /// Of a worker that has joined: `run` is what it knows of the job, which the servers know by `founding`.
+    pub fn new(
+        worker: WorkerId,
+        run_dir: Option<&Path>,
+        gauges: Arc<Gauges>,
+        run: event::Run,
+        founding: u64,
+    ) -> Result<Self, WorkerError> {
+        // 0: a rank of stages that has nothing to do with the first shard hears of none.
+        let founding = if founding == 0 { String::new() } else { format!("{founding:016x}") };
+        let run = event::Run { founding, ..run };
+        let file = run_dir.map(|d| begin::join(d, &run)).transpose()?;
         let say = |e: &RecordError| tracing::warn!(why = %e, "no more event files for TensorBoard");
         let follow = run_dir.map(|d| Follow::beside(d, say));
         Ok(Self {

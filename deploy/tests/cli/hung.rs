@@ -121,7 +121,7 @@ fn a_leader_that_lives_and_is_slow_is_asked_about_and_not_left() {
     let acks = first.client.acks();
     let refused = || {
         let followers = first_shard(&fleet).into_iter().filter(|(_, shard)| shard["role"] == "follower");
-        followers.filter_map(|(_, shard)| shard["refused"].as_u64()).sum::<u64>()
+        followers.filter_map(|(_, shard)| shard["redirected"].as_u64()).sum::<u64>()
     };
     let leads = leader(&fleet);
     std::thread::scope(|s| {

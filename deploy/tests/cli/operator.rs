@@ -258,6 +258,94 @@ fn resume_takes_the_newest_run_that_has_a_whole_checkpoint_and_names_the_newer_o
     );
 }
 
+/// The points of the lines `train/loss` that TensorBoard would show, which are the record's.
+fn losses(run: &Path) -> Vec<u64> {
+    let points = paraft_record::follow::points(run).expect("a record");
+    points.iter().filter(|p| p.tag == "train/loss").map(|p| p.step).collect()
+}
+
+#[test]
+fn workers_that_begin_again_at_a_checkpoint_begin_a_new_record_once_and_one_that_comes_back_does_not() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let run = scratch.path().join("runs/by-hand");
+    let base = digits("bsp", 3, 100_000)
+        .replace("[cluster]", "[checkpoint]\nevery_epochs = 5\n[cluster]\ngrace_ms = 1000");
+    let mut fleet = Fleet::start(scratch.path(), Some(&base));
+    let start = |fleet: &Fleet, rank, more: &[&str]| {
+        Held(fleet.worker(rank, &run).args(more).stderr(Stdio::null()).spawn().expect("worker"))
+    };
+    let records = || {
+        let names = fs::read_dir(&run).expect("the run's folder").flatten().map(|e| e.file_name());
+        let names = names.map(|n| n.to_string_lossy().into_owned());
+        names.filter(|n| n.starts_with("metrics.")).collect::<BTreeSet<_>>()
+    };
+    let trained = |worker: u32| {
+        let of = |e: &&Value| e["event"] == "train" && e["worker"] == worker;
+        Launcher::metrics_in(&run).iter().filter(of).count()
+    };
+    let more_of = |workers: &[u32]| {
+        let before: Vec<_> = workers.iter().map(|w| trained(*w)).collect();
+        wait("all to train", || {
+            let now: Vec<_> = workers.iter().map(|w| trained(*w)).collect();
+            match before.iter().zip(&now).all(|(before, now)| now > before) {
+                true => Ok(()),
+                false => Err(format!("{now:?}")),
+            }
+        });
+    };
+    let first: Vec<_> = (0..2).map(|rank| start(&fleet, rank, &[])).collect();
+    let whole_ones = || {
+        let all = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten().map(|e| e.path());
+        all.filter(|p| p.join("checkpoint.json").exists()).max()
+    };
+    wait("a checkpoint", || whole_ones().ok_or_else(String::new));
+    more_of(&[0, 1]);
+    drop(first);
+    (0..3).for_each(|id| fleet.kill(id));
+    let whole = fs::read(run.join("metrics.jsonl")).expect("the record of the first try");
+    // Who comes back names the one that the job began with.
+    let checkpoint = scratch.path().join("checkpoint");
+    fs::rename(whole_ones().expect("a checkpoint"), &checkpoint).expect("moved");
+    let resume = ["--resume", checkpoint.to_str().expect("utf-8")];
+
+    (0..3).for_each(|id| {
+        fs::remove_dir_all(fleet.data(id)).expect("its folder");
+        fleet.serve(id);
+    });
+    let (_zero, one) = (start(&fleet, 0, &resume), start(&fleet, 1, &resume));
+    wait("a new record", || match records() {
+        two if two.len() == 2 && trained(0) > 0 && trained(1) > 0 => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    let kept = fs::read(run.join("metrics.1.jsonl")).expect("the first try's");
+    assert!(kept == whole, "as it was when its last process ended");
+    let lines = Launcher::metrics_in(&run);
+    assert_eq!(lines.iter().filter(|e| e["event"] == "run").count(), 1, "one of the two has begun it");
+    let begun = lines[0]["resumed_step"].as_u64().expect("the first line says from where");
+    let (at, points) = (begun * 2 * 16, losses(&run));
+    assert!(begun > 0 && points.iter().all(|step| *step > at), "{at}: {points:?}");
+
+    drop(one);
+    let _one = start(&fleet, 1, &resume);
+    more_of(&[0, 1]);
+    assert_eq!(records().len(), 2, "who comes back goes on in it");
+    assert_eq!(Launcher::metrics_in(&run)[0]["resumed_step"], begun);
+}
+
+#[test]
+fn a_worker_says_which_folder_it_cannot_make() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let job = small(scratch.path(), "");
+    fs::write(scratch.path().join("file"), "").expect("a file");
+    let run = scratch.path().join("file/run");
+    let mut worker = paraft();
+    worker.arg("worker").arg(&job).args(["--rank", "0", "--servers", "127.0.0.1:1", "--run-dir"]).arg(&run);
+    let out = worker.output().expect("paraft starts");
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(74), "{err}");
+    contains(&err, &["file/run: the run's folder cannot be made", "Not a directory"]);
+}
+
 /// Of a job whose leases last for a minute.
 #[test]
 fn a_worker_that_gets_sigterm_gives_its_lease_back_and_ends_with_143() {

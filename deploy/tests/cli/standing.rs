@@ -4,14 +4,14 @@ use crate::common::*;
 use serde_json::json;
 
 /// Three servers, on free ports.
-struct Standing {
+pub struct Standing {
     addresses: Vec<String>,
     folder: PathBuf,
-    servers: Vec<Option<Process>>,
+    pub servers: Vec<Option<Process>>,
 }
 
 impl Standing {
-    fn start(folder: &Path) -> Self {
+    pub fn start(folder: &Path) -> Self {
         let addresses = free_addresses(3);
         let out =
             paraft().args(["certs", "new", "certs"]).current_dir(folder).output().expect("paraft starts");
@@ -42,7 +42,7 @@ impl Standing {
     }
 
     /// One address is enough.
-    fn any(&self) -> &str {
+    pub fn any(&self) -> &str {
         &self.addresses[2]
     }
 
@@ -54,7 +54,7 @@ impl Standing {
         (out.status.code(), text(&out.stdout) + &text(&out.stderr))
     }
 
-    fn done(&self, args: &[&str]) -> String {
+    pub fn done(&self, args: &[&str]) -> String {
         let (code, said) = self.say(args);
         assert_eq!(code, Some(0), "{args:?}: {said}");
         said
@@ -122,7 +122,12 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_s
     });
     contains(&fleet.done(&["logs", "t-2", "--of", fleet.any()]), &["worker-0.log", "connected"]);
     assert!(fleet.data(0).join("shard-1-0").is_dir(), "job 1's first shard, on its disk");
-    let said = fleet.done(&["status", "t-2", "--of", fleet.any()]);
+    // A leader that has just been elected may not be seen yet.
+    let said =
+        wait("all of its leaders to be seen", || match fleet.say(&["status", "t-2", "--of", fleet.any()]) {
+            (Some(0), said) => Ok(said),
+            (_, said) => Err(said),
+        });
     contains(&said, &["job t-2", "running", "1.0", "1.1", "runs/t-2", "w0("]);
     assert!(!said.contains("job t "), "of the other job nothing: {said}");
     let one: Value = serde_json::from_str(&fleet.done(&["status", "t-2", "--of", fleet.any(), "--json"]))

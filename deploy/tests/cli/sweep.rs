@@ -1,6 +1,6 @@
 //! `paraft sweep`: many trials on one fleet, killed and gone on with.
 
-use crate::common::*;
+use crate::{common::*, standing::Standing};
 use std::io::BufRead;
 
 const SPACE: &str = "metric = \"accuracy\"\n[space]\n\"optimizer.lr\" = [0.003, 0.03, 0.1, 0.3, 1.0]\n\
@@ -119,6 +119,108 @@ fn a_sweep_comes_to_the_same_when_trials_a_server_and_the_sweep_itself_are_kille
         Some(most),
         "from the start it comes to what the best trial came to"
     );
+}
+
+/// A sweep of a few trials on a fleet that stands, with its words in `said`.
+fn sweep_to(scratch: &Path, fleet: &Standing, epochs: u64) -> Command {
+    let file = job(scratch, &digits("asp", 3, epochs).replace("batch", "workers = 1\nbatch"));
+    fs::write(scratch.join("two.toml"), "metric = \"accuracy\"\n[space]\n\"optimizer.lr\" = [0.05, 0.1]\n")
+        .expect("space");
+    let mut c = paraft();
+    c.env("PARAFT_CERTS", scratch.join("certs")).current_dir(scratch).arg("sweep").arg(file).args([
+        "--space",
+        "two.toml",
+        "--search",
+        "grid",
+        "--parallel",
+        "1",
+        "--json",
+        "--run-dir",
+    ]);
+    c.arg(scratch.join("swept"))
+        .arg("--to")
+        .arg(fleet.any())
+        .stderr(fs::File::create(scratch.join("said")).expect("file"))
+        .stdout(Stdio::piped());
+    c
+}
+
+/// The jobs that servers still hold, as name and number.
+fn held(fleet: &Standing) -> Vec<(String, u64)> {
+    let said: Value = serde_json::from_str(&fleet.done(&["jobs", fleet.any(), "--json"])).expect("an object");
+    let jobs = said["jobs"].as_array().expect("a list").iter().filter(|j| j["released"] == false);
+    jobs.map(|j| (j["job"].as_str().unwrap_or_default().into(), j["number"].as_u64().unwrap_or(0))).collect()
+}
+
+#[test]
+fn what_a_killed_sweep_has_left_on_a_fleet_is_deleted_when_it_goes_on_and_nobody_elses_job_is() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let dir = scratch.path();
+    let fleet = Standing::start(dir);
+    let mut killed = sweep_to(dir, &fleet, 60);
+    // It has the name that the trials would have, and waits for nobody.
+    let theirs = dir.join("job.toml");
+    fleet.done(&[
+        "train",
+        theirs.to_str().expect("utf-8"),
+        "--to",
+        fleet.any(),
+        "--keep",
+        "forever",
+        "--set",
+        "train.epochs=1",
+    ]);
+    let mut child = killed.spawn().expect("paraft starts");
+    let known = dir.join("swept/trial-0000/epochs-60/on-fleet.json");
+    wait("a trial to train", || match held(&fleet) {
+        jobs if jobs.iter().any(|j| j.0 == "t-2") => Ok(()),
+        jobs => Err(format!("{jobs:?}; {:?}", fs::read_to_string(dir.join("said")))),
+    });
+    child.kill().expect("it runs");
+    child.wait().expect("it has ended");
+    wait("nobody to be left", || match processes(&dir.join("swept")) {
+        none if none.is_empty() => Ok(()),
+        some => Err(format!("{some:?}")),
+    });
+    assert_eq!(held(&fleet).len(), 2, "nobody was left to delete it");
+    // A folder may be wrong about a name, which another's job has by now.
+    let mut left: Value = serde_json::from_slice(&fs::read(&known).expect("it knows")).expect("an object");
+    (left["name"], left["token"]) = ("t".into(), 7.into());
+    let other = dir.join("swept/trial-0001/epochs-60");
+    fs::create_dir_all(&other).expect("a folder");
+    fs::write(other.join("on-fleet.json"), left.to_string()).expect("a file");
+    let out = sweep_to(dir, &fleet, 60).output().expect("paraft starts");
+    let said = fs::read_to_string(dir.join("said")).expect("said");
+    assert!(out.status.success(), "{said}");
+    contains(&said, &["job t-2, which an earlier try had left on the fleet, is deleted there"]);
+    let now = held(&fleet);
+    assert_eq!(now.iter().map(|j| j.0.as_str()).collect::<Vec<_>>(), ["t"], "{now:?}");
+    assert!(!known.exists() && !other.join("on-fleet.json").exists(), "nothing is left to be deleted");
+}
+
+#[test]
+fn a_fleet_that_is_not_reached_for_a_while_ends_no_sweep() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let dir = scratch.path();
+    let fleet = Standing::start(dir);
+    let all = |signal| {
+        for server in fleet.servers.iter().flatten() {
+            kill(server.pid(), signal).expect("it is there");
+        }
+    };
+    all(Signal::SIGSTOP);
+    let child = sweep_to(dir, &fleet, 1).spawn().expect("paraft starts");
+    let said = || fs::read_to_string(dir.join("said")).unwrap_or_default();
+    wait("a try that comes to nothing", || match said() {
+        said if said.contains("; try 1 of 3") => Ok(()),
+        said => Err(said),
+    });
+    all(Signal::SIGCONT);
+    let out = child.wait_with_output().expect("it has ended");
+    assert!(out.status.success(), "{}", said());
+    let (trials, best) = results(&text(&out.stdout));
+    assert!(trials.len() == 2 && trials.values().all(Value::is_number) && best.is_some(), "{trials:?}");
+    assert_eq!(held(&fleet), [], "nor does it leave anything there");
 }
 
 #[test]

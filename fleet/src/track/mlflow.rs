@@ -90,6 +90,8 @@ pub struct About {
     pub params: Vec<(String, String)>,
     /// What else is known of it.
     pub tags: Vec<(String, String)>,
+    /// Earlier tries, by their ids, and when each was heard of last: what still runs there of them has failed.
+    pub earlier: Vec<(String, f64)>,
 }
 
 const ID: &str = "paraft.id";
@@ -129,19 +131,17 @@ impl Client {
     /// The run's id there; made where there is none yet, and running from now on. Each of its requests may take `most`.
     pub fn begin(&self, about: &About, most: Duration) -> Result<String, Wrong> {
         let experiment = self.experiment(&about.experiment, most)?;
+        for (id, at) in &about.earlier {
+            if let Some((id, status)) = self.find(&experiment, id, most)?
+                && status == Status::Running.name()
+            {
+                self.update(&id, Status::Failed, Some(*at), most)?;
+            }
+        }
         // A request whose answer was lost has made it: looked for before it is made.
-        let found = self.post(
-            "runs/search",
-            &json!({
-                "experiment_ids": [experiment],
-                "filter": format!("tags.`{ID}` = '{}'", about.id),
-                "max_results": 1,
-            }),
-            most,
-        )?;
-        if let Some(id) = found["runs"][0]["info"]["run_id"].as_str() {
-            self.update(id, Status::Running, None, most)?;
-            return Ok(id.to_string());
+        if let Some((id, _)) = self.find(&experiment, &about.id, most)? {
+            self.update(&id, Status::Running, None, most)?;
+            return Ok(id);
         }
         let id = (ID.to_string(), about.id.clone());
         let made = self.post(
@@ -156,6 +156,22 @@ impl Client {
         )?;
         let id = made["run"]["info"]["run_id"].as_str();
         id.map(str::to_string).ok_or_else(|| Wrong::Refused(self.of("runs/create", "no run in its answer")))
+    }
+
+    /// A run by what it was made with: its id there, and the word for how it stands.
+    fn find(&self, experiment: &str, id: &str, most: Duration) -> Result<Option<(String, String)>, Wrong> {
+        let found = self.post(
+            "runs/search",
+            &json!({
+                "experiment_ids": [experiment],
+                "filter": format!("tags.`{ID}` = '{id}'"),
+                "max_results": 1,
+            }),
+            most,
+        )?;
+        let info = &found["runs"][0]["info"];
+        let word = |key: &str| info[key].as_str().map(str::to_string);
+        Ok(word("run_id").map(|id| (id, word("status").unwrap_or_default())))
     }
 
     fn experiment(&self, name: &str, most: Duration) -> Result<String, Wrong> {
@@ -194,6 +210,11 @@ impl Client {
         let all = params.chunks(PARAMS);
         all.map(|some| json!({ "run_id": run, "params": pairs(some) }))
             .try_for_each(|body| self.post("runs/log-batch", &body, most).map(drop))
+    }
+
+    /// Says one thing more of the run, or another than it had.
+    pub fn tag(&self, run: &str, key: &str, value: &str, most: Duration) -> Result<(), Wrong> {
+        self.post("runs/set-tag", &json!({ "run_id": run, "key": key, "value": value }), most).map(drop)
     }
 
     /// Some numbers of the run, 1000 at most: how many of them went.

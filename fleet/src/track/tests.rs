@@ -116,8 +116,14 @@ fn serve(
                 let id = b["tags"].as_array().into_iter().flatten().find(|t| t["key"] == "paraft.id");
                 p == "runs/create" && id.is_some_and(|t| wanted.contains(t["value"].as_str().unwrap_or("?")))
             });
-            let runs: Vec<_> =
-                made.iter().map(|n| json!({ "info": { "run_id": format!("run-{n}") } })).collect();
+            let run = |n: &usize| {
+                let id = format!("run-{n}");
+                let seen = seen.lock();
+                let mut updates = seen.iter().filter(|(p, b)| p == "runs/update" && b["run_id"] == id);
+                let status = updates.next_back().map_or(json!("RUNNING"), |(_, b)| b["status"].clone());
+                json!({ "info": { "run_id": id, "status": status } })
+            };
+            let runs: Vec<_> = made.iter().map(run).collect();
             (200, json!({ "runs": runs }).to_string())
         }
         (_, "runs/create") => (
@@ -152,7 +158,7 @@ fn about() -> About {
         id: "abc".into(),
         began: 1.0,
         params,
-        tags: vec![],
+        ..About::default()
     }
 }
 
@@ -303,15 +309,19 @@ fn a_record_that_is_followed_is_in_mlflow_and_sent_again_it_is_the_same_run() {
     assert_eq!(server.bodies("runs/create").len(), 1);
 }
 
+fn best() -> Best {
+    Best { key: "eval/accuracy", value: 0.75, wall: 1020.0, set: vec!["optimizer.lr=0.1".into()] }
+}
+
 #[test]
 fn trials_lie_below_their_sweep_and_do_not_wait_for_what_is_sent() {
     let server = Server::start(Mood::Answers);
     let (dir, job, run) = folder(&server.url);
-    let sweep = Sweep::new(&job, Path::new("/tmp/runs/d-sweep-1"), "what").expect("it is tracked");
+    let sweep = Sweep::new(&job, Path::new("/tmp/runs/d-sweep-1"), "what", 1.0).expect("it is tracked");
     let tracked = Tracked::new(dir.path(), &job, &run, Some(sweep.clone()));
     write(dir.path(), 10);
     drop(tracked);
-    sweep.end(Status::Finished, Some(("eval/accuracy", 0.75, &["optimizer.lr=0.1".to_string()])));
+    sweep.end(Status::Finished, Some(&best()));
     let made = server.bodies("runs/create");
     assert_eq!(made.len(), 2);
     assert_eq!(made[0]["run_name"], "d-sweep-1");
@@ -324,4 +334,103 @@ fn trials_lie_below_their_sweep_and_do_not_wait_for_what_is_sent() {
         ends.last().map(|b| (&b["run_id"], &b["status"])),
         Some((&parent.unwrap_or_default(), &json!("FINISHED")))
     );
+}
+
+/// What has come of each run that was made: its name, its parent, how it stands.
+fn runs(server: &Server) -> Vec<(String, Option<String>, String)> {
+    let seen = server.seen.lock().clone();
+    let made = seen.iter().enumerate().filter(|(_, (path, _))| path == "runs/create");
+    let of = |(n, (_, run)): (usize, &(String, Value))| {
+        let id = format!("run-{n}");
+        let about = |path: &'static str| {
+            seen.iter().filter(move |(p, _)| p == path).map(|(_, b)| b).filter(|b| b["run_id"] == id)
+        };
+        let word = |v: &Value| v.as_str().unwrap_or_default().to_string();
+        let tags = || run["tags"].as_array().into_iter().flatten().chain(about("runs/set-tag"));
+        let tag = |key: &str| tags().rfind(|t| t["key"] == key).map(|t| word(&t["value"]));
+        let name = tag("mlflow.runName").unwrap_or_else(|| word(&run["run_name"]));
+        (name, tag(PARENT), about("runs/update").next_back().map_or("RUNNING".into(), |u| word(&u["status"])))
+    };
+    made.map(of).collect()
+}
+
+#[test]
+fn a_sweep_that_was_sent_in_part_is_there_as_a_whole_when_it_is_sent_later_and_nothing_twice() {
+    let server = Server::start(Mood::Answers);
+    let (dir, job, _) = folder(&server.url);
+    let trials: Vec<_> =
+        ["trial-0000", "trial-0001", "trial-0002"].map(|t| dir.path().join(t).join("epochs-1")).into();
+    let mut firsts = Vec::new();
+    for (n, trial) in trials.iter().enumerate() {
+        std::fs::create_dir_all(trial).expect("a folder");
+        std::fs::copy(dir.path().join(JOB_FILE), trial.join(JOB_FILE)).expect("a file");
+        let run = Event::Run(Run { wall: 1000.0 + n as f64, workers: 1, ..Run::default() });
+        MetricsWriter::append(trial.join(METRICS_FILE)).and_then(|mut w| w.write(&run)).expect("a record");
+        write(trial, 10);
+        firsts.push(run);
+    }
+    let sweep = || Sweep::new(&job, Path::new("/tmp/runs/d-sweep-1"), "what", 1.0).expect("it is tracked");
+    // One trial while it trained, by a sweep that was killed then; another by itself.
+    let live = sweep();
+    drop(Tracked::new(&trials[0], &job, &firsts[0], Some(live)));
+    until("the first trial", || server.bodies("runs/update").len() == 1);
+    send(&trials[1], None, None).expect("sent");
+    let parent = Some(format!(
+        "run-{}",
+        server.seen.lock().iter().position(|(p, _)| p == "runs/create").expect("the sweep's")
+    ));
+    for _twice in 0..2 {
+        let sent = sweep().send(&job, &trials, Status::Finished, 1020.0, Some(&best())).expect("sent");
+        assert_eq!(Some(sent), parent);
+        let trial = |n: usize| (format!("trial-000{n}/epochs-1"), parent.clone(), "FAILED".to_string());
+        let whole = ("d-sweep-1".to_string(), None, "FINISHED".to_string());
+        assert_eq!(runs(&server), [whole, trial(0), trial(1), trial(2)]);
+    }
+    let told = |key: &str| {
+        let of = server
+            .bodies("runs/log-batch")
+            .into_iter()
+            .filter(|b| Some(b["run_id"].as_str()) == Some(parent.as_deref()));
+        of.filter_map(|b| b[key].as_array().cloned()).flatten().collect::<Vec<_>>()
+    };
+    assert_eq!(told("params")[0], json!({ "key": "best.optimizer.lr", "value": "0.1" }));
+    let metrics = told("metrics");
+    assert_eq!(
+        metrics[0],
+        json!({ "key": "eval/accuracy", "value": 0.75, "timestamp": 1_020_000, "step": 0 })
+    );
+    assert!(metrics.iter().all(|m| *m == metrics[0]), "the same point, which is there once");
+}
+
+#[test]
+fn a_run_that_nobody_was_left_to_end_is_ended_by_the_next_in_its_folder_and_one_that_had_ended_stays() {
+    let server = Server::start(Mood::Answers);
+    let (dir, job, run) = folder(&server.url);
+    let aside = |n: u32| {
+        std::fs::rename(dir.path().join(METRICS_FILE), dir.path().join(format!("metrics.{n}.jsonl")))
+            .expect("moved");
+        let run = Event::Run(Run { wall: 2000.0 + f64::from(n), workers: 1, ..Run::default() });
+        MetricsWriter::append(dir.path().join(METRICS_FILE))
+            .and_then(|mut w| w.write(&run))
+            .expect("a record");
+        run
+    };
+    // Ended by the user; then killed.
+    let mut tracked = Tracked::new(dir.path(), &job, &run, None);
+    tracked.status = Status::Killed;
+    drop(tracked);
+    let second = aside(1);
+    let killed = Upload::start(server.client(), super::about(dir.path(), &job, &second), None);
+    until("the second", || server.bodies("runs/create").len() == 2);
+    let third = aside(2);
+    drop(Tracked::new(dir.path(), &job, &third, None));
+    let ends = || runs(&server).into_iter().map(|(.., status)| status).collect::<Vec<_>>();
+    assert_eq!(ends(), ["KILLED", "FAILED", "FAILED"]);
+    let end =
+        server.bodies("runs/update").into_iter().find(|u| u["status"] == "FAILED").expect("the second's");
+    let wrote =
+        std::fs::metadata(dir.path().join("metrics.2.jsonl")).and_then(|m| m.modified()).expect("a time");
+    let wrote = wrote.duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+    assert_eq!(end["end_time"].as_u64().map(u128::from), Some(wrote), "when it was heard of last");
+    drop(killed);
 }

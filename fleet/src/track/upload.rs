@@ -223,7 +223,7 @@ impl Sender {
     fn begin(&self) -> Result<String, Wrong> {
         let mut about = self.about.clone();
         if let Some(sweep) = &self.of {
-            about.tags.push(("mlflow.parentRunId".into(), sweep.run(self.most())?));
+            about.tags.push((super::PARENT.into(), sweep.run(self.most())?));
         }
         let run = self.client.begin(&about, self.most())?;
         match self.client.params(&run, &about.params, self.most()) {

@@ -27,6 +27,73 @@ pub struct Ended {
     pub why: String,
     /// The run's folder, below the sweep's.
     pub dir: String,
+    /// When, in ms of unix time; 0 in files of before it was noted.
+    pub ended_ms: u64,
+}
+
+/// What a log says.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// Its first line: which sweep it is. Null: there is none yet.
+    pub sweep: Value,
+    /// When it began, in ms of unix time, and in which folder: what names it for trackers. Files of before have neither.
+    pub began: Option<(u64, String)>,
+    /// Each trial that has begun on a rung, with its settings, in this order.
+    pub begun: Vec<(usize, usize, Vec<String>)>,
+    pub ended: Vec<Ended>,
+    /// Bytes of its whole lines: a last one that is cut short counts as not written.
+    whole: u64,
+}
+
+impl Said {
+    /// Reads it.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let cannot = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
+        let mut reader = BufReader::new(File::open(path).map_err(cannot)?);
+        let (mut all, mut line) = (Self::default(), String::new());
+        while reader.read_line(&mut line).map_err(cannot)? > 0 && line.ends_with('\n') {
+            let wrong = || {
+                Failure::new(
+                    exit::DATA,
+                    format!("{}: `{}` is no line of a sweep", path.display(), line.trim()),
+                )
+            };
+            let said: Value = serde_json::from_str(&line).map_err(|_| wrong())?;
+            if all.whole == 0 {
+                all.began = said["began_ms"].as_u64().zip(said["dir"].as_str().map(str::to_string));
+                all.sweep = said.get("sweep").cloned().ok_or_else(wrong)?;
+            } else if let Some(begun) = said.get("begin") {
+                let (trial, rung) = of(begun).ok_or_else(wrong)?;
+                let set = begun["set"].as_array().into_iter().flatten();
+                all.begun.push((trial, rung, set.filter_map(|s| s.as_str().map(str::to_string)).collect()));
+            } else if let Some(end) = said.get("end") {
+                all.ended.push(read(end).ok_or_else(wrong)?);
+            } else {
+                return Err(wrong());
+            }
+            all.whole += line.len() as u64;
+            line.clear();
+        }
+        Ok(all)
+    }
+
+    /// Tells a search.
+    pub fn tell(&self, search: &mut Search, score: impl Fn(&Ended) -> Score) {
+        self.begun.iter().for_each(|(trial, rung, _)| search.begin(*trial, *rung));
+        self.ended.iter().for_each(|end| search.ended(end.trial, end.rung, score(end)));
+    }
+
+    /// What names the sweep for trackers, and when it began, in ms of unix time. `dir` is its folder.
+    pub fn id(&self, dir: &Path) -> (String, u64) {
+        match &self.began {
+            // The folder may have another name by now, and another sweep may have had this one.
+            Some((began, dir)) => (format!("{dir}\n{began}\n{}", self.sweep), *began),
+            None => {
+                let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
+                (format!("{}\n{}", dir.display(), self.sweep), paraft_host::clock::unix_ms())
+            }
+        }
+    }
 }
 
 /// The log, open for more.
@@ -34,6 +101,8 @@ pub struct Log {
     file: File,
     /// What had ended when it was opened.
     pub ended: Vec<Ended>,
+    /// For trackers: [`Said::id`].
+    pub id: (String, u64),
 }
 
 impl Log {
@@ -46,50 +115,28 @@ impl Log {
         score: impl Fn(&Ended) -> Score,
     ) -> Result<Self, Failure> {
         let cannot = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(cannot)?;
-        let (mut ended, mut whole, mut first) = (Vec::new(), 0_u64, true);
-        let mut reader = BufReader::new(&file);
-        let mut line = String::new();
-        while reader.read_line(&mut line).map_err(cannot)? > 0 && line.ends_with('\n') {
-            let wrong = || {
-                Failure::new(
-                    exit::DATA,
-                    format!("{}: `{}` is no line of a sweep", path.display(), line.trim()),
-                )
-            };
-            let said: Value = serde_json::from_str(&line).map_err(|_| wrong())?;
-            if first {
-                if said["sweep"] != *sweep {
-                    let keys = sweep.as_object().into_iter().flatten();
-                    let differ: Vec<_> = keys
-                        .filter(|(k, v)| said["sweep"][k.as_str()] != **v)
-                        .map(|(k, _)| k.as_str())
-                        .collect();
-                    return Err(Failure::new(
-                        exit::CONFIG,
-                        format!("{} is of another sweep: {} differs", path.display(), differ.join(", ")),
-                    )
-                    .help("go on with what it was begun with, or choose another --run-dir"));
-                }
-            } else if let Some(begun) = said.get("begin") {
-                let (trial, rung) = of(begun).ok_or_else(wrong)?;
-                search.begin(trial, rung);
-            } else if let Some(end) = said.get("end") {
-                let end = read(end).ok_or_else(wrong)?;
-                search.ended(end.trial, end.rung, score(&end));
-                ended.push(end);
-            } else {
-                return Err(wrong());
-            }
-            whole += line.len() as u64;
-            first = false;
-            line.clear();
+        let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(cannot)?;
+        let mut said = Said::read(path)?;
+        let dir = path.parent().unwrap_or(path);
+        if said.whole > 0 && said.sweep != *sweep {
+            let keys = sweep.as_object().into_iter().flatten();
+            let differ: Vec<_> =
+                keys.filter(|(k, v)| said.sweep[k.as_str()] != **v).map(|(k, _)| k.as_str()).collect();
+            return Err(Failure::new(
+                exit::CONFIG,
+                format!("{} is of another sweep: {} differs", path.display(), differ.join(", ")),
+            )
+            .help("go on with what it was begun with, or choose another --run-dir"));
         }
-        file.set_len(whole).map_err(cannot)?;
-        if first {
-            writeln!(file, "{}", json!({ "sweep": sweep })).map_err(cannot)?;
+        file.set_len(said.whole).map_err(cannot)?;
+        if said.whole == 0 {
+            let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf()).display().to_string();
+            let began = paraft_host::clock::unix_ms();
+            writeln!(file, "{}", json!({ "sweep": sweep, "began_ms": began, "dir": dir })).map_err(cannot)?;
+            (said.sweep, said.began) = (sweep.clone(), Some((began, dir)));
         }
-        Ok(Self { file, ended })
+        said.tell(search, score);
+        Ok(Self { file, id: said.id(dir), ended: said.ended })
     }
 
     pub fn begin(&mut self, trial: usize, rung: usize, set: &[String]) -> Result<(), Failure> {
@@ -99,7 +146,7 @@ impl Log {
     pub fn end(&mut self, e: &Ended) -> Result<(), Failure> {
         self.write(&json!({ "end": {
             "trial": e.trial, "rung": e.rung, "value": e.value, "seconds": e.seconds, "start_seconds": e.start_seconds,
-            "tries": e.tries, "why": e.why, "dir": e.dir,
+            "tries": e.tries, "why": e.why, "dir": e.dir, "ended_ms": e.ended_ms,
         } }))?;
         self.ended.push(e.clone());
         Ok(())
@@ -131,6 +178,7 @@ fn read(said: &Value) -> Option<Ended> {
         tries: said["tries"].as_u64()? as u32,
         why: said["why"].as_str()?.into(),
         dir: said["dir"].as_str()?.into(),
+        ended_ms: said["ended_ms"].as_u64().unwrap_or(0),
     })
 }
 
@@ -143,7 +191,17 @@ mod tests {
 
     fn ended(trial: usize, value: Option<f64>) -> Ended {
         let (why, dir) = (String::new(), format!("trial-{trial}"));
-        Ended { trial, rung: 0, value, seconds: 1.5, start_seconds: Some(0.1), tries: 1, why, dir }
+        Ended {
+            trial,
+            rung: 0,
+            value,
+            seconds: 1.5,
+            start_seconds: Some(0.1),
+            tries: 1,
+            why,
+            dir,
+            ended_ms: 5,
+        }
     }
 
     #[test]

@@ -197,6 +197,8 @@ fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
         pushes: m.pushes,
         duplicates: m.duplicates,
         refused: c.refused.load(Relaxed),
+        redirected: c.redirected.load(Relaxed),
+        leads: c.leads.load(Relaxed),
         pulls: c.pulls.load(Relaxed),
         pulls_waited: c.pulls_waited.load(Relaxed),
         not_modified: c.not_modified.load(Relaxed),

@@ -189,6 +189,37 @@ fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
     Ok((leaders.terms(), took))
 }
 
+/// Its streams are well; nothing that is pushed on them can be taken.
+#[test]
+fn who_pushes_to_a_leader_that_has_lost_its_majority_is_sent_away_and_gives_up() -> Result<()> {
+    let durability = Durability::QuorumDisk;
+    let mut fleet = fleet(FleetOptions { shards: 1, durability, ..Default::default() })?;
+    let ledger = Ledger { durability, ..Ledger::new(Mode::Asp, 1, 4) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    page.step()?;
+    let (leads, status) = fleet.leader(ShardId(0));
+    assert!(status.leads, "{status:?}");
+    let others: Vec<u32> = fleet.alive().into_iter().filter(|id| *id != leads).collect();
+    others.iter().for_each(|id| fleet.kill(*id));
+    let gives_up = page.step().err().map(|e| e.to_string());
+    assert!(gives_up.as_ref().is_some_and(|e| e.contains("no leader was reached")), "{gives_up:?}");
+    let shard = || fleet.status(leads, false).ok().and_then(|s| s.shards.into_iter().next());
+    let says = shard().context("its status")?;
+    assert!(!says.leads, "{says:?}");
+    // With a majority it serves again, and what nobody knew the end of is in once.
+    others.iter().try_for_each(|id| fleet.restart_server(*id))?;
+    fleet.whole()?;
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    while page.done.0 < 4 {
+        page.step()?;
+    }
+    let tally = ledger.read(&page.finish()?, |_, _, _| Fate::Acknowledged);
+    ensure!(tally.lost + tally.doubled + tally.damaged == 0, "{tally:?}");
+    Ok(())
+}
+
 #[test]
 fn connections_that_are_reset_are_no_evidence() -> Result<()> {
     let (terms, took) = under_false_evidence(false)?;

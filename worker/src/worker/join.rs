@@ -9,7 +9,7 @@ use crate::{
     checkpoints::{self, Author, Checkpoints},
     job::Job,
     metrics::Gauges,
-    recorder::Recorder,
+    recorder::{self, Recorder},
     start,
 };
 use paraft_client::{Client, ClientOptions, HANDOVER};
@@ -61,18 +61,22 @@ pub(super) fn join(
     if let Some(state) = state.filter(|_| init.is_some() && beginning.start.is_none()) {
         state.bring(&server_job, &layout, &mut beginning.initial)?;
     }
+    // All workers of a job have the same beginning, whoever's the servers took.
+    let (budget, resumed) =
+        (plan.budget(job, beginning.start.as_ref()), resume.map(|_| Step(beginning.step())));
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
     let stages = staged.as_ref().map(|s| s.here.clone());
     let client = ClientOptions { stages, ..client_options(job, options, server_job, leads) };
     let worker = client.worker;
-    // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
-    let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
+    recorder::try_out(options.run_dir.as_deref())?;
     let author = Author::new(job, plan, layout.tensors(), &client, note);
     let checkpoints = Checkpoints::start(job, options.run_dir.as_deref(), plan, author.clone())?;
     // Who leads a group is told by its ranks when to end.
     let interrupt = (!leads).then(|| options.interrupt.clone());
     let (mut client, mut start) = Client::join_until(client, beginning.initial, interrupt)?;
+    let run = recorder::described(job, layout.params_len() as u64, budget, resumed);
+    let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone(), run, client.founding())?;
     if let Some(staged) = staged {
         let joined = start;
         start = (staged.meet)(start)?;

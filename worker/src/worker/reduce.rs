@@ -22,7 +22,7 @@ use crate::{
     engine::{Engine, Stepped},
     group::Ranks,
     local::Local,
-    recorder::{Progress, Recorder, wall},
+    recorder::{self, Progress, Recorder, wall},
     start,
 };
 use paraft_checkpoint::{Checkpoint, Folder, MODEL_FILE, State, weights};
@@ -108,9 +108,10 @@ impl<'a> Lead<'a> {
         };
         let begun = Step(begin.step());
         let mut server_job = job.server_job_on(tensors, &data.digest);
+        let budget = data.plan.budget(job, begin.start.as_ref());
         server_job.start = begin.start;
         let client = client_options(job, options, server_job, true);
-        let recorder = Recorder::new(client.worker, options.run_dir.as_deref(), data.gauges.clone())?;
+        recorder::try_out(options.run_dir.as_deref())?;
         let checkpoints = Checkpoints::start(
             job,
             options.run_dir.as_deref(),
@@ -118,6 +119,10 @@ impl<'a> Lead<'a> {
             Author::new(job, &data.plan, layout.tensors(), &client, String::new()),
         )?;
         let (client, _) = Client::join_from(client, begin.initial)?;
+        let resumed = options.resume.as_ref().map(|_| begun);
+        let run = recorder::described(job, layout.params_len() as u64, budget, resumed);
+        let (worker, founding) = (client.worker(), client.founding());
+        let recorder = Recorder::new(worker, options.run_dir.as_deref(), data.gauges.clone(), run, founding)?;
         data.gauges.stages(client.stages().clone());
         let lead = Self {
             job,

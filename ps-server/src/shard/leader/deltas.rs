@@ -23,19 +23,13 @@ use crate::shard::{
 };
 use paraft_common::{WorkerId, config::ServerJob};
 use paraft_trace::Moment;
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Instant};
 
 /// A delta is due after this many bytes of pushes in any case.
 const DELTA_BYTES: u64 = 64 << 20;
 /// Parts of a delta that are proposed and not yet committed: as many MiB wait in openraft's queue, which counts entries
 /// and not bytes, and other commands get their turn between them.
 const MAX_PARTS: usize = 16;
-/// A delta of which nothing is committed for this long has no majority behind it. The leader begins again: that sends its
-/// workers to look for another, which may lead without its knowing.
-const STALLED: Duration = Duration::from_secs(5);
 
 /// What a leader knows of deltas. Dropped with the leadership.
 #[derive(Default)]
@@ -43,8 +37,6 @@ pub struct Deltas {
     working: Working,
     /// Parts proposed and not yet applied.
     parts: usize,
-    /// When the delta under way was begun or a part of it was last applied.
-    moved: Option<Instant>,
     /// When the delta under way was begun.
     begun: Moment,
     /// Somebody waits for the next delta.
@@ -117,22 +109,12 @@ impl Deltas {
     }
 
     /// When the open window must be written as a delta; `None` where nothing is to be written, or a delta is under way.
-    fn due(&self, job: &ServerJob) -> Option<Instant> {
+    pub fn due(&self, job: &ServerJob) -> Option<Instant> {
         let (since, pushes, bytes) = self.working.open().filter(|_| !self.working.cutting())?;
         // At half the window, so that pushes go on while the delta is on its way.
         let (interval, most) = (job.leader_window.age() / 2, (job.leader_window.pushes / 2).max(1));
         let at_once = self.now_due || !self.behind_next.is_empty() || pushes >= most || bytes >= DELTA_BYTES;
         Some(if at_once { since } else { since + interval })
-    }
-
-    /// When the delta under way has no majority behind it.
-    pub fn stalled(&self) -> Option<Instant> {
-        self.moved.filter(|_| self.working.cutting()).map(|at| at + STALLED)
-    }
-
-    /// When there is something to do though nothing happens.
-    pub fn deadline(&self, job: &ServerJob) -> Option<Instant> {
-        self.due(job).into_iter().chain(self.stalled()).min()
     }
 
     /// Begins a delta, if one is due. `last`: the last that took effect.
@@ -148,7 +130,6 @@ impl Deltas {
         let begins = due && self.working.delta(conf, delta, last, MAX_PART_BYTES);
         if begins {
             self.now_due = false;
-            self.moved = Some(now);
             self.begun = moment;
             self.behind_marker.append(&mut self.behind_next);
         }
@@ -172,9 +153,8 @@ impl Deltas {
     }
 
     /// A part is applied.
-    pub fn part_applied(&mut self, now: Instant) {
+    pub fn part_applied(&mut self) {
         self.parts = self.parts.saturating_sub(1);
-        self.moved = Some(now);
     }
 
     /// A marker is committed and applied.
@@ -194,6 +174,7 @@ mod tests {
         Durability, Encoding, LeaderWindow, Mode, Payload, Seq, SessionId, Step, optim::Gradient,
     };
     use proptest::prelude::*;
+    use std::time::Duration;
 
     const WINDOW: u64 = 4;
 
@@ -284,7 +265,7 @@ mod tests {
                             prop_assert_eq!(shard.apply(&p), crate::shard::Outcome::Done);
                             match p.command {
                                 Command::Delta { .. } => deltas.applied(),
-                                _ => deltas.part_applied(now),
+                                _ => deltas.part_applied(),
                             }
                         }
                         shard.read(|m| deltas.follow(&m.members));
@@ -294,8 +275,8 @@ mod tests {
                 }
                 prop_assert_eq!(deltas.working().is_level(), shard.read(|m| m.pushes) == pushed);
                 prop_assert_eq!(deltas.working().unreplicated(), pushed - shard.read(|m| m.pushes));
-                let deadline = deltas.deadline(&conf.job);
-                prop_assert_eq!(deadline.is_none(), deltas.working().is_level());
+                let working = deltas.working();
+                prop_assert_eq!(deltas.due(&conf.job).is_none(), working.is_level() || working.cutting());
             }
         }
     }

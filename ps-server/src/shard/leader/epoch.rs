@@ -20,6 +20,9 @@ use std::{
 const PAUSE: Duration = Duration::from_millis(20);
 /// A leader that begins again waits so long for a majority before it sends its workers away once more.
 const FENCE: Duration = Duration::from_secs(2);
+/// A leader whose group answers nothing for so long has no majority behind it. It begins again: that sends its workers to look for
+/// another, which may lead without its knowing, and lets them give up where there is none.
+const STALLED: Duration = Duration::from_secs(10);
 /// A group that had nothing to do for so long is put to sleep.
 pub(super) const QUIET: Duration = Duration::from_secs(5);
 
@@ -33,6 +36,8 @@ pub(super) struct Epoch {
     pub phase: Phase,
     /// What the proposals and confirmations under way are for, by number.
     pub asked: BTreeMap<u64, Purpose>,
+    /// When the last of them was answered, or asked where there was no other.
+    pub heard: Instant,
     /// Since when there is nothing to do.
     pub quiet: Option<Instant>,
     pub streams: streams::Streams,
@@ -46,6 +51,13 @@ pub(super) struct Epoch {
     pub tally: tally::Tally,
     pub asks: chunks::Asks,
     pub kept: checkpoint::Kept,
+}
+
+impl Epoch {
+    /// When there is no majority behind it.
+    pub fn stalled(&self) -> Option<Instant> {
+        (!self.asked.is_empty()).then_some(self.heard + STALLED)
+    }
 }
 
 /// How far a leadership has come. Nothing is admitted before everything up to its term's first entry is applied: a push that
@@ -110,6 +122,7 @@ impl Leader {
             broken: false,
             phase,
             asked: BTreeMap::new(),
+            heard: self.now.at,
             quiet: None,
             streams: Default::default(),
             leases: Default::default(),
@@ -135,6 +148,7 @@ impl Leader {
         *self.counters.auto.lock() = None;
         self.counters.staleness.clear();
         self.counters.queued.store(0, Relaxed);
+        self.counters.leads.store(false, Relaxed);
         self.counters.streams.store(0, Relaxed);
         let window = epoch.deltas.working().unreplicated();
         if window > 0 {
@@ -182,6 +196,7 @@ impl Leader {
         let conf = self.shard.configured();
         let Some(e) = &mut self.epoch else { return };
         e.phase = Phase::Leads;
+        self.counters.leads.store(true, Relaxed);
         let members = self.shard.read(|m| m.members.unfinished().map(|(w, _)| w).collect());
         e.leases.begin(members, conf.as_ref().map(|c| &c.job), self.now.at);
         tracing::info!(shard = self.shard.id().0, term = e.term, "leading");
@@ -199,8 +214,11 @@ impl Leader {
 
     pub(super) fn go_on(&mut self, group: &dyn Standing) {
         let now = self.now.at;
-        if self.leading().and_then(|e| e.deltas.stalled()).is_some_and(|at| at <= now) {
-            tracing::warn!(shard = self.shard.id().0, "no majority takes the state delta under way");
+        if self.leading().and_then(|e| e.stalled()).is_some_and(|at| at <= now) {
+            tracing::warn!(
+                shard = self.shard.id().0,
+                "no majority answers; workers are sent away until one does"
+            );
             return self.restart(group);
         }
         if self.epoch.as_ref().is_some_and(|e| e.broken) || self.is_deposed() {

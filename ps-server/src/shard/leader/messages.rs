@@ -307,7 +307,12 @@ pub struct Counters {
     pub pulls_waited: AtomicU64,
     pub bytes_pulled: AtomicU64,
     pub not_modified: AtomicU64,
+    /// Messages, for what they are.
     pub refused: AtomicU64,
+    /// Messages that were sent to the leader, or are to come again.
+    pub redirected: AtomicU64,
+    /// It leads, and serves workers.
+    pub leads: AtomicBool,
     pub max_step_lead: AtomicU64,
     pub streams: AtomicU64,
     /// Payload of entries proposed to the log.

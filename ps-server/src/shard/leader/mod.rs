@@ -68,7 +68,7 @@ use crate::compute::Panicked;
 use effects::{Computed, Work};
 use epoch::{Epoch, Phase, QUIET};
 use paraft_common::{BucketId, SessionId, Step, WorkerId};
-use paraft_proto::Refusal;
+use paraft_proto::{Advice, Refusal};
 use paraft_trace::{Moment, Span, Stage};
 use pending::Push;
 use std::{
@@ -222,12 +222,13 @@ impl Leader {
         }
         let of_job = || {
             let conf = self.shard.configured()?;
-            e.deltas.deadline(&conf.job).into_iter().chain(e.rounds.due(&conf.job.round)).min()
+            e.deltas.due(&conf.job).into_iter().chain(e.rounds.due(&conf.job.round)).min()
         };
         let own = [
             e.leases.deadline(e.streams.any_attached()),
             if e.deltas.working().is_level() && !e.rounds.any_ready() { None } else { of_job() },
             e.quiet.map(|since| since + QUIET),
+            e.stalled(),
         ];
         own.into_iter().flatten().min()
     }
@@ -296,7 +297,11 @@ impl Leader {
     // ---- effects ----
 
     fn number(&mut self, purpose: Purpose) -> Option<u64> {
+        let now = self.now.at;
         let e = self.epoch.as_mut()?;
+        if e.asked.is_empty() {
+            e.heard = now;
+        }
         self.asked += 1;
         self.under_way += 1;
         e.asked.insert(self.asked, purpose);
@@ -369,7 +374,11 @@ impl Leader {
 
     fn refuse(&mut self, conn: ConnId, refusal: impl Into<Refusal>) {
         let refusal = refusal.into();
-        self.counters.refused.fetch_add(1, Relaxed);
+        let count = match refusal.kind.advice() {
+            Advice::Redirect | Advice::Retry => &self.counters.redirected,
+            _ => &self.counters.refused,
+        };
+        count.fetch_add(1, Relaxed);
         let keeps = refusal.seq > 0;
         self.send(conn, Reply::Refused(refusal));
         if !keeps {

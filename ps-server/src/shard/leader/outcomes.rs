@@ -26,7 +26,13 @@ impl Leader {
         number: u64,
         result: Result<Outcome, ProposeError>,
     ) {
-        let Some(purpose) = self.epoch.as_mut().and_then(|e| e.asked.remove(&number)) else { return };
+        let now = self.now.at;
+        let purpose = self.epoch.as_mut().and_then(|e| {
+            let purpose = e.asked.remove(&number)?;
+            e.heard = now;
+            Some(purpose)
+        });
+        let Some(purpose) = purpose else { return };
         let shard = self.shard.id().0;
         match (purpose, result) {
             (Purpose::Fence | Purpose::CatchUp, Err(e)) => self.cannot_lead_yet(group, &e),
@@ -65,7 +71,6 @@ impl Leader {
             (Purpose::Pull(_) | Purpose::Other, _) => None,
             _ => Some(Changed::All),
         };
-        let now = self.now.at;
         if let Some(e) = &mut self.epoch {
             if e.deltas.working().has_members() {
                 self.shard.read(|m| e.deltas.follow(&m.members));
@@ -83,7 +88,7 @@ impl Leader {
         match (purpose, outcome) {
             (Purpose::DeltaPart, _) => {
                 if let Some(e) = &mut self.epoch {
-                    e.deltas.part_applied(now);
+                    e.deltas.part_applied();
                 }
                 return;
             }

@@ -1,0 +1,155 @@
+//! `paraft track` of a sweep's folder: to MLflow what could not be sent while the sweep went on, or was sent in part.
+
+use super::{
+    LOG_FILE,
+    log::{Ended, Said},
+    search::{Next, Rule, Search},
+    space::Metric,
+    trial_dir,
+};
+use paraft_fleet::{
+    failure::Failure,
+    track::{self, Best, mlflow::Status},
+};
+use paraft_record::METRICS_FILE;
+use paraft_worker::{Job, exit};
+use std::path::{Path, PathBuf};
+
+/// The best trial as trackers are told of it; none without a value.
+pub(super) fn best(metric: Metric, ended: &[Ended], which: (usize, usize), set: Vec<String>) -> Option<Best> {
+    let ended = ended.iter().rfind(|e| (e.trial, e.rung) == which)?;
+    let key = match metric {
+        Metric::Accuracy => "eval/accuracy",
+        Metric::Loss => "eval/loss",
+    };
+    Some(Best { key, value: ended.value?, wall: ended.ended_ms as f64 / 1e3, set })
+}
+
+/// The sweep of this folder, where it is one's own or that of one of its trials.
+pub fn of(dir: &Path) -> Option<PathBuf> {
+    // Its name may be `.`, or a link.
+    let dir = dir.canonicalize().ok()?;
+    let of_trial = dir.parent().and_then(Path::parent).filter(|_| dir.join(METRICS_FILE).exists());
+    [Some(&*dir), of_trial].into_iter().flatten().find(|d| d.join(LOG_FILE).is_file()).map(Path::to_path_buf)
+}
+
+/// Sends the sweep in `dir` with all its trials, to the server of its job or to this one: its run there, and how many lie below it.
+/// What is there already stays.
+pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<(String, usize), Failure> {
+    let path = dir.join(LOG_FILE);
+    let said = Said::read(&path)?;
+    let found = Found::of(&said).ok_or_else(|| {
+        Failure::new(exit::DATA, format!("{}: it does not say which sweep it is of", path.display()))
+            .help("give the folder of a sweep of `paraft sweep`")
+    })?;
+    let mut job = Job::parse(said.sweep["job"].as_str().unwrap_or_default(), &path, &[])?;
+    track::set(&mut job, dir, to, experiment)?;
+    let (id, began_ms) = said.id(dir);
+    // A trial that was killed before it had begun has no record.
+    let trials: Vec<_> =
+        found.trials.iter().map(|d| dir.join(d)).filter(|d| d.join(METRICS_FILE).exists()).collect();
+    let began = began_ms as f64 / 1e3;
+    let last = said.ended.iter().map(|e| e.ended_ms).max().unwrap_or(0).max(began_ms) as f64 / 1e3;
+    let sweep = track::Sweep::new(&job, dir, &id, began)
+        .ok_or_else(|| Failure::new(exit::USAGE, "no MLflow server is named"))?;
+    let run = sweep.send(&job, &trials, found.status(), last, found.best.as_ref())?;
+    Ok((run, trials.len()))
+}
+
+/// What its log comes to.
+struct Found {
+    /// Folders of trials, below the sweep's.
+    trials: Vec<String>,
+    /// Of a sweep that is done.
+    best: Option<Best>,
+}
+
+impl Found {
+    fn of(said: &Said) -> Option<Self> {
+        let rungs: Vec<u64> = said.sweep["epochs"].as_array()?.iter().filter_map(|e| e.as_u64()).collect();
+        let points = said.sweep["points"].as_array()?.len();
+        let metric =
+            [Metric::Accuracy, Metric::Loss].into_iter().find(|m| said.sweep["metric"] == m.name())?;
+        let rule = match said.sweep["search"].as_str()? {
+            "halving" => Rule::Halving,
+            "asha" => Rule::Asha,
+            _ => Rule::Once,
+        };
+        let mut search = Search::new(rule, points, rungs.len(), said.sweep["eta"].as_u64()? as usize);
+        said.tell(&mut search, |e| e.value.map(|v| metric.score(v)));
+        let mut trials: Vec<String> = Vec::new();
+        for (trial, rung, _) in &said.begun {
+            let dir = trial_dir(*trial, *rungs.get(*rung)?);
+            // One that was tried again has begun twice.
+            if !trials.contains(&dir) {
+                trials.push(dir);
+            }
+        }
+        let best = search.best().and_then(|(trial, rung, _)| {
+            let set = said.begun.iter().rfind(|b| b.0 == trial).map(|b| b.2.clone())?;
+            best(metric, &said.ended, (trial, rung), set)
+        });
+        let done = search.next() == Next::Done;
+        Some(Self { trials, best: best.filter(|_| done) })
+    }
+
+    /// As its end would have told it.
+    fn status(&self) -> Status {
+        if self.best.is_some() { Status::Finished } else { Status::Failed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::log::Log, *};
+    use serde_json::json;
+
+    #[test]
+    fn a_log_says_which_trials_there_are_and_once_all_are_done_which_is_the_best() {
+        let folder = tempfile::tempdir().expect("scratch");
+        let dir = folder.path();
+        let about = json!({
+            "job": "", "metric": "loss", "search": "halving", "points": ["a=0", "a=1"], "epochs": [1, 4], "eta": 2,
+        });
+        let mut search = Search::new(Rule::Halving, 2, 2, 2);
+        let mut log = Log::open(&dir.join(LOG_FILE), &about, &mut search, |_| None).expect("begun");
+        let trains = |log: &mut Log, trial: usize, rung: usize, value: f64| {
+            for _try in 0..2 {
+                log.begin(trial, rung, &[format!("a={trial}")]).expect("written");
+            }
+            let (why, dir) = (String::new(), String::new());
+            let ended_ms = 1000 * (1 + trial as u64);
+            let value = Some(value);
+            log.end(&Ended {
+                trial,
+                rung,
+                value,
+                seconds: 1.0,
+                start_seconds: None,
+                tries: 2,
+                why,
+                dir,
+                ended_ms,
+            })
+            .expect("written");
+        };
+        trains(&mut log, 0, 0, 0.5);
+        trains(&mut log, 1, 0, 0.25);
+        let found = || Found::of(&Said::read(&dir.join(LOG_FILE)).expect("a log")).expect("a sweep's");
+        assert_eq!((found().best, found().status()), (None, Status::Failed), "trial 1 has yet to go on");
+        trains(&mut log, 1, 1, 0.125);
+        let best = Best { key: "eval/loss", value: 0.125, wall: 2.0, set: vec!["a=1".into()] };
+        assert_eq!((found().best, found().status()), (Some(best), Status::Finished));
+        assert_eq!(found().trials, ["trial-0000/epochs-1", "trial-0001/epochs-1", "trial-0001/epochs-4"]);
+        // Whoever goes on with it, or sends it from another place, means the same sweep.
+        let id = Said::read(&dir.join(LOG_FILE)).expect("a log").id(Path::new("/elsewhere"));
+        drop(log);
+        let again = Log::open(&dir.join(LOG_FILE), &about, &mut search, |_| None).expect("goes on");
+        assert_eq!(again.id, id);
+        let trial = dir.join("trial-0000/epochs-1");
+        std::fs::create_dir_all(&trial).expect("a folder");
+        std::fs::write(trial.join(METRICS_FILE), "").expect("a file");
+        let whole = dir.canonicalize().ok();
+        assert_eq!((of(dir), of(&trial), of(trial.parent().expect("above"))), (whole.clone(), whole, None));
+    }
+}
