@@ -134,7 +134,9 @@ impl Fleet {
     /// Starts so many servers that are founded for no job and take many. Other processes find its certificates in the folder.
     pub fn standing(servers: u32, run_dir: &Path) -> Result<Self, Failure> {
         crate::certs::of_shared(run_dir, As::Admin)?;
-        let founders = ["--shards", "0"].map(String::from).to_vec();
+        // Three replicas, as usual, where there are so many servers; two would survive no more than one does.
+        let replicas = if servers < 3 { "1" } else { "3" };
+        let founders = ["--shards", "0", "--replicas", replicas].map(String::from).to_vec();
         let mut fleet = Self::empty(Settings::Flags { all: Vec::new(), founders }, run_dir, None)?;
         fleet.found(servers, 0)?;
         Ok(fleet)

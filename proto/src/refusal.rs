@@ -169,6 +169,11 @@ impl RefusalKind {
         }
     }
 
+    /// Whether who is refused has done nothing wrong: another is to be asked, or this one again.
+    pub fn is_for_now(&self) -> bool {
+        matches!(self.advice(), Advice::Redirect | Advice::Retry)
+    }
+
     /// The kind alone, as it travels. What programs decide by.
     pub fn wire(&self) -> WireKind {
         use RefusalKind as K;

@@ -68,7 +68,7 @@ use crate::compute::Panicked;
 use effects::{Computed, Work};
 use epoch::{Epoch, Phase, QUIET};
 use paraft_common::{BucketId, SessionId, Step, WorkerId};
-use paraft_proto::{Advice, Refusal};
+use paraft_proto::Refusal;
 use paraft_trace::{Moment, Span, Stage};
 use pending::Push;
 use std::{
@@ -374,9 +374,9 @@ impl Leader {
 
     fn refuse(&mut self, conn: ConnId, refusal: impl Into<Refusal>) {
         let refusal = refusal.into();
-        let count = match refusal.kind.advice() {
-            Advice::Redirect | Advice::Retry => &self.counters.redirected,
-            _ => &self.counters.refused,
+        let count = match refusal.kind.is_for_now() {
+            true => &self.counters.redirected,
+            false => &self.counters.refused,
         };
         count.fetch_add(1, Relaxed);
         let keeps = refusal.seq > 0;
