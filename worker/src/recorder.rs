@@ -75,7 +75,8 @@ pub struct Recorder {
     /// Writes event files where no launcher does.
     _follow: Option<Follow>,
     gauges: Arc<Gauges>,
-    since: Instant,
+    /// When the last line was written; none: the first step has one at once.
+    since: Option<Instant>,
     /// Of those that are known: their sum and number.
     losses: (f64, u64),
     last: (f64, u64),
@@ -115,7 +116,7 @@ impl Recorder {
             file,
             _follow: follow,
             gauges,
-            since: Instant::now(),
+            since: None,
             losses: (0.0, 0),
             last: (0.0, 0),
             unsaid: None,
@@ -134,7 +135,7 @@ impl Recorder {
         }
         self.gauges.step.store(p.step.0, Relaxed);
         self.gauges.samples.store(p.samples, Relaxed);
-        if !now && self.since.elapsed() < LINE_INTERVAL {
+        if !now && self.since.is_some_and(|since| since.elapsed() < LINE_INTERVAL) {
             self.unsaid = Some(p);
             return Ok(());
         }
@@ -148,7 +149,7 @@ impl Recorder {
 
     fn line(&mut self, p: Progress) -> Result<(), RecordError> {
         self.unsaid = None;
-        self.since = Instant::now();
+        self.since = Some(Instant::now());
         // 0/0 is NaN: none is known.
         let loss = self.losses.0 / self.losses.1 as f64;
         self.losses = (0.0, 0);
