@@ -99,12 +99,17 @@ impl Plan {
     pub fn budget(&self, job: &Job, start: Option<&Start>) -> u64 {
         let done = |of: fn(&Start) -> u64| start.map_or(0, of);
         match self.leased {
-            Some(c) => c.epochs.saturating_sub(done(|s| s.epochs)) * u64::from(self.sampler.len),
+            Some(c) => {
+                let epochs = c.epochs.saturating_sub(done(|s| s.epochs));
+                epochs.checked_mul(u64::from(self.sampler.len)).unwrap_or(0)
+            }
             None => {
                 let minibatches = self
                     .minibatches_before(Step(self.total).next())
                     .saturating_sub(self.minibatches_before(Step(done(|s| s.step)).next()));
-                minibatches * job.train.batch as u64 * u64::from(job.shares())
+                let samples = job.train.batch as u64 * u64::from(job.shares());
+                // A script trains for as long as it wants: no end is known.
+                minibatches.checked_mul(samples).unwrap_or(0)
             }
         }
     }
