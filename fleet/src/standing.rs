@@ -5,6 +5,7 @@
 use crate::{
     ask::{self, ORDER, ordered},
     failure::Failure,
+    shared,
 };
 use paraft_proto::{FleetShape, SubmitRequest};
 use paraft_worker::{Job, exit};
@@ -200,9 +201,7 @@ impl Left {
     fn put(&self, dir: &Path) -> Result<(), Failure> {
         let file = dir.join(LEFT_FILE);
         let text = serde_json::to_string(self).map_err(|e| Failure::write(&file, e))?;
-        let part = file.with_extension("part");
-        let put = fs::write(&part, text).and_then(|()| fs::rename(&part, &file));
-        put.map_err(|e| Failure::write(&file, e))
+        shared::put(&file, &text).map_err(|e| Failure::write(&file, e))
     }
 
     fn request(&self) -> SubmitRequest {
@@ -261,11 +260,9 @@ impl Left {
 /// are of that fleet, else by those that it had.
 pub fn clear(dir: &Path, servers: &[String]) -> Result<(), Failure> {
     let file = dir.join(LEFT_FILE);
-    let text = match fs::read(&file) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        read => read.map_err(|e| Failure::new(exit::IO, format!("{}: {e}", file.display())))?,
-    };
-    let left: Left = serde_json::from_slice(&text).map_err(|e| {
+    let text = shared::read(&file).map_err(|e| Failure::new(exit::IO, format!("{}: {e}", file.display())))?;
+    let Some(text) = text else { return Ok(()) };
+    let left: Left = serde_json::from_str(&text).map_err(|e| {
         Failure::new(exit::DATA, format!("{}: {e}", file.display())).help(
             "look with `paraft jobs` for what the run has left on its fleet, delete it, and remove the file",
         )

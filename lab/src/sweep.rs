@@ -74,6 +74,16 @@ pub enum Kind {
     Asha,
 }
 
+impl Kind {
+    fn rule(self) -> Rule {
+        match self {
+            Self::Grid | Self::Random => Rule::Once,
+            Self::Halving => Rule::Halving,
+            Self::Asha => Rule::Asha,
+        }
+    }
+}
+
 /// Which job, over which settings.
 #[derive(Args)]
 pub struct SweepArgs {
@@ -191,12 +201,8 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         ranks = ranks.max(sweep.job(trial, 0)?.ranks());
     }
     let parallel = parallel(args, ranks)?;
-    let rule = match args.search {
-        Kind::Grid | Kind::Random => Rule::Once,
-        Kind::Halving => Rule::Halving,
-        Kind::Asha => Rule::Asha,
-    };
-    let mut search = Search::new(rule, sweep.points.len(), sweep.rungs.len(), args.eta as usize);
+    let mut search =
+        Search::new(args.search.rule(), sweep.points.len(), sweep.rungs.len(), args.eta as usize);
     let about = json!({
         "job": job.to_toml(),
         "metric": sweep.space.metric.name(),

@@ -55,7 +55,6 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
         lr: 0.05,
         target_accuracy: classifies.then_some(0.95),
         resumed_step: None,
-        founding: String::new(),
         simulated: false,
         ..Run::default()
     })];

@@ -1,12 +1,13 @@
 //! `paraft track` of a sweep's folder: to MLflow what could not be sent while the sweep went on, or was sent in part.
 
 use super::{
-    LOG_FILE,
+    Kind, LOG_FILE,
     log::{Ended, Said},
-    search::{Next, Rule, Search},
+    search::{Next, Search},
     space::Metric,
     trial_dir,
 };
+use clap::ValueEnum;
 use paraft_fleet::{
     failure::Failure,
     track::{self, Best, mlflow::Status},
@@ -70,11 +71,7 @@ impl Found {
         let points = said.sweep["points"].as_array()?.len();
         let metric =
             [Metric::Accuracy, Metric::Loss].into_iter().find(|m| said.sweep["metric"] == m.name())?;
-        let rule = match said.sweep["search"].as_str()? {
-            "halving" => Rule::Halving,
-            "asha" => Rule::Asha,
-            _ => Rule::Once,
-        };
+        let rule = Kind::from_str(said.sweep["search"].as_str()?, false).ok()?.rule();
         let mut search = Search::new(rule, points, rungs.len(), said.sweep["eta"].as_u64()? as usize);
         said.tell(&mut search, |e| e.value.map(|v| metric.score(v)));
         let mut trials: Vec<String> = Vec::new();
@@ -101,7 +98,10 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::log::Log, *};
+    use super::{
+        super::{log::Log, search::Rule},
+        *,
+    };
     use serde_json::json;
 
     #[test]
