@@ -3,7 +3,7 @@
 //! The run's launcher keeps a small file in its folder and follows it, as it does with faults: whoever may write there may change the
 //! number.
 
-use crate::{failure::Failure, shared::put};
+use crate::{failure::Failure, files::put};
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use paraft_worker::{Job, exit};
 use serde::{Deserialize, Serialize};

@@ -5,7 +5,7 @@
 use crate::{
     ask::{self, ORDER, ordered},
     failure::Failure,
-    shared,
+    files,
 };
 use paraft_proto::{FleetShape, SubmitRequest};
 use paraft_worker::{Job, exit};
@@ -201,7 +201,7 @@ impl Left {
     fn put(&self, dir: &Path) -> Result<(), Failure> {
         let file = dir.join(LEFT_FILE);
         let text = serde_json::to_string(self).map_err(|e| Failure::write(&file, e))?;
-        shared::put(&file, &text).map_err(|e| Failure::write(&file, e))
+        files::put(&file, &text).map_err(|e| Failure::write(&file, e))
     }
 
     fn request(&self) -> SubmitRequest {
@@ -260,7 +260,7 @@ impl Left {
 /// are of that fleet, else by those that it had.
 pub fn clear(dir: &Path, servers: &[String]) -> Result<(), Failure> {
     let file = dir.join(LEFT_FILE);
-    let text = shared::read(&file).map_err(|e| Failure::new(exit::IO, format!("{}: {e}", file.display())))?;
+    let text = files::read(&file).map_err(|e| Failure::new(exit::IO, format!("{}: {e}", file.display())))?;
     let Some(text) = text else { return Ok(()) };
     let left: Left = serde_json::from_str(&text).map_err(|e| {
         Failure::new(exit::DATA, format!("{}: {e}", file.display())).help(

@@ -205,7 +205,7 @@ pub fn settle(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
     absolute_paths(&mut resolved)?;
     resolved.cluster.addresses.clear();
     let own = resolved.to_toml();
-    let there = crate::shared::put_once(file, &own).map_err(|e| Failure::write(file, e))?;
+    let there = crate::files::put_once(file, &own).map_err(|e| Failure::write(file, e))?;
     if there != own {
         let why = format!("{} has another job than this {} was given", file.display(), place.rank);
         return Err(Failure::new(exit::CONFIG, why).help(

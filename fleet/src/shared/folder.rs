@@ -1,8 +1,8 @@
 //! The folder of a run as the place where its processes meet. Every file is put there in one piece, and none is ever changed but
 //! addresses, which are replaced.
 
-use super::{put, put_once, read};
 use crate::failure::Failure;
+use crate::files::{put, put_once, read};
 use paraft_worker::exit;
 use serde::{Deserialize, Serialize};
 use std::{

@@ -11,8 +11,9 @@
 //! So a fleet is never founded twice: a founding needs a majority of the list that has never been in a fleet, and each place of the
 //! list is taken without an identity only by the folder that took it first.
 
-use super::{Folder, put, read, token};
+use super::Folder;
 use crate::failure::Failure;
+use crate::files::{put, read, token};
 use paraft_worker::exit;
 use std::{io, path::Path};
 

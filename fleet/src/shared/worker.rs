@@ -251,7 +251,7 @@ impl Worker<'_> {
         let node = if self.place.node.is_empty() { host_name() } else { self.place.node.clone() };
         if let Some(path) = std::env::var_os("TORCHELASTIC_ERROR_FILE") {
             let error = serde_json::json!({"message": {"message": said, "extraInfo": {"node": node, "exitcode": code}}});
-            if let Err(e) = super::put(Path::new(&path), &error.to_string()) {
+            if let Err(e) = crate::files::put(Path::new(&path), &error.to_string()) {
                 eprintln!("warning: TORCHELASTIC_ERROR_FILE: {e}");
             }
         }
