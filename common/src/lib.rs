@@ -25,6 +25,7 @@ pub mod pipeline;
 pub mod placement;
 pub mod retry;
 pub mod round;
+pub mod share;
 mod simd;
 
 pub use auto::{AutoConfig, ModeChoice};
@@ -34,3 +35,4 @@ pub use encoding::Encoding;
 pub use id::{BucketId, JobId, JobShard, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, ParamGroup, TensorKind, TensorSpec};
 pub use payload::Payload;
+pub use share::Share;

@@ -10,7 +10,7 @@
 //! - [`here`]: what is reached by the files of the page's host: fault points, and the launcher of workers.
 //! - [`runs`]: runs that have ended, from their records.
 //! - [`act`]: what a person does there, by the command line's calls.
-//! - `serve`: HTTP. The page's files are in `page/`, charts and colours those of the report (`paraft-record`).
+//! - `own`: a page that a command serves itself. `serve`: HTTP. The page's files are in `page/`, charts and colours those of the report (`paraft-record`).
 //!
 //! Whoever has the page's address with its token sees everything and may do everything that this process may. Nothing is asked of the
 //! servers' state machines: this is a client like any other, and a reader of files.
@@ -19,8 +19,10 @@ pub mod act;
 pub mod facts;
 pub mod here;
 pub mod history;
+mod own;
 pub mod runs;
 mod serve;
 
 pub use here::Here;
+pub use own::Page;
 pub use serve::{Options, Source, TOKEN, Token, serve};

@@ -5,9 +5,10 @@ use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
 use paraft_common::{JobShard, ServerId};
 use paraft_fleet::{
-    ask::{ORDER, addresses, ordered},
+    ask::{ORDER, ordered},
     failure::Failure,
     out, table,
+    whose::addresses,
 };
 use paraft_server::replicas::aside;
 use paraft_store::{Disk, RealDisk};

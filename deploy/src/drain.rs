@@ -3,9 +3,10 @@
 use clap::Args;
 use paraft_common::ServerId;
 use paraft_fleet::{
-    ask::{addresses, agreeing, order, whom},
+    ask::{agreeing, order, whom},
     failure::Failure,
     out,
+    whose::addresses,
 };
 use paraft_proto::DescribeReply;
 use paraft_worker::exit;

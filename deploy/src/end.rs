@@ -2,11 +2,7 @@
 
 use crate::{jobs::FleetOf, submit::LAUNCHER_LOG};
 use clap::Args;
-use paraft_fleet::{
-    ask::{self, addresses},
-    failure::Failure,
-    out, standing,
-};
+use paraft_fleet::{ask, failure::Failure, out, standing, whose::addresses};
 use paraft_proto::JobInfo;
 use paraft_record::{Event, METRICS_FILE, read_events};
 use paraft_worker::exit;

@@ -4,11 +4,11 @@
 //! (`paraft-engines`); `paraft launch --role` is what they start. The flags that say what is to be written are in `on`.
 
 use crate::{
-    on::{On, OnArgs, described},
+    on::{OnArgs, described},
     train::find_checkpoint,
 };
-use clap::{Args, Subcommand, ValueEnum};
-use paraft_engines::{Engine, Handle, Member, Role};
+use clap::{Args, Subcommand};
+use paraft_engines::{Member, Role};
 use paraft_fleet::{
     ask, certs,
     failure::Failure,
@@ -17,6 +17,7 @@ use paraft_fleet::{
     run_dir::RunDir,
     scale,
     shared::{Ended, Folder},
+    submitted::{self, Submitted},
 };
 use paraft_worker::{Job, exit};
 use std::{
@@ -24,9 +25,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-
-/// What was submitted, in the run's folder.
-const HANDLE: &str = "engine.json";
 
 #[derive(Args)]
 pub struct FleetArgs {
@@ -44,7 +42,7 @@ enum FleetCommand {
     Status(RunOf),
     /// What a run's processes have said, the first failure first.
     Logs(LogArgs),
-    /// Have so many workers, of a run on Kubernetes or of `paraft train` on this machine.
+    /// Have so many workers, of what was submitted or of `paraft train` on this machine.
     Scale(ScaleArgs),
 }
 
@@ -106,7 +104,7 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
     }
     let dir = RunDir::new(args.run_dir.as_deref(), &job.name)?;
     let dir = fs::canonicalize(&*dir).map_err(|e| Failure::write(&dir, e))?;
-    if dir.join(HANDLE).exists() {
+    if submitted::is(&dir) {
         return Err(Failure::new(exit::CONFIG, format!("{} has been submitted already", dir.display()))
             .help("choose another --run-dir, or end that one: paraft fleet down"));
     }
@@ -122,7 +120,7 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
     Folder::of(&dir)?.start_after(0, || resume)?;
     files.iter().try_for_each(|f| write(&f.name, &f.text))?;
     let handle = engine.submit(&fleet)?;
-    keep(&dir, &handle)?;
+    submitted::keep(&dir, &handle)?;
     for (role, id) in &handle.parts {
         out!("{role}s  {} {id}", engine.name());
     }
@@ -130,51 +128,19 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-fn keep(dir: &Path, handle: &Handle) -> Result<(), Failure> {
-    let path = dir.join(HANDLE);
-    let text = serde_json::to_string(handle).map_err(|e| Failure::new(exit::IO, e))?;
-    fs::write(&path, text).map_err(|e| Failure::write(&path, e))
-}
-
-/// What was submitted in this folder.
-fn submitted(dir: &Path) -> Result<(Box<dyn Engine>, Handle), Failure> {
-    let path = dir.join(HANDLE);
-    let none = |e: &dyn std::fmt::Display| {
-        Failure::new(exit::CONFIG, format!("{}: {e}", path.display()))
-            .help("give the folder that `paraft submit` printed as `run`")
-    };
-    let text = fs::read_to_string(&path).map_err(|e| none(&e))?;
-    let handle: Handle = serde_json::from_str(&text).map_err(|e| none(&e))?;
-    let on = On::from_str(&handle.engine, true).map_err(|e| none(&e))?;
-    Ok((on.engine(), handle))
-}
-
 pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
     match &args.command {
         FleetCommand::Up(a) => submit(a, false),
         FleetCommand::Down(a) => {
-            let (engine, handle) = submitted(&a.run)?;
+            let Submitted { engine, handle } = submitted::of(&a.run)?;
             engine.cancel(&handle, &a.run)?;
             Ok(exit::OK)
         }
         FleetCommand::Status(a) => status(&a.run),
         FleetCommand::Logs(a) => logs(a),
-        // A run of `paraft train`, whose launcher is here.
-        FleetCommand::Scale(a) if !a.run.join(HANDLE).exists() => {
+        FleetCommand::Scale(a) => {
             scale::set(&a.run, a.workers)?;
             out!("workers wanted: {}", a.workers);
-            Ok(exit::OK)
-        }
-        FleetCommand::Scale(a) => {
-            let (engine, handle) = submitted(&a.run)?;
-            let job = Job::load(&a.run.join(JOB_FILE), &[])?;
-            if a.workers > job.train.workers {
-                let why =
-                    format!("the job has {} workers, and {} are asked for", job.train.workers, a.workers);
-                return Err(Failure::new(exit::USAGE, why)
-                    .help("submit the job with as many workers as it may ever have, and scale down"));
-            }
-            keep(&a.run, &engine.scale(&handle, &a.run, a.workers)?)?;
             Ok(exit::OK)
         }
     }
@@ -182,13 +148,12 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
 
 /// The engine's view, joined with the fleet's.
 fn status(run: &Path) -> Result<i32, Failure> {
-    let (engine, handle) = submitted(run)?;
+    let run_there = submitted::of(run)?;
     let folder = Folder::of(run)?;
     certs::take(run)?;
-    let members = engine.members(&handle, run)?;
-    let mut servers: BTreeMap<u32, String> =
-        folder.servers()?.into_iter().map(|(n, at)| (n, at.address)).collect();
-    servers.extend((0..).zip(handle.servers.iter().cloned()));
+    let Submitted { engine, handle } = &run_there;
+    let members = engine.members(handle, run)?;
+    let servers = run_there.servers(run)?;
     let known: Vec<String> = servers.values().cloned().collect();
     let seen = if known.is_empty() { None } else { ask::describe(&known) };
     let states: BTreeMap<&str, &str> =
@@ -223,7 +188,7 @@ fn line(engine: &str, member: &Member, fleet: &str, address: &str) -> String {
 }
 
 fn logs(args: &LogArgs) -> Result<i32, Failure> {
-    let (engine, handle) = submitted(&args.run)?;
+    let Submitted { engine, handle } = submitted::of(&args.run)?;
     if let Some(Ended::Failed { worker, node, code, said }) = Folder::of(&args.run)?.ended()? {
         out!("first failure: w{worker} on {node}, with code {code}: {said}\n");
     }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use paraft_fleet::{ask, ask::addresses, failure::Failure, out, table};
+use paraft_fleet::{ask, failure::Failure, out, table, whose::addresses};
 use paraft_proto::{CheckpointInfo, JobInfo};
 use paraft_worker::exit;
 use serde_json::{Value, json};

@@ -22,6 +22,7 @@ use std::{io::Write, path::PathBuf};
 mod certs;
 mod checkpoint;
 mod control;
+mod dashboard;
 mod data;
 mod demo;
 mod disk_faults;
@@ -95,6 +96,8 @@ enum Command {
     Track(track::TrackArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
+    /// Serve the live page of a fleet from this host.
+    Dashboard(dashboard::DashboardArgs),
     /// Watch a fleet and its jobs in the terminal, and act there.
     Top(top::TopArgs),
     /// Try many settings of a job on one fleet, stop the bad ones early, and write the best job file.
@@ -179,6 +182,7 @@ fn main() {
         Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Track(a) => failure::report(track::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
+        Command::Dashboard(a) => failure::report(dashboard::run(&a)),
         Command::Top(a) => failure::report(top::run(&a)),
         Command::Sweep(a) => failure::report(sweep::run(&a)),
         Command::Drain(a) => failure::report(drain::run(&a)),

@@ -4,7 +4,7 @@
 
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_fleet::{ask, failure::Failure, out};
+use paraft_fleet::{ask, failure::Failure, out, whose};
 use paraft_proto::{PROTOCOL, Refused, ShardStatus, SwitchModeRequest};
 use paraft_worker::exit;
 use std::{
@@ -35,7 +35,7 @@ pub struct ModeArgs {
 const ANSWER: Duration = Duration::from_secs(10);
 
 pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
-    let servers = ask::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
     // Somebody answers, or it is said why nobody does.
     ask::jobs(&servers).map_err(|none| none.help("nothing has changed"))?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);

@@ -4,7 +4,7 @@
 
 use crate::mode::leaders;
 use clap::Args;
-use paraft_fleet::{ask, failure::Failure, out};
+use paraft_fleet::{ask, failure::Failure, out, whose};
 use paraft_proto::{Advice, CheckpointInfo};
 use paraft_worker::exit;
 use std::{
@@ -33,7 +33,7 @@ const BETWEEN: Duration = Duration::from_millis(100);
 const HEARD: Duration = Duration::from_secs(3);
 
 pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
-    let servers = ask::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let began = Instant::now();
     let before = loop {

@@ -9,9 +9,10 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
 use paraft_fleet::{
-    ask::{self, addresses, ask_all},
+    ask::{self, ask_all},
     failure::Failure,
     out, table,
+    whose::{self, addresses},
 };
 use paraft_proto::{ShardStatus, StatusReply};
 use paraft_worker::exit;
@@ -75,7 +76,7 @@ fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, F
 impl StatusArgs {
     /// The job that is asked for, where it is one job.
     fn job(&self) -> Option<&str> {
-        let elsewhere = |p: &&Path| !self.fleet.servers.is_empty() && !ask::names_a_fleet(p);
+        let elsewhere = |p: &&Path| !self.fleet.servers.is_empty() && !whose::names_a_fleet(p);
         self.what.as_deref().filter(|p| self.fleet.of.is_some() || elsewhere(p)).and_then(Path::to_str)
     }
 }

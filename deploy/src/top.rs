@@ -1,5 +1,6 @@
 //! `paraft top`: the facts of the live page in a terminal, and its actions by keys.
 
+use crate::dashboard::here;
 use clap::Args;
 use paraft_dashboard::{
     Here,
@@ -7,13 +8,7 @@ use paraft_dashboard::{
     facts::{self, Facts, Job},
     history::History,
 };
-use paraft_fleet::{
-    ask,
-    failure::Failure,
-    faults::{FAULTS_FILE, Fault},
-    fleet::server_data,
-    table,
-};
+use paraft_fleet::{ask, failure::Failure, faults::Fault, table, whose};
 use paraft_worker::exit;
 use ratatui::{
     Frame,
@@ -25,7 +20,7 @@ use ratatui::{
 };
 use std::{
     io::IsTerminal,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::mpsc::{self, Receiver},
     time::Duration,
 };
@@ -45,7 +40,7 @@ const EVERY: Duration = Duration::from_millis(500);
 const KEYS: Duration = Duration::from_millis(50);
 
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
-    let servers = ask::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
     if !std::io::stdout().is_terminal() {
         return Err(Failure::new(exit::USAGE, "this is for a terminal").help("`paraft status` prints"));
     }
@@ -71,15 +66,6 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     let ended = watch(&mut terminal, &runtime, &told, &here);
     ratatui::restore();
     ended.map(|()| exit::OK).map_err(|e| Failure::new(exit::IO, e))
-}
-
-/// What this host has of a run that is given by its folder.
-fn here(of: Option<&Path>) -> Here {
-    let folder = of.filter(|of| of.is_dir()).and_then(|of| std::fs::canonicalize(of).ok());
-    // Another fleet's job may have its run here.
-    let run = folder.clone().filter(|run| server_data(run, 0).is_dir());
-    let faults = run.as_ref().map(|run| run.join(FAULTS_FILE)).filter(|file| file.exists());
-    Here { faults, run, acts: None, runs: folder.and_then(|folder| Some(folder.parent()?.to_path_buf())) }
 }
 
 fn watch(

@@ -4,12 +4,12 @@ use crate::page;
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_fleet::{
-    ask::addresses,
     failure::Failure,
     fleet::Extras,
     launch, out,
     run_dir::RunDir,
     standing::{Keep, On},
+    whose::addresses,
 };
 use paraft_record::RunRecord;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};

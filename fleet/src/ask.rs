@@ -1,59 +1,14 @@
 //! What the servers of a fleet say: each of its own shards, and the leader of the control group of all.
 
-use crate::{certs, failure::Failure};
+use crate::failure::Failure;
 use futures::{StreamExt, stream::FuturesUnordered};
 use paraft_common::ServerId;
 use paraft_proto::{DescribeReply, JobInfo, StatusReply, no_leader};
-use paraft_worker::{Job, exit};
+use paraft_worker::exit;
 use std::{
     collections::BTreeSet,
-    path::Path,
     time::{Duration, Instant},
 };
-
-/// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
-pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
-    if !servers.is_empty() {
-        return Ok(servers.to_vec());
-    }
-    let Some(of) = of else {
-        return Err(
-            Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file")
-        );
-    };
-    if of.is_dir() {
-        certs::take(of)?;
-        let path = of.join("servers");
-        let list = std::fs::read_to_string(&path).map_err(|e| {
-            Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
-        })?;
-        return Ok(list.trim().split(',').map(str::to_string).collect());
-    }
-    if let Some(list) = of.to_str().filter(|l| !of.exists() && are_addresses(l)) {
-        return Ok(list.split(',').map(str::to_string).collect());
-    }
-    let job = Job::load(of, &[])?;
-    if job.cluster.addresses.is_empty() {
-        return Err(Failure::new(exit::CONFIG, format!("{} names no cluster.addresses", of.display()))
-            .help("the launcher picks ports; give the run's folder instead"));
-    }
-    Ok(job.cluster.addresses)
-}
-
-/// Whether a word says which servers are meant, as [`addresses`] reads it.
-pub fn names_a_fleet(word: &Path) -> bool {
-    word.exists() || word.to_str().is_some_and(are_addresses)
-}
-
-/// host:port, or several with commas between them.
-fn are_addresses(list: &str) -> bool {
-    let is_one = |a: &str| {
-        a.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
-        })
-    };
-    list.split(',').all(is_one)
-}
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 

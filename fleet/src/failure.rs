@@ -2,7 +2,8 @@
 
 use paraft_engines::{Kind, Wrong};
 use paraft_trace::TraceError;
-use paraft_worker::{JobError, WorkerError, exit};
+pub use paraft_worker::exit;
+use paraft_worker::{JobError, WorkerError};
 use std::fmt::Display;
 
 /// Why a command failed.

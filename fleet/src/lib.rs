@@ -11,6 +11,7 @@
 //! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
 //!   [`notice`]: that this host will be taken away.
 //! - [`standing`]: a job on a fleet that stands already.
+//! - [`submitted`]: a run that an engine has, by its folder. [`whose`]: which servers a command means.
 //! - [`ask`]: what servers say of themselves, and the control group of all.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
 //! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
@@ -44,7 +45,9 @@ pub mod scale;
 pub mod script;
 pub mod shared;
 pub mod standing;
+pub mod submitted;
 pub mod table;
 pub mod task;
 pub mod track;
 mod watch;
+pub mod whose;

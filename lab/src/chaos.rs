@@ -17,7 +17,7 @@ use paraft_fleet::{
     ask,
     failure::Failure,
     faults::{FAULTS_FILE, Fault, Faults, process},
-    launch,
+    launch, whose,
 };
 use paraft_worker::exit;
 use std::{
@@ -108,7 +108,7 @@ impl Target {
                 Failure::new(exit::CONFIG, format!("{}: {e}", dir.display())).help("give a run's folder")
             })?),
         };
-        let addresses = ask::addresses(run_dir.as_deref(), &args.servers)?;
+        let addresses = whose::addresses(run_dir.as_deref(), &args.servers)?;
         let target = Self { run_dir, addresses };
         let points = target.fault_points();
         if let Some(kind) =

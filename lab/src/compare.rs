@@ -16,7 +16,7 @@ use clap::Args;
 use matrix::{Algorithm, Axes, Planned, Seeds};
 use paraft_common::ModeChoice;
 use paraft_fleet::{
-    ask::addresses, failure::Failure, faults::link::Link, launch, run_dir::RunDir, standing::On, table,
+    failure::Failure, faults::link::Link, launch, run_dir::RunDir, standing::On, table, whose::addresses,
 };
 use paraft_record::{Comparison, Conditions};
 use paraft_sim::Setup;

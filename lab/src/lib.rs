@@ -15,7 +15,6 @@ pub mod chaos;
 pub mod compare;
 mod fault_schedule;
 mod health;
-mod page;
 mod scarce;
 pub mod simulate;
 mod statistics;

@@ -17,19 +17,18 @@ mod track_later;
 
 pub use track_later::{of as of_sweep, send};
 
-use crate::page::Page;
 use clap::{Args, ValueEnum};
 use log::{Ended, Log};
 use paraft_checkpoint::Folder;
-use paraft_dashboard::Source;
+use paraft_dashboard::{Here, Page, Source};
 use paraft_fleet::{
-    ask::addresses,
     failure::Failure,
     fleet::{Extras, Fleet},
     launch,
     run_dir::RunDir,
     standing::{self, On},
     track,
+    whose::addresses,
 };
 use paraft_record::{
     METRICS_FILE,
@@ -221,7 +220,8 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     sweep.clear();
     let (own, servers) = sweep.fleet(&job)?;
     sweep.show(&search, &log);
-    let page = |at| Page::serve(at, Source::Servers(servers.clone()), Some(sweep.seen.subscribe()));
+    let page =
+        |at| Page::serve(at, Source::Servers(servers.clone()), Some(sweep.seen.subscribe()), Here::default());
     let _page = args.dashboard.map(page).transpose()?;
     let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
     let over = AtomicBool::new(false);

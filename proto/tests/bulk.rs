@@ -86,6 +86,8 @@ fn weights(len: usize) -> FromShard {
         mode_number: 2,
         save: true,
         skipped: 3,
+        share: 1,
+        shares: 300,
     };
     FromShard { kind: Some(from_shard::Kind::Weights(w)) }
 }

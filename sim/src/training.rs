@@ -15,7 +15,7 @@ use crate::{
     stream::Process,
     world::World,
 };
-use paraft_common::{BucketId, Step, WorkerId, local::LocalWeights};
+use paraft_common::{BucketId, Share, Step, WorkerId, local::LocalWeights};
 use paraft_record::{Event, event};
 use paraft_server::shard::command::EvalSums;
 use paraft_session::{Pull, Pulled};
@@ -146,6 +146,7 @@ async fn lead(
         Options {
             batch: file.train.batch,
             evaluates: file.eval.every_epoch,
+            share: Share { place: worker.0, of: world.workers },
             timeout: world.timeout,
             ..Options::new(worker, plan.steps, file.local.clone(), world.layout.clone())
         },
@@ -253,8 +254,8 @@ impl Training<'_> {
                     self.note_step(s, trained)?;
                     self.note_evaluations()?;
                 }
-                Action::Evaluate(epoch) => {
-                    self.evaluate_share(epoch)?;
+                Action::Evaluate { epoch, share } => {
+                    self.evaluate_share(epoch, share)?;
                     self.note_evaluations()?;
                 }
                 Action::Wait(time) => self.world.clock.sleep(time.as_nanos() as u64).await,
@@ -421,12 +422,11 @@ impl Training<'_> {
         self.world.recording.step(&mut self.progress, stand, trained, s.loss, s.ends)
     }
 
-    /// Every worker evaluates a share; shard 0 adds the shares up.
-    fn evaluate_share(&mut self, epoch: u64) -> Result<(), SimError> {
+    /// Shard 0 adds the shares up.
+    fn evaluate_share(&mut self, epoch: u64, share: Share) -> Result<(), SimError> {
         let mut learner = self.world.learner.lock();
-        let (first, workers) = (self.worker.0 as usize, self.world.workers as usize);
-        let share = (first..learner.held_out()).step_by(workers);
-        let e = learner.evaluate(&self.whole(), share)?;
+        let samples = share.samples(learner.held_out());
+        let e = learner.evaluate(&self.whole(), samples)?;
         drop(learner);
         let sums = EvalSums { loss_sum: e.loss_sum, correct: e.correct, count: e.count };
         self.client.report(epoch, sums);

@@ -176,7 +176,7 @@ impl Trainer {
                 self.queue.push_back(Action::EpochOver { epochs, done: self.done });
                 let last = epochs == l.chunks.epochs;
                 if self.o.evaluates || last {
-                    self.queue.push_back(Action::Evaluate(epochs));
+                    self.evaluate(epochs);
                 }
                 // Every push is acknowledged, and nobody has anything to push any more.
                 self.evaluated = last.then_some(epochs);

@@ -6,7 +6,8 @@ use crate::{
     steps::{Due, Steps},
 };
 use paraft_common::{
-    BucketId, Layout, Mode, Step, Version, WorkerId, config::ChunkPlan, local::Fragments, local::LocalConfig,
+    BucketId, Layout, Mode, Share, Step, Version, WorkerId, config::ChunkPlan, local::Fragments,
+    local::LocalConfig,
 };
 use paraft_session::{Next, Pull, Pulled};
 use std::{collections::VecDeque, mem, ops::Range, time::Duration};
@@ -29,6 +30,8 @@ pub struct Options {
     pub batch: usize,
     /// A share of the held-out data is evaluated at each epoch's end.
     pub evaluates: bool,
+    /// This one, where the servers do not say which.
+    pub share: Share,
     /// When checkpoints are due, where the job makes any.
     pub due: Option<Due>,
     /// The chunks of the leased sampler.
@@ -49,6 +52,7 @@ impl Options {
             layout,
             batch: 1,
             evaluates: false,
+            share: Share::ALL,
             due: None,
             leased: None,
             begun: 0,
@@ -148,8 +152,13 @@ pub enum Action {
     },
     /// Write down where the worker is.
     Stepped(Stepped),
-    /// Evaluate a share of the held-out data, and report it as this epoch's. The last of a job is of its final weights.
-    Evaluate(u64),
+    /// Evaluate this share of the held-out data, and report it as this epoch's. The last of a job is of its final weights.
+    Evaluate {
+        /// From 1.
+        epoch: u64,
+        /// As shard 0 has cut it for those who are there.
+        share: Share,
+    },
     /// A checkpoint was due at this pull.
     Checkpoint(Pulled),
     /// Get the minibatches of this chunk ready, of this epoch (from 0). Answer: [`Trainer::prepared`].
@@ -368,7 +377,7 @@ impl Trainer {
         let epoch = self.o.steps.epoch_of(self.done);
         // A session that was opened anew knows nothing of what the others have waited for.
         self.evaluated = (!pulled.rejoined).then_some(epoch);
-        self.queue.push_back(Action::Evaluate(epoch));
+        self.evaluate(epoch);
         self.say_finished();
     }
 
@@ -376,6 +385,10 @@ impl Trainer {
     pub(crate) fn finish(&mut self) {
         self.queue.push_back(Action::Trained);
         self.say_finished();
+    }
+
+    pub(crate) fn evaluate(&mut self, epoch: u64) {
+        self.queue.push_back(Action::Evaluate { epoch, share: self.o.share });
     }
 
     fn say_finished(&mut self) {
@@ -409,6 +422,7 @@ impl Trainer {
         let State::Gradient(step) = mem::replace(&mut self.state, State::Next) else {
             panic!("no gradient was to be computed")
         };
+        self.o.share = pulled.share.unwrap_or(self.o.share);
         (self.done, self.stop) = (pulled.done, self.stop || pulled.stop);
         self.queue.push_back(Action::Moved { step, done: self.done, rejoined: true });
         self.queue.push_back(Action::Begin(self.done));
@@ -459,6 +473,7 @@ impl Trainer {
     /// What came of [`Action::Pull`].
     pub fn pulled(&mut self, pulled: Pulled) {
         self.unanswered = false;
+        self.o.share = pulled.share.unwrap_or(self.o.share);
         match mem::replace(&mut self.state, State::Next) {
             State::First => self.first_pull(pulled),
             State::Warm { seen, since } => {
@@ -530,7 +545,7 @@ impl Trainer {
         // now. Where it was done already, the servers know.
         let (done, per_epoch) = (self.done.0, self.o.steps.per_epoch);
         if done > 0 && done < self.o.steps.total && done.is_multiple_of(per_epoch) && self.o.evaluates {
-            self.queue.push_back(Action::Evaluate(done / per_epoch));
+            self.evaluate(done / per_epoch);
         }
         self.state = State::Next;
     }
@@ -547,7 +562,7 @@ impl Trainer {
             self.queue.push_back(Action::Stepped(Stepped { done: self.done, epoch, loss, ends }));
         }
         if ends && self.o.evaluates && !self.stop && self.done.0 < self.o.steps.total {
-            self.queue.push_back(Action::Evaluate(epoch));
+            self.evaluate(epoch);
         }
         let (stop, done, rejoined) = (self.stop, self.done, pulled.rejoined);
         // Also rounds that were closed without this worker may have brought it just here: then nothing was cut for it.

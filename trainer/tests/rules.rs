@@ -93,7 +93,7 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
                 told.pushed.push(step);
             }
             Action::Stepped(s) => assert!(s.done.0 >= 1 && s.epoch >= 1),
-            Action::Evaluate(epoch) => told.evaluated.push(epoch),
+            Action::Evaluate { epoch, .. } => told.evaluated.push(epoch),
             Action::Checkpoint(pulled) => told.checkpoints.push(pulled.done),
             Action::TakeChunk { done, .. } => {
                 assert_eq!(done, told.chunks.last().map(|(_, c)| *c).filter(|_| done.is_some()));

@@ -15,7 +15,7 @@ use paraft_client::{
     groups::{Heartbeats, Joined, Member, MemberOptions},
 };
 use paraft_common::{
-    Step,
+    Share, Step,
     group::{Assigned, Assignment},
 };
 use paraft_compute::collective::{Group, GroupError, Lines, Listener, Peer, Rendezvous, Ring};
@@ -47,7 +47,12 @@ pub(crate) enum ControlMessage {
     /// The final weights of all stages to the leader.
     Gather,
     /// A share of the held-out part, for this epoch.
-    Evaluate(u64),
+    Evaluate {
+        /// From 1.
+        epoch: u64,
+        /// The worker's, of the held-out samples.
+        share: Share,
+    },
     /// The group is formed anew: somebody wants to be taken in.
     Reform,
     /// The job is done.
@@ -281,7 +286,7 @@ impl Ranks {
             ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
             ControlMessage::State(done) => [STATE, done.0],
             ControlMessage::Step(step) => [STEP, step.0],
-            ControlMessage::Evaluate(epoch) => [EVALUATE, *epoch],
+            ControlMessage::Evaluate { epoch, .. } => [EVALUATE, *epoch],
             ControlMessage::Meet(step) => [MEET, step.0],
             ControlMessage::Pull(pull) => {
                 let kinds = [(pull.barrier, BARRIER), (pull.last, LAST), (pull.checkpoint, CHECKPOINT)];
@@ -295,6 +300,9 @@ impl Ranks {
         if let ControlMessage::Weights(ranges) = message {
             let mut ends: Vec<u64> = ranges.iter().flat_map(|r| [r.start as u64, r.end as u64]).collect();
             group.words(&mut ends)?;
+        }
+        if let ControlMessage::Evaluate { share, .. } = message {
+            group.words(&mut [share.place.into(), share.of.into()])?;
         }
         Ok(())
     }
@@ -317,7 +325,12 @@ impl Ranks {
             }
             [STATE, done] => ControlMessage::State(Step(done)),
             [STEP, step] => ControlMessage::Step(Step(step)),
-            [EVALUATE, epoch] => ControlMessage::Evaluate(epoch),
+            [EVALUATE, epoch] => {
+                let mut words = [0; 2];
+                group.words(&mut words)?;
+                let [Ok(place), Ok(of)] = words.map(u32::try_from) else { return Err(nonsense()) };
+                ControlMessage::Evaluate { epoch, share: Share { place, of } }
+            }
             [MEET, step] => ControlMessage::Meet(Step(step)),
             [PULL, word] => {
                 let is = |kind: u64| word & kind != 0;

@@ -27,3 +27,17 @@ pub use engine::{Artifact, Engine, Handle, Member, Said};
 pub use fleet::{Fleet, Mount, Part};
 pub use place::{Asked, Place, Role, Surroundings, place, variables};
 pub use wrong::{Kind, Wrong};
+
+/// The engine of this name, as [`Engine::name`] and a [`Handle`] have it.
+pub fn named(name: &str) -> Option<Box<dyn Engine>> {
+    let all: [Box<dyn Engine>; 7] = [
+        Box::new(slurm::Slurm),
+        Box::new(kubernetes::Kubernetes::Sets),
+        Box::new(kubernetes::Kubernetes::JobSet),
+        Box::new(kubernetes::Kubernetes::Trainer),
+        Box::new(compose::Compose),
+        Box::new(systemd::Systemd),
+        Box::new(ssh::Ssh),
+    ];
+    all.into_iter().find(|engine| engine.name() == name)
+}

@@ -1,6 +1,6 @@
 //! The live page, asked as a browser asks.
 
-use crate::common::*;
+use crate::{common::*, engines::Tools};
 use serde_json::json;
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -29,12 +29,16 @@ impl Page {
 
     fn printed_by(command: &str, body: &str, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("scratch");
-        let said = folder.path().join("said");
         let mut trains = paraft();
         trains.arg(command).arg(job(folder.path(), body)).arg("--run-dir").arg(folder.path().join("run"));
         trains.args(more);
-        trains.stdout(Stdio::null()).stderr(fs::File::create(&said).expect("a file"));
-        let launcher = trains.spawn().expect("paraft starts");
+        Self::of_command(trains, folder)
+    }
+
+    fn of_command(mut command: Command, folder: tempfile::TempDir) -> Self {
+        let said = folder.path().join("said");
+        command.stdout(Stdio::null()).stderr(fs::File::create(&said).expect("a file"));
+        let launcher = command.spawn().expect("paraft starts");
         let (address, token) = wait("the page's address", || {
             let said = fs::read_to_string(&said).unwrap_or_default();
             let link = said
@@ -348,4 +352,41 @@ fn a_fleet_without_fault_points_has_none_on_its_page() {
     assert_eq!(none, Value::Null);
     let (status, said) = page.acts(&json!({"act": "fault", "server": 0, "fault": "slow-disk"}));
     assert!(status == 409 && said.contains("--faults"), "{status}: {said}");
+}
+
+#[test]
+fn a_fleet_whose_servers_have_no_page_is_given_one_and_an_engine_is_told_how_many_workers_it_runs() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let run = scratch.path().join("run");
+    let mut train = paraft();
+    train.arg("train").arg(job(scratch.path(), &digits("bsp", 3, 100_000)));
+    train.arg("--no-dashboard").arg("--run-dir").arg(&run).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut train = train.spawn().expect("paraft starts");
+    let servers = wait("the servers", || fs::read_to_string(run.join("servers")).map_err(|e| e.to_string()));
+    // As if an engine had started them.
+    let systemctl = Tools::new("systemctl", "");
+    let parts: Vec<_> = (0..2).map(|n| json!(["worker", format!("paraft-t-worker@{n}.service")])).collect();
+    let servers: Vec<_> = servers.trim().split(',').collect();
+    let handle = json!({"engine": "systemd", "parts": parts, "args": ["--user"], "servers": servers});
+    fs::write(run.join("engine.json"), handle.to_string()).expect("written");
+
+    let mut command = paraft();
+    command.arg("dashboard").arg(&run).env("PATH", systemctl.first_in_path());
+    let page = Page::of_command(command, tempfile::tempdir().expect("scratch"));
+    let job = page.hears(&page.address, "it to train", trains);
+    assert_eq!(job["most"], 2, "{job}");
+    let workers = |n: u64| page.acts(&json!({"act": "workers", "job": job["id"], "workers": n}));
+    let (status, said) = workers(1);
+    assert!(status == 200 && said.contains("t is to have 1 worker"), "{status}: {said}");
+    let told = "--user start paraft-t-worker@0.service\n--user stop paraft-t-worker@1.service\n";
+    assert_eq!(systemctl.told(), told);
+    let (status, said) = workers(3);
+    assert!(status == 409 && said.contains("the job has 2 workers"), "{status}: {said}");
+    let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
+    assert!(status == 200 && said.contains("t goes on in asp"), "{status}: {said}");
+    drop(page);
+    let status = paraft().arg("status").arg(&run).output().expect("paraft starts");
+    contains(&text(&status.stdout), &["asp"]);
+    let _ = kill(Pid::from_raw(train.id() as i32), Signal::SIGTERM);
+    let _ = train.wait();
 }

@@ -4,13 +4,13 @@ use crate::common::*;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 /// A folder of programs that stands before all others, and what they were told.
-struct Tools {
+pub struct Tools {
     scratch: tempfile::TempDir,
 }
 
 impl Tools {
     /// With a program of this name, which notes its arguments in `told` and then does this.
-    fn new(name: &str, then: &str) -> Self {
+    pub fn new(name: &str, then: &str) -> Self {
         let scratch = tempfile::tempdir().expect("scratch");
         let tools = Self { scratch };
         fs::create_dir(tools.path("bin")).expect("a folder");
@@ -26,11 +26,15 @@ impl Tools {
         self.scratch.path().join(name)
     }
 
+    /// The search path on which they stand before all others.
+    pub fn first_in_path(&self) -> String {
+        format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap_or_default())
+    }
+
     fn paraft(&self, args: &[&str]) -> Output {
-        let path = std::env::var("PATH").unwrap_or_default();
         let mut command = paraft();
         command.current_dir(self.scratch.path()).args(args);
-        command.env("PATH", format!("{}:{path}", self.path("bin").display())).output().expect("paraft starts")
+        command.env("PATH", self.first_in_path()).output().expect("paraft starts")
     }
 
     /// What it prints, if it ends well.
@@ -41,7 +45,7 @@ impl Tools {
     }
 
     /// What the programs were told since last asked.
-    fn told(&self) -> String {
+    pub fn told(&self) -> String {
         let told = fs::read_to_string(self.path("told")).unwrap_or_default();
         let _ = fs::remove_file(self.path("told"));
         told.replace(&*self.scratch.path().to_string_lossy(), "")

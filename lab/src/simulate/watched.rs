@@ -1,8 +1,7 @@
 //! The live page of a simulated fleet: what the fleet says goes to the page as if servers had said it.
 
-use crate::page;
 use paraft_dashboard::{
-    Source,
+    Here, Source,
     facts::{self, Facts},
 };
 use paraft_fleet::failure::Failure;
@@ -13,14 +12,17 @@ use tokio::sync::watch;
 /// A page that is served as long as this lives.
 pub struct Page {
     facts: watch::Sender<Facts>,
-    _page: page::Page,
+    _page: paraft_dashboard::Page,
 }
 
 impl Page {
     /// Serves it there, and says where.
     pub fn serve(at: SocketAddr) -> Result<Self, Failure> {
         let (facts, told) = watch::channel(Facts::default());
-        Ok(Self { facts, _page: page::Page::serve(at, Source::Facts(told), None)? })
+        Ok(Self {
+            facts,
+            _page: paraft_dashboard::Page::serve(at, Source::Facts(told), None, Here::default())?,
+        })
     }
 
     /// What shows it the fleet. Times on the page are simulated, from now on.

@@ -276,6 +276,8 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             checkpoint: w.checkpoint,
             save: w.save,
             skipped: if w.last { w.skipped } else { 0 },
+            share: w.share.map_or(0, |s| s.place),
+            shares: w.share.map_or(0, |s| s.of),
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
             Kind::RoundNorm(wire::RoundNorm { step: step.0, sum_of_squares })

@@ -181,7 +181,7 @@ impl Members {
     }
 
     /// Everyone, finished ones included.
-    pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Member)> + Clone {
         self.by_id.iter().map(|(w, m)| (*w, m))
     }
 

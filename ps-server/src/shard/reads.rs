@@ -65,6 +65,7 @@ impl Read {
                 checkpoint: false,
                 save: false,
                 skipped: 0,
+                share: None,
                 since,
             });
         }

@@ -2,7 +2,7 @@
 
 use super::{Arrived, Event, Session, Wait};
 use crate::{error::SessionError, link::LinkEvent};
-use paraft_common::{BucketId, ShardId, Step, WorkerId, placement};
+use paraft_common::{BucketId, ShardId, Share, Step, WorkerId, placement};
 use paraft_proto::Weights;
 use std::{collections::BTreeSet, time::Duration};
 
@@ -55,6 +55,8 @@ pub struct Pulled {
     pub partial_checkpoint: bool,
     /// The session was lost; the worker has joined anew and holds no chunk any more.
     pub rejoined: bool,
+    /// What this worker evaluates behind an epoch, where shard 0 has said it.
+    pub share: Option<Share>,
     /// Buckets whose weights came; the others are as the last pull left them.
     pub changed: BTreeSet<BucketId>,
 }
@@ -99,6 +101,9 @@ impl Pulling {
             p.checkpoint &= w.checkpoint;
             p.partial_checkpoint |= w.checkpoint;
             p.save |= w.save;
+            if w.shares > 0 {
+                p.share = Some(Share { place: w.share, of: w.shares });
+            }
             p.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
         }
     }

@@ -193,3 +193,41 @@ fn an_evaluation_that_takes_long_says_how_far_it_is() -> Result<()> {
     ensure!(far.collect::<Vec<_>>() == [(0, 1, 256, HELD_OUT)], "{events:?}");
     Ok(())
 }
+
+#[test]
+fn who_is_left_evaluates_the_share_of_a_worker_that_is_gone() -> Result<()> {
+    for mode in ["train.mode=bsp", "train.mode=ssp:1"] {
+        let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
+        let set = ["train.workers=3", "train.batch=35", "train.epochs=5", "eval.every_epoch=true", mode];
+        let job = job(&fleet.at, MLP, &set)?;
+        let folder = tempfile::tempdir()?;
+        let stays = Run { dir: Some(folder.path().to_path_buf()), ..Run::new() };
+        // It goes behind its first evaluation.
+        let goes = Run { interrupt: Some(Arc::default()), evaluated: stays.evaluated.clone(), ..Run::new() };
+        thread::scope(|s| -> Result<()> {
+            let (stays, goes, job) = (&stays, &goes, &job);
+            let left: Vec<_> = (0..2).map(|rank| s.spawn(move || stays.worker(job, rank))).collect();
+            let gone = goes.worker(job, 2)?;
+            ensure!(matches!(gone, Err(WorkerError::Interrupted)), "{mode}: {gone:?}");
+            for worker in left {
+                worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))???;
+            }
+            Ok(())
+        })?;
+        let events = read_events(folder.path().join(METRICS_FILE))?;
+        let counts: Vec<_> = events
+            .iter()
+            .filter_map(|e| match e {
+                Event::Eval(e) => Some((e.epoch, e.count)),
+                _ => None,
+            })
+            .collect();
+        // One bound ahead, who is fastest may have come to the second epoch's end with all three there.
+        let whole = if mode.ends_with("bsp") { 1 } else { 3 };
+        let short = counts.iter().any(|(epoch, count)| *epoch >= whole && *count != HELD_OUT);
+        ensure!(!short && counts.iter().any(|(epoch, _)| *epoch == 3), "{mode}: {counts:?}");
+        let n = stays.evaluated.load(SeqCst);
+        ensure!(!mode.ends_with("bsp") || n == 5 * HELD_OUT, "{mode}: {n} samples for five epochs");
+    }
+    Ok(())
+}

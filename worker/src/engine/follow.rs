@@ -2,7 +2,7 @@
 
 use super::{Broke, Engine, Memory, Stepped, alone_only, broke::blame};
 use crate::{group::ControlMessage, stage::Batches, worker::WorkerError};
-use paraft_common::Step;
+use paraft_common::{Share, Step};
 use paraft_models::Evaluation;
 
 /// What a rank that does not lead is asked for.
@@ -11,13 +11,8 @@ pub(crate) trait Follows {
     fn batches(&mut self, step: Step, mesh: usize, two: bool) -> Result<Batches<'_>, WorkerError>;
     /// A step was made.
     fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError>;
-    /// A part of the worker's share of the held-out samples: that of `place` among so many.
-    fn evaluate(
-        &self,
-        engine: &mut Engine,
-        epoch: u64,
-        place: (usize, usize),
-    ) -> Result<Evaluation, WorkerError>;
+    /// This rank's part of the worker's share of the held-out samples.
+    fn evaluate(&self, engine: &mut Engine, epoch: u64, part: Share) -> Result<Evaluation, WorkerError>;
 }
 
 impl Engine<'_> {
@@ -90,8 +85,10 @@ impl Engine<'_> {
             ControlMessage::Meet(_) | ControlMessage::Pull(_) | ControlMessage::Gather => {
                 return Err(alone_only().into());
             }
-            ControlMessage::Evaluate(epoch) => {
-                self.sum_evaluation(&mut |engine: &mut Self, place| work.evaluate(engine, epoch, place))?;
+            ControlMessage::Evaluate { epoch, share } => {
+                self.sum_evaluation(share, &mut |engine: &mut Self, part| {
+                    work.evaluate(engine, epoch, part)
+                })?;
             }
             ControlMessage::Reform => return Ok(Some(false)),
             ControlMessage::Over => return Ok(Some(true)),

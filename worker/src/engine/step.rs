@@ -9,7 +9,7 @@ use crate::{
     worker::WorkerError,
 };
 use paraft_client::Client;
-use paraft_common::Step;
+use paraft_common::{Share, Step};
 use paraft_models::{Batch, DeviceError, Evaluation, Model, ModelError, Part};
 
 /// A step that was made.
@@ -195,18 +195,19 @@ impl Engine<'_> {
         }
     }
 
-    /// The worker's share of an evaluation, by all its ranks: `own(engine, place, size)` evaluates a part of it.
+    /// The worker's share of an evaluation, by all its ranks: `own` evaluates this rank's part of it.
     pub fn evaluate_share(
         &mut self,
         epoch: u64,
-        mut own: impl FnMut(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
+        share: Share,
+        mut own: impl FnMut(&mut Self, Share) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, WorkerError> {
         loop {
             let mut said = self.is_between_steps();
             if let (Ok(()), Some(ranks)) = (&said, &self.ranks) {
-                said = ranks.say(&ControlMessage::Evaluate(epoch)).map_err(Broke::Group);
+                said = ranks.say(&ControlMessage::Evaluate { epoch, share }).map_err(Broke::Group);
             }
-            match said.and_then(|()| self.sum_evaluation(&mut own)) {
+            match said.and_then(|()| self.sum_evaluation(share, &mut own)) {
                 Ok(e) => return Ok(e),
                 Err(e) => self.recover(e)?,
             }
@@ -216,10 +217,11 @@ impl Engine<'_> {
     /// After [`ControlMessage::Evaluate`], on every rank.
     pub(super) fn sum_evaluation(
         &mut self,
-        own: &mut impl FnMut(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
+        share: Share,
+        own: &mut impl FnMut(&mut Self, Share) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, Broke> {
-        let place = self.sharers();
-        let e = own(self, place)?;
+        let (place, of) = self.sharers();
+        let e = own(self, share.part(place as u32, of as u32))?;
         let Some(ranks) = &self.ranks else { return Ok(e) };
         let mut sums = [e.loss_sum, e.correct as f64, e.count as f64];
         ranks.sum(&mut sums)?;

@@ -10,7 +10,7 @@ use crate::{
 };
 use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Reported};
-use paraft_common::{Layout, Step, WorkerId, local::LocalWeights};
+use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
 use paraft_trainer::{Action, Seen, Trainer};
@@ -88,8 +88,12 @@ pub(crate) enum Turn {
         /// Minibatches before it.
         clock: u64,
     },
-    /// Evaluate a share of the held-out data. Answer: [`Driver::evaluated`].
-    Evaluate(u64),
+    /// Evaluate this share of the held-out data. Answer: [`Driver::evaluated`].
+    Evaluate {
+        /// From 1.
+        epoch: u64,
+        share: Share,
+    },
     /// Get the minibatches of this chunk ready. Answer: [`Driver::prepared`].
     Chunk {
         /// From 0.
@@ -326,9 +330,9 @@ impl Driver {
                     self.note_evaluations()?;
                     self.note_checkpoints(false)?;
                 }
-                Action::Evaluate(epoch) => {
+                Action::Evaluate { epoch, share } => {
                     self.trains = self.clock.stop();
-                    return Ok(Turn::Evaluate(epoch));
+                    return Ok(Turn::Evaluate { epoch, share });
                 }
                 Action::Checkpoint(pulled) => {
                     if let Some(c) = &mut self.checkpoints {

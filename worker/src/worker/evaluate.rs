@@ -1,6 +1,6 @@
-//! Who evaluates which of the held-out samples, and how it is seen that somebody does.
+//! A worker's share of the held-out samples, evaluated so that others see it.
 
-use super::{WorkerError, WorkerOptions};
+use super::WorkerError;
 use crate::{
     engine::Engine,
     job::Job,
@@ -8,34 +8,15 @@ use crate::{
     samples::fill,
 };
 use paraft_client::Interrupt;
-use paraft_common::WorkerId;
+use paraft_common::{Share, WorkerId};
 use paraft_data::Dataset;
 use paraft_models::{Batch, Evaluation};
 use paraft_record::{Event, event};
 use std::time::{Duration, Instant};
 
-/// A worker's share of the held-out samples: every so many.
-#[derive(Clone, Copy)]
-pub(super) struct Share {
-    worker: usize,
-    workers: usize,
-}
-
-impl Share {
-    pub fn of(job: &Job, options: &WorkerOptions) -> Self {
-        let worker = options.rank / job.ranks_of_worker();
-        Self { worker: worker as usize, workers: job.train.workers as usize }
-    }
-
-    /// Whose it is.
-    pub fn worker(self) -> WorkerId {
-        WorkerId(self.worker as u32)
-    }
-
-    /// The part of one of a group's ranks, of those who are there.
-    pub fn part(self, (place, size): (usize, usize), len: usize) -> impl Iterator<Item = usize> {
-        (self.worker + place * self.workers..len).step_by(self.workers * size)
-    }
+/// A worker's share where all of the job's are there, and no server says so.
+pub(super) fn own_share(job: &Job, rank: u32) -> Share {
+    Share { place: rank / job.ranks_of_worker(), of: job.train.workers }
 }
 
 /// An evaluation that takes longer than this says how far it is, each time it has passed again.
@@ -68,11 +49,11 @@ impl Watch<'_> {
 pub(super) fn evaluate(
     engine: &mut Engine,
     test: &Dataset,
-    samples: impl Iterator<Item = usize>,
+    share: Share,
     watch: &mut Watch<'_>,
 ) -> Result<Evaluation, WorkerError> {
     const CHUNK: usize = 256;
-    let indices: Vec<u32> = samples.map(|i| i as u32).collect();
+    let indices: Vec<u32> = share.samples(test.len()).map(|i| i as u32).collect();
     let mut sum = Evaluation::default();
     let mut batch = Batch::default();
     let (mut said, mut logged) = (Instant::now(), Instant::now());

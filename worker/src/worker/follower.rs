@@ -2,7 +2,7 @@
 
 use super::{
     Shared, WorkerError, WorkerOptions, WorkerReport,
-    evaluate::{Share, Watch, evaluate},
+    evaluate::{Watch, evaluate},
     join::{Flush, begin_trace, client_options},
     scratch_folder, staged,
     training::finite,
@@ -15,7 +15,7 @@ use crate::{
     start::{self, Init},
 };
 use paraft_client::{Client, ClientOptions};
-use paraft_common::{Step, layout::Cuts};
+use paraft_common::{Share, Step, WorkerId, layout::Cuts};
 use paraft_data::Prefetcher;
 use paraft_models::{Batch, Evaluation, Model, Part};
 use std::{ops::Range, sync::atomic::Ordering::Relaxed, time::Instant};
@@ -24,7 +24,7 @@ pub(super) struct Following<'a> {
     job: &'a Job,
     options: &'a WorkerOptions,
     data: &'a Shared,
-    share: Share,
+    worker: WorkerId,
     /// With the step of the minibatch that comes next, and whose they are.
     batches: Option<(Step, u32, Prefetcher<Batch>)>,
     batch: Batch,
@@ -41,7 +41,7 @@ impl<'a> Following<'a> {
             job,
             options,
             data,
-            share: Share::of(job, options),
+            worker: WorkerId(options.rank / job.ranks_of_worker()),
             batches: None,
             batch: Batch::default(),
             next: None,
@@ -89,7 +89,7 @@ impl Follows for Following<'_> {
     }
 
     fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError> {
-        finite(stepped, step, self.share.worker())?;
+        finite(stepped, step, self.worker)?;
         self.steps += 1;
         self.samples += self.batch.n as u64;
         self.data.gauges.step.store(step.0, Relaxed);
@@ -98,16 +98,10 @@ impl Follows for Following<'_> {
         Ok(())
     }
 
-    fn evaluate(
-        &self,
-        engine: &mut Engine,
-        epoch: u64,
-        place: (usize, usize),
-    ) -> Result<Evaluation, WorkerError> {
-        let test = &self.data.test;
-        let worker = self.share.worker();
+    fn evaluate(&self, engine: &mut Engine, epoch: u64, part: Share) -> Result<Evaluation, WorkerError> {
+        let worker = self.worker;
         let mut watch = Watch { interrupt: &*self.options.interrupt, recorder: None, worker, epoch };
-        evaluate(engine, test, self.share.part(place, test.len()), &mut watch)
+        evaluate(engine, &self.data.test, part, &mut watch)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::{
     Plan, Setup, WorkerError, WorkerOptions,
     driver::{Driver, Scores},
+    evaluate::own_share,
     transport,
 };
 use crate::{
@@ -100,6 +101,7 @@ pub(super) fn join(
             layout: layout.clone(),
             batch: job.train.batch,
             evaluates: job.eval.every_epoch,
+            share: own_share(job, options.rank),
             due: job.checkpoint.as_ref().map(|c| checkpoints::due(c, plan)),
             leased: plan.leased,
             begun,

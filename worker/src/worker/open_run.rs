@@ -348,7 +348,7 @@ impl OpenRun {
                     self.hold();
                     return Ok(());
                 }
-                Turn::Evaluate(_) => self.driver.not_evaluated(),
+                Turn::Evaluate { .. } => self.driver.not_evaluated(),
                 Turn::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {
                         self.order = (epoch, self.driver.order(epoch));

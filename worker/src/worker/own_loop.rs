@@ -179,11 +179,10 @@ impl Run {
                     self.asked = Asked::Local { step, clock, samples: samples.len() as u64 };
                     return Ok(Turn::Train(Minibatch { step, samples }));
                 }
-                driver::Turn::Evaluate(_) if self.held_out == 0 => self.driver.not_evaluated(),
-                driver::Turn::Evaluate(epoch) => {
+                driver::Turn::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
+                driver::Turn::Evaluate { epoch, share } => {
                     self.asked = Asked::Evaluate(epoch);
-                    let (first, every) = (self.rank as usize, self.job.train.workers as usize);
-                    return Ok(Turn::Evaluate { samples: (first..self.held_out).step_by(every).collect() });
+                    return Ok(Turn::Evaluate { samples: share.samples(self.held_out).collect() });
                 }
                 driver::Turn::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {

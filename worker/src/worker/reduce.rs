@@ -12,7 +12,7 @@
 
 use super::{
     Clock, Shared, WorkerError, WorkerOptions, WorkerReport, client_options,
-    evaluate::{Share, Watch, evaluate},
+    evaluate::{Watch, evaluate, own_share},
     follower::Following,
     training::finite,
 };
@@ -230,12 +230,11 @@ impl<'a> Lead<'a> {
     ) -> Result<Evaluation, WorkerError> {
         self.clock.stop();
         let epoch = done.0.div_ceil(self.data.plan.per_epoch);
-        let (share, test) = (Share::of(self.job, self.options), &self.data.test);
+        let (share, test) = (own_share(self.job, self.options.rank), &self.data.test);
         let (worker, recorder) = (self.client.worker(), Some(&mut self.recorder));
         let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, epoch };
-        let e = engine.evaluate_share(epoch, |engine, place| {
-            evaluate(engine, test, share.part(place, test.len()), &mut watch)
-        })?;
+        let e =
+            engine.evaluate_share(epoch, share, |engine, part| evaluate(engine, test, part, &mut watch))?;
         let n = e.count.max(1) as f64;
         let event = event::Eval {
             wall: wall(),

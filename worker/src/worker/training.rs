@@ -3,7 +3,7 @@
 use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
     driver::{Driver, End, Landing, Turn},
-    evaluate::{Share, Watch, evaluate},
+    evaluate::{Watch, evaluate},
 };
 use crate::{
     engine::{Engine, Stepped},
@@ -13,7 +13,7 @@ use crate::{
     streamed::Stopped,
 };
 use paraft_client::{Client, Pull, Pulled};
-use paraft_common::{Layout, Step, WorkerId};
+use paraft_common::{Layout, Share, Step, WorkerId};
 use paraft_data::{Dataset, Prefetcher, chunk_of};
 use paraft_models::{Batch, Evaluation, ModelError, Sample};
 use std::sync::{Arc, mpsc};
@@ -89,16 +89,15 @@ impl Training<'_> {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
                 }
-                Turn::Evaluate(epoch) => {
+                Turn::Evaluate { epoch, share } => {
                     if let Some(streamed) = self.engine.streams() {
                         streamed.fetch_whole(&mut self.driver.client)?;
                     }
-                    let share = Share::of(self.job, self.options);
                     let Self { engine, test, driver, options, .. } = self;
                     let (worker, recorder) = (driver.worker(), Some(&mut driver.recorder));
                     let mut watch = Watch { interrupt: &*options.interrupt, recorder, worker, epoch };
-                    let e = engine.evaluate_share(epoch, |engine, place| {
-                        evaluate(engine, test, share.part(place, test.len()), &mut watch)
+                    let e = engine.evaluate_share(epoch, share, |engine, part| {
+                        evaluate(engine, test, part, &mut watch)
                     })?;
                     self.driver.evaluated(epoch, &e)?;
                 }
@@ -136,7 +135,7 @@ impl Training<'_> {
         let (worker, epoch) = (self.driver.worker(), self.driver.epoch_of(end.done));
         let recorder = Some(&mut self.driver.recorder);
         let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, epoch };
-        evaluate(&mut self.engine, &self.test, 0..self.test.len(), &mut watch)
+        evaluate(&mut self.engine, &self.test, Share::ALL, &mut watch)
     }
 
     /// The minibatches after step `done`; those of chunks as they are given out.

@@ -12,7 +12,7 @@ use crate::shard::{
     state::Configured,
 };
 use bytes::Bytes;
-use paraft_common::{Step, WorkerId, codec::value_bytes};
+use paraft_common::{ShardId, Step, WorkerId, codec::value_bytes};
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -117,12 +117,16 @@ impl Leader {
         let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
-        let (stop, clock, finishers, skipped) = self.shard.read(|m| {
+        let evaluates = self.shard.id() == ShardId(0) && whole && !pull.last && !pull.part;
+        let (stop, clock, finishers, skipped, share) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
             let member = m.members.get(pull.worker);
             let ahead = member.map_or(0, |m| e.deltas.working().skips_of(pull.worker, m.session));
             let skipped = m.skipped.get(&pull.worker).copied().unwrap_or_default() + ahead;
-            (m.stop, member.map_or(pull.done, |m| m.clock()), f, skipped)
+            let clock = member.map_or(pull.done, |m| m.clock());
+            let members = m.members.iter().map(|(w, _)| w);
+            let share = evaluates.then(|| e.shares.of(pull.worker, clock.max(pull.done), members));
+            (m.stop, clock, f, skipped, share)
         });
         if let Some(stream) = e.streams.get(pull.conn) {
             e.deltas.answers(stream.worker);
@@ -169,6 +173,7 @@ impl Leader {
                 checkpoint: checkpoint && last,
                 save,
                 skipped,
+                share: if last { share } else { None },
                 since,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));

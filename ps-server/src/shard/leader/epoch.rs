@@ -2,7 +2,7 @@
 
 use super::{
     Effect, Leader, Purpose, Reply, Said, Standing, Task, checkpoint, chunks, deltas, leases, norms, pending,
-    pulls, rounds, streams, switching, tally,
+    pulls, rounds, shares, streams, switching, tally,
 };
 use crate::{
     compute::Panicked,
@@ -46,6 +46,7 @@ pub(super) struct Epoch {
     pub rounds: rounds::Rounds,
     pub norms: norms::Norms,
     pub pulls: pulls::Pulls,
+    pub shares: shares::Shares,
     pub deltas: deltas::Deltas,
     pub switching: switching::Switching,
     pub tally: tally::Tally,
@@ -130,6 +131,7 @@ impl Leader {
             rounds: Default::default(),
             norms: Default::default(),
             pulls: Default::default(),
+            shares: Default::default(),
             deltas: Default::default(),
             switching: Default::default(),
             tally: Default::default(),

@@ -11,7 +11,7 @@ use crate::shard::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, InForce, Mode, Payload, Seq, SessionId, Step, Version, WorkerId, auto, config::Stopping,
+    BucketId, InForce, Mode, Payload, Seq, SessionId, Share, Step, Version, WorkerId, auto, config::Stopping,
 };
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Stages};
@@ -234,6 +234,8 @@ pub struct Weights {
     pub save: bool,
     /// Of the session's steps, those that were skipped here.
     pub skipped: u64,
+    /// With `last`, from shard 0: what this worker evaluates behind an epoch.
+    pub share: Option<Share>,
     /// Since when it may go.
     pub since: Moment,
 }

@@ -46,6 +46,7 @@ mod pushing;
 mod replication;
 pub mod rounds;
 pub mod run;
+mod shares;
 pub mod streams;
 pub mod switching;
 pub mod tally;

@@ -1,8 +1,7 @@
-//! A live page that a command of the laboratory serves itself.
+//! A live page that a command serves itself, not a server.
 
-use paraft_dashboard::{Here, Options, Source, Token};
-use paraft_fleet::failure::Failure;
-use paraft_worker::exit;
+use crate::{Here, Options, Source, Token, serve};
+use paraft_fleet::failure::{Failure, exit};
 use serde_json::Value;
 use std::{future::pending, net::SocketAddr};
 use tokio::{net::TcpListener, runtime, sync::watch};
@@ -15,10 +14,14 @@ pub struct Page {
 
 impl Page {
     /// Serves it there, and says where. `sweep`: of which sweep it is.
+    ///
+    /// # Errors
+    /// The address is not free, or the token of the environment is none.
     pub fn serve(
         at: SocketAddr,
         source: Source,
         sweep: Option<watch::Receiver<Value>>,
+        here: Here,
     ) -> Result<Self, Failure> {
         let token = match Token::given() {
             Some(given) => given.map_err(|e| Failure::new(exit::CONFIG, e))?,
@@ -28,16 +31,16 @@ impl Page {
         };
         let cannot = |e| {
             Failure::new(exit::IO, format!("the page cannot be served on {at}: {e}"))
-                .help("give --dashboard another address, or port 0 for any that is free")
+                .help("give another address, or port 0 for any that is free")
         };
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(cannot)?;
         let listener = runtime.block_on(TcpListener::bind(at)).map_err(cannot)?;
         let bound = listener.local_addr().map_err(cannot)?;
         eprintln!("page    {}", token.link(&bound.to_string()));
-        let options = Options { source, token, sweep, here: Here::default() };
+        let options = Options { source, token, sweep, here };
         runtime.spawn(async move {
-            if let Err(e) = paraft_dashboard::serve(listener, options, pending()).await {
+            if let Err(e) = serve(listener, options, pending()).await {
                 eprintln!("the page is served no more: {e}");
             }
         });

@@ -1,0 +1,60 @@
+//! `paraft dashboard`: the live page of a fleet whose servers serve none, or cannot be reached from a browser.
+
+use clap::Args;
+use paraft_dashboard::{Here, Page, Source};
+use paraft_fleet::{
+    ask, failure::Failure, faults::FAULTS_FILE, fleet::server_data, launch, submitted, whose,
+};
+use paraft_worker::exit;
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering::Relaxed,
+    time::Duration,
+};
+
+#[derive(Args)]
+pub struct DashboardArgs {
+    /// A run's folder, a job file with cluster.addresses, or any server as host:port.
+    pub of: Option<PathBuf>,
+    /// Servers as host:port, comma-separated; one that answers is enough.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// Where it is served; port 0: any that is free.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub at: SocketAddr,
+    /// Recorded runs to compare with; by default those that lie beside the run.
+    #[arg(long, value_name = "FOLDER")]
+    pub runs: Option<PathBuf>,
+}
+
+/// An interrupt is heard within this time.
+const LOOK: Duration = Duration::from_millis(100);
+
+pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
+    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
+    // Why nobody answers is said in plain words.
+    ask::jobs(&servers)?;
+    let mut here = here(args.of.as_deref());
+    if let Some(runs) = &args.runs {
+        here.runs = Some(
+            std::fs::canonicalize(runs)
+                .map_err(|e| Failure::new(exit::CONFIG, format!("--runs {}: {e}", runs.display())))?,
+        );
+    }
+    let interrupted = launch::interrupts();
+    let _page = Page::serve(args.at, Source::Servers(servers), None, here)?;
+    while interrupted.load(Relaxed) == 0 {
+        std::thread::sleep(LOOK);
+    }
+    Ok(exit::OK)
+}
+
+/// What this host has of a run that is given by its folder.
+pub fn here(of: Option<&Path>) -> Here {
+    let folder = of.filter(|of| of.is_dir()).and_then(|of| std::fs::canonicalize(of).ok());
+    // Another fleet's job may have its run here.
+    let run = folder.clone().filter(|run| server_data(run, 0).is_dir() || submitted::is(run));
+    let faults = run.as_ref().map(|run| run.join(FAULTS_FILE)).filter(|file| file.exists());
+    Here { faults, run, acts: None, runs: folder.and_then(|folder| Some(folder.parent()?.to_path_buf())) }
+}

@@ -1,0 +1,65 @@
+//! Which servers are meant: where a command is given a run's folder, a job file or addresses.
+
+use crate::{certs, failure::Failure, submitted};
+use paraft_worker::{Job, exit};
+use std::path::Path;
+
+/// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
+pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
+    if !servers.is_empty() {
+        return Ok(servers.to_vec());
+    }
+    let Some(of) = of else {
+        return Err(
+            Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file")
+        );
+    };
+    if of.is_dir() {
+        certs::take(of)?;
+        if submitted::is(of) {
+            return submitted_servers(of);
+        }
+        let path = of.join("servers");
+        let list = std::fs::read_to_string(&path).map_err(|e| {
+            Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
+        })?;
+        return Ok(list.trim().split(',').map(str::to_string).collect());
+    }
+    if let Some(list) = of.to_str().filter(|l| !of.exists() && are_addresses(l)) {
+        return Ok(list.split(',').map(str::to_string).collect());
+    }
+    let job = Job::load(of, &[])?;
+    if job.cluster.addresses.is_empty() {
+        return Err(Failure::new(exit::CONFIG, format!("{} names no cluster.addresses", of.display()))
+            .help("the launcher picks ports; give the run's folder instead"));
+    }
+    Ok(job.cluster.addresses)
+}
+
+/// An engine may have started them elsewhere since.
+fn submitted_servers(run: &Path) -> Result<Vec<String>, Failure> {
+    let servers: Vec<String> = submitted::of(run)?.servers(run)?.into_values().collect();
+    if servers.is_empty() {
+        let what = format!("{}: no server has said yet where it is", run.display());
+        return Err(Failure::new(exit::UNAVAILABLE, what).help(
+            "`paraft fleet status` says what the engine does with them; pods and hosts of --on ssh without a shared folder are \
+             reached by --servers host:port",
+        ));
+    }
+    Ok(servers)
+}
+
+/// Whether a word says which servers are meant, as [`addresses`] reads it.
+pub fn names_a_fleet(word: &Path) -> bool {
+    word.exists() || word.to_str().is_some_and(are_addresses)
+}
+
+/// host:port, or several with commas between them.
+fn are_addresses(list: &str) -> bool {
+    let is_one = |a: &str| {
+        a.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
+        })
+    };
+    list.split(',').all(is_one)
+}

@@ -1,0 +1,87 @@
+//! Who evaluates which of the held-out samples behind an epoch: those who are members when the first of them has done its last
+//! step. So the share of a worker that was lost is the others'. Leader-only: where another leads between two answers, and
+//! somebody has joined or was lost too, one evaluation may miss samples or have some twice, which its count shows.
+
+use paraft_common::{Share, Step, WorkerId};
+use std::collections::VecDeque;
+
+/// More than that many changes of who is there lie between the first and the last worker only where somebody is lost all the time:
+/// the oldest is forgotten then.
+const MAX_CUTS: usize = 64;
+
+/// How the samples are cut, by step.
+#[derive(Debug, Default)]
+pub struct Shares {
+    /// From this step on for these, by rising worker.
+    cuts: VecDeque<(Step, Vec<WorkerId>)>,
+    furthest: Step,
+}
+
+impl Shares {
+    /// What a worker evaluates that has done this step, if that ends an epoch. `members` by rising worker.
+    pub fn of(
+        &mut self,
+        worker: WorkerId,
+        done: Step,
+        members: impl Iterator<Item = WorkerId> + Clone,
+    ) -> Share {
+        let begins = self.cuts.is_empty();
+        if begins || done > self.furthest {
+            let changed = !self.cuts.back().is_some_and(|(_, now)| members.clone().eq(now.iter().copied()));
+            if changed {
+                let from = if begins { Step(0) } else { done };
+                self.cuts.push_back((from, members.collect()));
+            }
+            if self.cuts.len() > MAX_CUTS {
+                self.cuts.pop_front();
+            }
+            self.furthest = self.furthest.max(done);
+        }
+        let cut = self.cuts.iter().rev().find(|(from, _)| *from <= done).or(self.cuts.front());
+        let Some((_, among)) = cut else { return Share::ALL };
+        let of = u32::try_from(among.len()).unwrap_or(u32::MAX).max(1);
+        let place = among.binary_search(&worker).map_or(of, |at| u32::try_from(at).unwrap_or(of));
+        Share { place, of }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    fn at(shares: &mut Shares, worker: u32, done: u64, members: &[u32]) -> (u32, u32) {
+        let share = shares.of(WorkerId(worker), Step(done), members.iter().map(|w| WorkerId(*w)));
+        (share.place, share.of)
+    }
+
+    #[test]
+    fn who_is_there_takes_over_what_is_left() {
+        let mut shares = Shares::default();
+        assert_eq!(at(&mut shares, 1, 8, &[0, 1, 2]), (1, 3));
+        assert_eq!(at(&mut shares, 2, 8, &[0, 1, 2]), (2, 3));
+        // The first is lost before it comes by: its share of this evaluation too, of the next one it is the others'.
+        assert_eq!(at(&mut shares, 2, 8, &[1, 2]), (2, 3));
+        assert_eq!(at(&mut shares, 1, 16, &[1, 2]), (0, 2));
+        assert_eq!(at(&mut shares, 2, 16, &[1, 2]), (1, 2));
+    }
+
+    #[test]
+    fn who_joins_has_nothing_of_what_the_others_have_cut() {
+        let mut shares = Shares::default();
+        assert_eq!(at(&mut shares, 0, 8, &[0]), (0, 1));
+        assert_eq!(at(&mut shares, 3, 8, &[0, 3]), (1, 1), "the first has it all");
+        assert_eq!(at(&mut shares, 0, 9, &[0, 3]), (0, 2));
+        // Slower ones come by where the fastest has been long ago.
+        assert_eq!(at(&mut shares, 3, 7, &[0, 3]), (1, 1));
+        assert_eq!(at(&mut shares, 3, 9, &[3]), (1, 2));
+    }
+
+    #[test]
+    fn it_stays_small() {
+        let mut shares = Shares::default();
+        for step in 0..1000 {
+            at(&mut shares, 0, step, if step % 2 == 0 { &[0, 1] } else { &[0] });
+        }
+        assert_eq!(shares.cuts.len(), MAX_CUTS);
+        assert_eq!(at(&mut shares, 0, 3, &[0]), (0, 2), "as the oldest that is known");
+    }
+}
