@@ -3,10 +3,7 @@
 use crate::{facts::Facts, here::Here};
 use futures::{FutureExt, future::BoxFuture};
 use paraft_common::{ModeChoice, ServerId};
-use paraft_fleet::{
-    faults::{Fault, Faults},
-    scale,
-};
+use paraft_fleet::faults::{Fault, Faults};
 use paraft_proto::{Advice, PROTOCOL, Refused, SwitchModeRequest};
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -46,7 +43,7 @@ pub enum Act {
         #[serde(default)]
         undo: bool,
     },
-    /// `paraft fleet scale`, where the workers' launcher is on this host.
+    /// `paraft fleet scale`, where the workers' launcher is on this host, or their engine can be told from it.
     Workers {
         /// The job's number: its name may be another's too, by now.
         job: u32,
@@ -105,12 +102,9 @@ impl Act {
             Self::Workers { job, workers } => {
                 let known = facts.jobs.iter().find(|j| j.id == *job);
                 let known = known.ok_or_else(|| format!("this fleet has no job {job}"))?;
-                let none =
-                    "the launcher of its workers is not on this host: use `paraft fleet scale` where it is";
-                let dir = here.launched(known).ok_or(none)?;
-                let n = *workers;
-                let set = tokio::task::spawn_blocking(move || scale::set(&dir, n)).await;
-                set.map_err(|e| e.to_string())?.map_err(|e| e.message().to_string())?;
+                let (n, here, job) = (*workers, here.clone(), known.clone());
+                let set = tokio::task::spawn_blocking(move || here.scale(&job, n)).await;
+                set.map_err(|e| e.to_string())??;
                 let workers = if n == 1 { "1 worker".to_string() } else { format!("{n} workers") };
                 Ok(format!("{} is to have {workers} from now on", known.name))
             }

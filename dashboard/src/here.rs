@@ -1,7 +1,7 @@
 //! What the page's server reaches by the files of its host, beside what the fleet's servers say.
 
 use crate::facts::{Facts, Job};
-use paraft_fleet::{faults::Faults, scale};
+use paraft_fleet::{failure::Failure, faults::Faults, scale, submitted};
 use paraft_tls::Access;
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,11 @@ use std::path::{Path, PathBuf};
 pub struct Here {
     /// The file that the fleet's fault points follow, where it has any.
     pub faults: Option<PathBuf>,
-    /// The run whose launcher has started the fleet.
+    /// The run for which the fleet was started.
     pub run: Option<PathBuf>,
+    /// Where an engine has started it, as many workers as that can run. It is told by commands that files of `run` name: of no other
+    /// folder, whose owner may be anybody.
+    pub engine: Option<u32>,
     /// A folder of runs, which can be compared; those whose launcher is on this host can be told how many workers they have.
     pub runs: Option<PathBuf>,
     /// By what acts come to the servers, where that is not how this process does.
@@ -19,9 +22,31 @@ pub struct Here {
 }
 
 impl Here {
+    /// As many workers as a job can have, where somebody can be told from here how many it is to have.
+    fn most(&self, job: &Job) -> Option<u32> {
+        match self.engine.filter(|_| is_own(job)) {
+            Some(most) => Some(most),
+            None => scale::most(&self.launched(job)?),
+        }
+    }
+
+    /// Has a job's workers be so many. Waits for an engine's command.
+    ///
+    /// # Errors
+    /// There is nobody here to be told, or the number is refused.
+    pub fn scale(&self, job: &Job, workers: u32) -> Result<(), String> {
+        let none = "nothing on this host starts and ends its workers: use `paraft fleet scale` where that is";
+        let run = self.launched(job).ok_or(none)?;
+        let said = |e: Failure| e.message().to_string();
+        match self.engine.filter(|_| is_own(job)) {
+            Some(_) => submitted::scale(&run, workers).map_err(said),
+            None => scale::set(&run, workers).map_err(said),
+        }
+    }
+
     /// The folder of a job's run, where its launcher may be on this host. The job that a fleet was founded with is its own; of others,
     /// who submits them says where they are, and only one below `runs` is believed.
-    pub fn launched(&self, job: &Job) -> Option<PathBuf> {
+    fn launched(&self, job: &Job) -> Option<PathBuf> {
         let Some((host, folder)) = job.run.split_once(':') else { return self.run.clone() };
         let (runs, folder) = (self.runs.as_ref()?, Path::new(folder));
         let is_below = folder.parent() == Some(runs) && folder.file_name().is_some();
@@ -33,9 +58,14 @@ impl Here {
         // One that cannot be read is said in the servers' logs.
         facts.faults = self.faults.as_ref().map(|file| Faults::read(file).unwrap_or_default().on());
         for job in facts.jobs.iter_mut().filter(|j| j.state == "running") {
-            job.most = self.launched(job).and_then(|dir| scale::most(&dir));
+            job.most = self.most(job);
         }
     }
+}
+
+/// It is the one for which the fleet was started.
+fn is_own(job: &Job) -> bool {
+    !job.run.contains(':')
 }
 
 #[cfg(test)]
@@ -54,5 +84,32 @@ mod tests {
             assert_eq!(of(&format!("{name}:{folder}")), None, "{folder}");
         }
         assert_eq!(of("elsewhere:/r/b"), None);
+    }
+
+    #[test]
+    fn an_engine_is_told_of_its_own_run_and_not_by_what_lies_in_the_folder_of_another() {
+        let runs = tempfile::tempdir().expect("a folder");
+        let other = runs.path().join("b");
+        std::fs::create_dir(&other).expect("a folder");
+        std::fs::write(
+            other.join("engine.json"),
+            r#"{"engine": "compose", "parts": [["worker", "x"]], "args": ["/bin/false"]}"#,
+        )
+        .expect("written");
+        std::fs::write(
+            other.join("job.toml"),
+            "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n",
+        )
+        .expect("written");
+        let here = Here {
+            run: Some(other.clone()),
+            engine: submitted::most(&other),
+            runs: Some(runs.path().into()),
+            ..Here::default()
+        };
+        let theirs = Job { run: format!("{}:{}", paraft_host::name(), other.display()), ..Job::default() };
+        assert_eq!((here.most(&theirs), here.most(&Job::default())), (None, Some(2)));
+        let refused = here.scale(&theirs, 1).expect_err("refused");
+        assert!(refused.contains("no launcher follows"), "{refused}");
     }
 }

@@ -3,13 +3,22 @@
 use crate::{Here, Options, Source, Token, serve};
 use paraft_fleet::failure::{Failure, exit};
 use serde_json::Value;
-use std::{future::pending, net::SocketAddr};
+use std::{future::pending, net::SocketAddr, time::Duration};
 use tokio::{net::TcpListener, runtime, sync::watch};
 
 /// A page that is served as long as this lives.
 pub struct Page {
     /// Who has work of its own to do keeps its thread.
-    _runtime: runtime::Runtime,
+    runtime: Option<runtime::Runtime>,
+}
+
+impl Drop for Page {
+    /// What a person has just asked for may come to its end.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+    }
 }
 
 impl Page {
@@ -44,6 +53,6 @@ impl Page {
                 eprintln!("the page is served no more: {e}");
             }
         });
-        Ok(Self { _runtime: runtime })
+        Ok(Self { runtime: Some(runtime) })
     }
 }

@@ -35,7 +35,8 @@ pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
     // Why nobody answers is said in plain words.
     ask::jobs(&servers)?;
-    let mut here = here(args.of.as_deref());
+    // Those that are given by address need not be that run's.
+    let mut here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));
     if let Some(runs) = &args.runs {
         here.runs = Some(
             std::fs::canonicalize(runs)
@@ -56,5 +57,7 @@ pub fn here(of: Option<&Path>) -> Here {
     // Another fleet's job may have its run here.
     let run = folder.clone().filter(|run| server_data(run, 0).is_dir() || submitted::is(run));
     let faults = run.as_ref().map(|run| run.join(FAULTS_FILE)).filter(|file| file.exists());
-    Here { faults, run, acts: None, runs: folder.and_then(|folder| Some(folder.parent()?.to_path_buf())) }
+    let engine = run.as_deref().and_then(submitted::most);
+    let runs = folder.and_then(|folder| Some(folder.parent()?.to_path_buf()));
+    Here { faults, run, engine, runs, acts: None }
 }

@@ -139,7 +139,10 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
         FleetCommand::Status(a) => status(&a.run),
         FleetCommand::Logs(a) => logs(a),
         FleetCommand::Scale(a) => {
-            scale::set(&a.run, a.workers)?;
+            match submitted::is(&a.run) {
+                true => submitted::scale(&a.run, a.workers)?,
+                false => scale::set(&a.run, a.workers)?,
+            }
             out!("workers wanted: {}", a.workers);
             Ok(exit::OK)
         }

@@ -210,3 +210,17 @@ pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Re
         certs,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_submitted_is_found_again_by_the_name_of_its_engine() {
+        for on in On::value_variants() {
+            let name = on.engine().name();
+            assert_eq!(paraft_engines::named(name).map(|e| e.name()), Some(name));
+            assert!(on.to_possible_value().is_some_and(|v| v.matches(name, false)), "{name}");
+        }
+    }
+}

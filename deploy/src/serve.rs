@@ -294,6 +294,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             acts: acts.and_then(|certs| Access::of(Some(&certs), false, As::Admin).ok()),
             faults: args.faults.clone(),
             run: data.parent().filter(|_| launched).map(Path::to_path_buf),
+            engine: None,
             runs: args.runs.as_ref().map(|runs| fs::canonicalize(runs).unwrap_or_else(|_| runs.clone())),
         };
         let options = ServerOptions {

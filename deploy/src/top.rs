@@ -49,7 +49,8 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let (tell, told) = mpsc::channel();
-    let here = here(args.of.as_deref());
+    // Those that are given by address need not be that run's.
+    let here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));
     let adds = here.clone();
     runtime.spawn(async move {
         let mut known = servers;

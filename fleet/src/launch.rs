@@ -3,7 +3,7 @@
 use crate::{
     ask::ask_all,
     failure::Failure,
-    files::wall,
+    files::{put, wall},
     fleet::{Extras, Fleet, JOB_FILE, server_data},
     pages, process,
     progress::Progress,
@@ -214,7 +214,8 @@ impl Record {
         if told && run.shards < shards {
             eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
         }
-        crate::run_dir::put_job(&dir.join(JOB_FILE), &job.to_toml(), 0)?;
+        let file = dir.join(JOB_FILE);
+        put(&file, &job.to_toml()).map_err(|e| Failure::write(&file, e))?;
         let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
         let first = Event::Run(run.clone());
         writer.write(&first)?;

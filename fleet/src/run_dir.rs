@@ -143,15 +143,6 @@ fn move_aside(folder: &Path) -> Result<(), Failure> {
     fs::rename(folder, &free).map_err(|e| Failure::write(&free, e))
 }
 
-/// A run's job file, whole from the moment at which it is there: others look for it.
-pub(crate) fn put_job(file: &Path, job: &str, rank: u32) -> Result<(), Failure> {
-    if fs::read_to_string(file).is_ok_and(|text| text == job) {
-        return Ok(());
-    }
-    let part = file.with_extension(format!("{rank}.part"));
-    fs::write(&part, job).and_then(|()| fs::rename(&part, file)).map_err(|e| Failure::write(file, e))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,9 +1,9 @@
 //! How many workers of a run train: fewer while others need the machine, later again as many as its job has.
 //!
-//! An engine is told by its own command. Where a launcher has started them, it keeps a small file in the run's folder and follows it, as it does with faults: whoever may write there may change the
+//! The run's launcher keeps a small file in its folder and follows it, as it does with faults: whoever may write there may change the
 //! number.
 
-use crate::{failure::Failure, files::put, submitted};
+use crate::{failure::Failure, files::put};
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use paraft_worker::{Job, exit};
 use serde::{Deserialize, Serialize};
@@ -53,23 +53,16 @@ impl Scale {
     }
 }
 
-/// As many workers as the run in this folder can have; none: neither an engine nor a launcher is there that would start and end them
-/// one by one.
+/// As many workers as the run in this folder can have; none: no launcher is there that would start and end them one by one.
 pub fn most(dir: &Path) -> Option<u32> {
-    if submitted::is(dir) {
-        return submitted::most(dir);
-    }
     Scale::read(dir).ok().filter(|s| s.is_followed()).map(|s| s.most)
 }
 
-/// Has the engine or the launcher of the run in this folder keep so many workers.
+/// Has the launcher of the run in this folder keep so many workers.
 ///
 /// # Errors
-/// There is none, its command fails, or the number is not within what its job has.
+/// There is none, or the number is not within 1 and what its job has.
 pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
-    if submitted::is(dir) {
-        return submitted::scale(dir, workers);
-    }
     let Some(scale) = Scale::read(dir).ok().filter(|s| s.is_followed()) else {
         let what = format!("{}: no launcher follows how many workers its run has", dir.display());
         return Err(Failure::new(exit::UNAVAILABLE, what).help(

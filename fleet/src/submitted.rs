@@ -5,12 +5,11 @@ use crate::{
     files::{JOB_FILE, put},
     shared::Folder,
 };
-use paraft_engines::{Engine, Handle, named};
+use paraft_engines::{Engine, Handle, Role, named};
 use paraft_worker::{Job, exit};
-use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -63,22 +62,39 @@ impl Submitted {
     }
 }
 
-/// As many workers as it can have.
-pub(crate) fn most(dir: &Path) -> Option<u32> {
-    Some(Job::load(&dir.join(JOB_FILE), &[]).ok()?.train.workers)
+/// As many workers as the engine can run of what was submitted in this folder; none: it runs none of it, or always as many as at first.
+pub fn most(dir: &Path) -> Option<u32> {
+    let Submitted { engine, handle } = of(dir).ok()?;
+    let runs_workers = handle.parts.iter().any(|(role, _)| *role == Role::Worker);
+    let job = (engine.scales() && runs_workers).then(|| Job::load(&dir.join(JOB_FILE), &[]))?;
+    job.ok().map(|job| job.train.workers)
 }
 
 /// Has the engine run so many workers from now on.
-pub(crate) fn scale(dir: &Path, workers: u32) -> Result<(), Failure> {
-    // What two are told at once by one page.
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock();
+///
+/// # Errors
+/// It runs none, its command fails, or the number is not within 1 and what the job has.
+pub fn scale(dir: &Path, workers: u32) -> Result<(), Failure> {
+    // Of two at a time the second has to see what the first has submitted. Where a file system has no locks people take turns.
+    let turn = File::open(dir).map_err(|e| Failure::write(dir, e))?;
+    let _ = turn.lock();
     let Submitted { engine, handle } = of(dir)?;
-    let most = Job::load(&dir.join(JOB_FILE), &[])?.train.workers;
-    if workers > most {
-        let why = format!("the job has {most} workers, and {workers} are asked for");
-        return Err(Failure::new(exit::USAGE, why)
-            .help("submit the job with as many workers as it may ever have, and scale down"));
+    if !handle.parts.iter().any(|(role, _)| *role == Role::Worker) {
+        let why = format!("{}: {} runs no worker of it", dir.display(), engine.name());
+        return Err(Failure::new(exit::USAGE, why).help("`paraft submit --on` submits servers and workers"));
     }
-    keep(dir, &engine.scale(&handle, dir, workers)?)
+    let most = Job::load(&dir.join(JOB_FILE), &[])?.train.workers;
+    if !(1..=most).contains(&workers) {
+        let why = format!("{workers} workers: the job has {most}, and one at least must train");
+        return Err(Failure::new(exit::USAGE, why)
+            .help("submit a job with as many workers as it may ever have, and lower the number"));
+    }
+    let now = engine.scale(&handle, dir, workers)?;
+    keep(dir, &now).map_err(|e| {
+        let has = now.parts.iter().map(|(role, id)| format!("{role} {id}")).collect::<Vec<_>>().join(", ");
+        e.help(format!(
+            "{} runs {has}: end what `paraft fleet down` does not know by its own command",
+            engine.name()
+        ))
+    })
 }

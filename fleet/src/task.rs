@@ -6,10 +6,10 @@
 use crate::{
     ask::ask_all,
     failure::Failure,
+    files::put,
     fleet::{Fleet, JOB_FILE, server_data},
     gather::{self, First, Meeting, Over, Plan, go_on},
     launch::{Record, absolute_paths},
-    run_dir,
     script::{self, Rendezvous},
 };
 use nix::sys::signal::Signal;
@@ -113,8 +113,9 @@ impl Part {
         let (mut meeting, plan) = Meeting::join(place, interrupted)?;
         let dir = &plan.run_dir;
         fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
-        run_dir::put_job(&dir.join(JOB_FILE), &plan.job, place.rank)?;
-        let mut job = Job::parse(&plan.job, &dir.join(JOB_FILE), &[])?;
+        let file = dir.join(JOB_FILE);
+        put(&file, &plan.job).map_err(|e| Failure::write(&file, e))?;
+        let mut job = Job::parse(&plan.job, &file, &[])?;
         job.cluster.script.clone_from(&own.cluster.script);
         let mut fleet = Fleet::part(dir)?;
         let servers = match plan.founded.is_empty() {

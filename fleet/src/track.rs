@@ -12,7 +12,7 @@ use crate::{
     failure::Failure,
     files::{JOB_FILE, wall},
 };
-use mlflow::{About, Client, Metric, Status, Wrong};
+use mlflow::{About, Begun, Client, Metric, Status, Wrong};
 use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_events};
 use paraft_worker::{Job, exit};
 use std::{
@@ -129,9 +129,13 @@ fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>
         place = vec![(PARENT.to_string(), parent.to_string()), ("mlflow.runName".to_string(), name)];
         about.tags.push(place[0].clone());
     }
-    let status = if ended { Status::Finished } else { Status::Failed };
     let sent = || {
-        let id = client.begin(&about, most)?;
+        let Begun { id, was_killed } = client.begin(&about, most)?;
+        let status = match ended {
+            true => Status::Finished,
+            false if was_killed => Status::Killed,
+            false => Status::Failed,
+        };
         // One that was sent by itself has another name, and no place.
         place.iter().try_for_each(|(key, value)| client.tag(&id, key, value, most))?;
         client.params(&id, &about.params, most)?;

@@ -6,6 +6,9 @@ use std::path::Path;
 
 /// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
 pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
+    if let Some(folder) = of.filter(|of| of.is_dir()) {
+        certs::take(folder)?;
+    }
     if !servers.is_empty() {
         return Ok(servers.to_vec());
     }
@@ -15,7 +18,6 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
         );
     };
     if of.is_dir() {
-        certs::take(of)?;
         if submitted::is(of) {
             return submitted_servers(of);
         }
@@ -42,8 +44,8 @@ fn submitted_servers(run: &Path) -> Result<Vec<String>, Failure> {
     if servers.is_empty() {
         let what = format!("{}: no server has said yet where it is", run.display());
         return Err(Failure::new(exit::UNAVAILABLE, what).help(
-            "`paraft fleet status` says what the engine does with them; pods and hosts of --on ssh without a shared folder are \
-             reached by --servers host:port",
+            "`paraft fleet status` says what the engine does with them; pods and hosts of \
+             --on ssh are reached by --servers host:port beside this folder",
         ));
     }
     Ok(servers)

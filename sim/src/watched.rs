@@ -7,16 +7,13 @@
 //! servers have no processes with memory.
 
 use crate::{clock::nanos, servers::Host, world::World};
-use paraft_common::{WorkerId, placement};
-use paraft_proto::{
-    DescribeReply, FleetShape, JobInfo, Member, Reported, ServerInfo, ShardInfo, ShardStatus, StatusReply,
-    Wait,
-};
-use paraft_server::shard::leader::progress::Waited;
+use paraft_common::placement;
+use paraft_proto::{DescribeReply, FleetShape, JobInfo, ServerInfo, ShardInfo, ShardStatus, StatusReply};
+use paraft_server::rpc::status::of_state;
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -136,59 +133,10 @@ pub(crate) fn said(world: &World, over: bool) -> Said {
 
 /// What a shard's leader has counted.
 fn status(host: &Host, lead: Option<(usize, u64)>) -> ShardStatus {
-    let c = &host.counters;
-    let leases = c.leases.lock().clone();
-    let progress = c.progress.lock().clone();
-    let wait = |(worker, of, waited): (WorkerId, WorkerId, Waited)| Wait {
-        worker: worker.0,
-        of: of.0,
-        seconds: waited.time.as_secs_f64(),
-        times: waited.times,
-    };
     host.state.view(|conf, m| ShardStatus {
-        shard: host.id.0,
         role: "leader".into(),
         term: lead.map_or(0, |(_, term)| term),
         leader: lead.map(|(server, _)| server as u64),
-        version: conf.map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
-        state_bytes: conf.map_or(0, |c| c.bytes()),
-        mode: conf.map(|_| m.in_force.mode.to_string()).unwrap_or_default(),
-        mode_number: m.in_force.number,
-        mode_auto: m.in_force.auto.map(|loosest| loosest.to_string()).unwrap_or_default(),
-        members: (m.members.iter())
-            .map(|(worker, m)| Member {
-                worker: worker.0,
-                session: m.session.tag(),
-                clock: m.clock().0,
-                last_seq: m.last_seq.0,
-                finished: m.finished,
-                idle: m.idle,
-                lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
-                ..Member::default()
-            })
-            .collect(),
-        started: m.started,
-        workers_lost: m.workers_lost,
-        delay_counts: m.delays.counts().to_vec(),
-        pushes: m.pushes,
-        pushes_lost: m.pushes_lost,
-        duplicates: m.duplicates,
-        refused: c.refused.load(Relaxed),
-        redirected: c.redirected.load(Relaxed),
-        leads: c.leads.load(Relaxed),
-        bytes_pushed: m.bytes_pushed,
-        bytes_pulled: c.bytes_pulled.load(Relaxed),
-        loss_sum: progress.losses.0,
-        losses: progress.losses.1,
-        samples: progress.samples,
-        waits: progress.waits().map(wait).collect(),
-        evaluated: m.stopping(None).evaluated.map(|e| Reported {
-            epoch: e.epoch,
-            loss_sum: e.loss_sum,
-            correct: e.correct,
-            count: e.count,
-            stop: m.stop,
-        }),
-        ..ShardStatus::default()
+        ..of_state(host.id, conf, m, &host.counters)
     })
 }

@@ -61,13 +61,14 @@ pub(crate) enum ControlMessage {
 
 const WEIGHTS: u64 = 1;
 const STEP: u64 = 2;
-const EVALUATE: u64 = 3;
 const REFORM: u64 = 4;
 const OVER: u64 = 5;
 const STATE: u64 = 6;
 const MEET: u64 = 7;
 const PULL: u64 = 8;
 const GATHER: u64 = 9;
+// 3 had no share.
+const EVALUATE: u64 = 10;
 
 /// Of a pull, with its step in one word; no job has so many steps that it doesn't go.
 const BARRIER: u64 = 1;

@@ -12,7 +12,7 @@
 
 use crate::{exchange::PushParts, worker::WorkerError};
 use paraft_client::{Client, ClientError, PULL_AHEAD_BYTES, Places, Pull, Pulled};
-use paraft_common::{BucketId, Step, need::Bytes};
+use paraft_common::{BucketId, Share, Step, need::Bytes};
 use paraft_compute::DeviceError;
 use paraft_host::{Pages, Scratch};
 use paraft_job::Resident;
@@ -220,14 +220,16 @@ impl Streamed {
         self.whole_of = Some(pulled.done);
     }
 
-    /// Has all weights of the last step in the file.
-    pub fn fetch_whole(&mut self, client: &mut Client) -> Result<(), WorkerError> {
-        if self.whole_of != Some(self.done) {
-            let done = self.done;
-            let pulled = client.pull_by(Pull::of(done), self.landing()?)?;
-            self.whole_of = Some(pulled.done);
+    /// Has all weights of the last step in the file. What this worker evaluates of the held-out samples, where that was said only now:
+    /// pulls of some layers do not say it.
+    pub fn fetch_whole(&mut self, client: &mut Client) -> Result<Option<Share>, WorkerError> {
+        if self.whole_of == Some(self.done) {
+            return Ok(None);
         }
-        Ok(())
+        let done = self.done;
+        let pulled = client.pull_by(Pull::of(done), self.landing()?)?;
+        self.whole_of = Some(pulled.done);
+        Ok(pulled.share)
     }
 
     /// The pull between two steps; of what it would bring the first layer is kept.

@@ -75,6 +75,10 @@ pub trait Engine {
     fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), Wrong>;
     /// So many last lines of each, by role and number.
     fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong>;
+    /// Whether [`Engine::scale`] can be asked for.
+    fn scales(&self) -> bool {
+        true
+    }
     /// Has so many workers from now on.
     fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong>;
 }

@@ -380,8 +380,11 @@ fn a_fleet_whose_servers_have_no_page_is_given_one_and_an_engine_is_told_how_man
     assert!(status == 200 && said.contains("t is to have 1 worker"), "{status}: {said}");
     let told = "--user start paraft-t-worker@0.service\n--user stop paraft-t-worker@1.service\n";
     assert_eq!(systemctl.told(), told);
-    let (status, said) = workers(3);
-    assert!(status == 409 && said.contains("the job has 2 workers"), "{status}: {said}");
+    for n in [0, 3] {
+        let (status, said) = workers(n);
+        assert!(status == 409 && said.contains("the job has 2, and one at least"), "{status}: {said}");
+    }
+    assert_eq!(systemctl.told(), "");
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
     assert!(status == 200 && said.contains("t goes on in asp"), "{status}: {said}");
     drop(page);

@@ -96,6 +96,14 @@ pub struct About {
 
 const ID: &str = "paraft.id";
 
+/// A run that is there.
+pub struct Begun {
+    /// Its id.
+    pub id: String,
+    /// It had ended there before, and a person had ended it: its record does not say who.
+    pub was_killed: bool,
+}
+
 /// A server.
 #[derive(Clone)]
 pub struct Client {
@@ -128,8 +136,8 @@ impl Client {
         &self.url
     }
 
-    /// The run's id there; made where there is none yet, and running from now on. Each of its requests may take `most`.
-    pub fn begin(&self, about: &About, most: Duration) -> Result<String, Wrong> {
+    /// The run there; made where there is none yet, and running from now on, unless a person had ended it. Each of its requests may take `most`.
+    pub fn begin(&self, about: &About, most: Duration) -> Result<Begun, Wrong> {
         let experiment = self.experiment(&about.experiment, most)?;
         for (id, at) in &about.earlier {
             if let Some((id, status)) = self.find(&experiment, id, most)?
@@ -139,9 +147,13 @@ impl Client {
             }
         }
         // A request whose answer was lost has made it: looked for before it is made.
-        if let Some((id, _)) = self.find(&experiment, &about.id, most)? {
-            self.update(&id, Status::Running, None, most)?;
-            return Ok(id);
+        if let Some((id, status)) = self.find(&experiment, &about.id, most)? {
+            let was_killed = status == Status::Killed.name();
+            // It stays so, also where what is sent now does not come to its end.
+            if !was_killed {
+                self.update(&id, Status::Running, None, most)?;
+            }
+            return Ok(Begun { id, was_killed });
         }
         let id = (ID.to_string(), about.id.clone());
         let made = self.post(
@@ -155,7 +167,8 @@ impl Client {
             most,
         )?;
         let id = made["run"]["info"]["run_id"].as_str();
-        id.map(str::to_string).ok_or_else(|| Wrong::Refused(self.of("runs/create", "no run in its answer")))
+        let none = || Wrong::Refused(self.of("runs/create", "no run in its answer"));
+        Ok(Begun { id: id.ok_or_else(none)?.to_string(), was_killed: false })
     }
 
     /// A run by what it was made with: its id there, and the word for how it stands.

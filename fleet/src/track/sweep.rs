@@ -94,7 +94,7 @@ impl Sweep {
         let mut run = self.run.lock();
         match &*run {
             Some(id) => Ok(id.clone()),
-            None => Ok(run.insert(self.client.begin(&self.about, most)?).clone()),
+            None => Ok(run.insert(self.client.begin(&self.about, most)?.id).clone()),
         }
     }
 

@@ -415,10 +415,11 @@ fn a_run_that_nobody_was_left_to_end_is_ended_by_the_next_in_its_folder_and_one_
             .expect("a record");
         run
     };
-    // Ended by the user; then killed.
+    // Ended by the user, also where it is sent again; then killed.
     let mut tracked = Tracked::new(dir.path(), &job, &run, None);
     tracked.status = Status::Killed;
     drop(tracked);
+    super::send_to(&server.client(), dir.path(), &job, None).expect("sent");
     let second = aside(1);
     let killed = Upload::start(server.client(), super::about(dir.path(), &job, &second), None);
     until("the second", || server.bodies("runs/create").len() == 2);

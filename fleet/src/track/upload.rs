@@ -225,7 +225,7 @@ impl Sender {
         if let Some(sweep) = &self.of {
             about.tags.push((super::PARENT.into(), sweep.run(self.most())?));
         }
-        let run = self.client.begin(&about, self.most())?;
+        let run = self.client.begin(&about, self.most())?.id;
         match self.client.params(&run, &about.params, self.most()) {
             Err(Wrong::Refused(why)) => self.shared.state.lock().notes.push(format!("warning: {why}")),
             other => other?,

@@ -8,13 +8,15 @@ use crate::{
     replicas::{Replica, Replicas, Stopped},
     shard::{
         leader::{
-            About,
+            About, Counters,
             progress::{Progress, Waited},
         },
+        members,
         staleness::OfWorker,
+        state::{Configured, Meta},
     },
 };
-use paraft_common::{JobShard, WorkerId, histogram::LogHistogram, need::Need};
+use paraft_common::{JobShard, ShardId, WorkerId, histogram::LogHistogram, need::Need};
 use paraft_proto::{
     self as proto, Bin, Chunks, Member, PROTOCOL, Reported, ServerMemory, ShardStatus, StatusReply,
     StoppedReplica, WorkerStaleness,
@@ -158,41 +160,62 @@ fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
     let staged = w.shard.staged_bytes();
     let (c, log) = (&w.counters, w.group.log_size());
+    let membership = w.group.membership();
+    w.shard.view(|conf, m| {
+        let mut said = of_state(w.shard.id(), conf, m, c);
+        if lead.role != Role::Leader {
+            said.waits.clear();
+        }
+        if !logs {
+            said.members.iter_mut().for_each(|m| m.said.clear());
+        }
+        ShardStatus {
+            job: w.shard.name().job().0,
+            job_name: conf.map(|c| c.job.name.clone()).unwrap_or_default(),
+            role: lead.role.name().into(),
+            term: lead.term,
+            leader: lead.leader.map(|l| l.0),
+            applied_index: w.group.applied_index(),
+            voters: membership.voters.iter().map(|n| n.0).collect(),
+            changing: membership.changing,
+            node: w.group.me().0,
+            trouble: w.group.trouble().unwrap_or_default(),
+            memory_staged: staged,
+            memory_need: conf.map_or(0, |c| Need::of(&c.job, w.shard.id(), w.shard.shards()).total()),
+            log_bytes: log.bytes,
+            log_memory_bytes: log.in_memory,
+            snapshots_installed: w.group.snapshots_installed(),
+            ..said
+        }
+    })
+}
+
+/// What a shard's state and its leader's counts say, without a group that replicates it.
+pub fn of_state(shard: ShardId, conf: Option<&Arc<Configured>>, m: &Meta, c: &Counters) -> ShardStatus {
     let leases = c.leases.lock().clone();
     let progress = c.progress.lock().clone();
-    let about = |worker: WorkerId| c.about.lock().get(&worker).cloned().unwrap_or_default();
-    let membership = w.group.membership();
-    w.shard.view(|conf, m| ShardStatus {
-        shard: w.shard.id().0,
-        job: w.shard.name().job().0,
-        job_name: conf.map(|c| c.job.name.clone()).unwrap_or_default(),
-        role: lead.role.name().into(),
-        term: lead.term,
-        leader: lead.leader.map(|l| l.0),
+    let member = |(worker, m): (WorkerId, &members::Member)| {
+        let About { host, device, said } = c.about.lock().get(&worker).cloned().unwrap_or_default();
+        Member {
+            worker: worker.0,
+            session: m.session.tag(),
+            clock: m.clock().0,
+            last_seq: m.last_seq.0,
+            finished: m.finished,
+            idle: m.idle,
+            lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
+            host,
+            device,
+            said,
+        }
+    };
+    ShardStatus {
+        shard: shard.0,
         version: conf.map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
-        applied_index: w.group.applied_index(),
         mode: conf.map(|_| m.in_force.mode.to_string()).unwrap_or_default(),
         mode_number: m.in_force.number,
         mode_auto: m.in_force.auto.map(|loosest| loosest.to_string()).unwrap_or_default(),
-        members: m
-            .members
-            .iter()
-            .map(|(worker, m)| {
-                let About { host, device, said } = about(worker);
-                Member {
-                    worker: worker.0,
-                    session: m.session.tag(),
-                    clock: m.clock().0,
-                    last_seq: m.last_seq.0,
-                    finished: m.finished,
-                    idle: m.idle,
-                    lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
-                    host,
-                    device,
-                    said: if logs { said } else { Vec::new() },
-                }
-            })
-            .collect(),
+        members: m.members.iter().map(member).collect(),
         delay_counts: m.delays.counts().to_vec(),
         pushes: m.pushes,
         duplicates: m.duplicates,
@@ -207,14 +230,9 @@ fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
         workers_lost: m.workers_lost,
         buckets: conf.map_or(0, |c| c.buckets.len() as u32),
         values: conf.map_or(0, |c| c.buckets.iter().map(|b| b.spec.len as u64).sum()),
-        digest: 0,
-        voters: membership.voters.iter().map(|n| n.0).collect(),
-        changing: membership.changing,
         started: m.started,
         expected_workers: conf.map_or(0, |c| c.job.workers),
         max_step_lead: c.max_step_lead.load(Relaxed),
-        node: w.group.me().0,
-        trouble: w.group.trouble().unwrap_or_default(),
         durability: conf.map(|c| c.job.durability.to_string()).unwrap_or_default(),
         dropped: m.dropped,
         staleness: c.staleness.workers().into_iter().map(staleness).collect(),
@@ -224,18 +242,13 @@ fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
         memory_kept: conf.map_or(0, |c| c.kept_bytes()),
         memory_allocated: conf.map_or(0, |c| c.held()),
         memory_copies: conf.map_or(0, |c| c.outdated_bytes()),
-        memory_staged: staged,
         memory_staleness: c.staleness.bytes(),
         memory_queued: c.queued.load(Relaxed),
-        memory_need: conf.map_or(0, |c| Need::of(&c.job, w.shard.id(), w.shard.shards()).total()),
         state_bytes: conf.map_or(0, |c| c.bytes()),
-        log_bytes: log.bytes,
-        log_memory_bytes: log.in_memory,
-        snapshots_installed: w.group.snapshots_installed(),
         loss_sum: progress.losses.0,
         losses: progress.losses.1,
         samples: progress.samples,
-        waits: if lead.role == Role::Leader { who_waits(&progress) } else { Vec::new() },
+        waits: who_waits(&progress),
         evaluated: m.stopping(None).evaluated.map(|e| Reported {
             epoch: e.epoch,
             loss_sum: e.loss_sum,
@@ -248,5 +261,6 @@ fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
             let (epoch, per_epoch, done, held, returned) = (s.epoch, s.per_epoch, s.done, s.held, s.returned);
             Chunks { epoch, per_epoch, done, held, returned }
         }),
-    })
+        ..ShardStatus::default()
+    }
 }

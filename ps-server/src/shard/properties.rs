@@ -519,6 +519,35 @@ fn an_early_stop_comes_after_as_many_bad_evaluations_as_patience_says() {
     assert_eq!(stops, [false, false, false, false, true, true], "min_delta 0.1, patience 3");
 }
 
+#[test]
+fn an_evaluation_of_which_those_are_gone_who_had_the_samples_is_none() {
+    let (shard, _) = ledger();
+    let session = |w| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+        Outcome::Joined { session, .. } => session,
+        other => panic!("{other:?}"),
+    };
+    let report = |w, session, sums| match shard
+        .apply(&Command::Report { worker: WorkerId(w), session, epoch: 1, sums }.into())
+    {
+        Outcome::Evaluated(list) => list,
+        other => panic!("{other:?}"),
+    };
+    let others: Vec<_> = shard.read(|m| m.members.iter().map(|(w, m)| (w, m.session)).collect());
+    let (a, b) = (session(8), session(9));
+    others.into_iter().for_each(|(worker, session)| {
+        shard.apply(&Command::Leave { worker, session }.into());
+    });
+    // The second had come after the first had taken all.
+    assert!(report(9, b, EvalSums::default()).is_empty());
+    let left = shard.apply(&Command::Leave { worker: WorkerId(8), session: a }.into());
+    assert!(matches!(left, Outcome::Evaluated(list) if list.is_empty()), "nobody has evaluated anything");
+    // It comes back, where the others are, and evaluates.
+    let sums = EvalSums { loss_sum: 4.0, correct: 1, count: 2 };
+    let told = report(8, session(8), sums);
+    assert_eq!(told.iter().map(|e| (e.epoch, e.sums)).collect::<Vec<_>>(), [(1, sums)]);
+    assert!(!shard.read(|m| m.stop));
+}
+
 /// Two workers, one bucket, the rate 1 and an algorithm that keeps what they pull.
 fn compensated() -> (Shard, [SessionId; 2]) {
     let algorithm = toml::from_str("kind = \"dc-asgd-c\"\nlambda = 1.0").expect("valid");

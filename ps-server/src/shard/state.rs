@@ -407,11 +407,13 @@ impl Shard {
     }
 }
 
-/// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.
+/// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule. Of one that has no sample yet those
+/// are gone who had the shares: it waits for somebody who evaluates the epoch again.
 fn close_evaluations(state: &mut State) -> Vec<Evaluated> {
     let State { configured, meta } = state;
-    let missing =
-        |open: &OpenEvaluation, members: &Members| members.unfinished().any(|(w, _)| !open.from.contains(&w));
+    let missing = |open: &OpenEvaluation, members: &Members| {
+        members.unfinished().any(|(w, _)| !open.from.contains(&w)) || open.sums == EvalSums::default()
+    };
     let done: Vec<u64> =
         meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
     let rule = configured.as_ref().and_then(|c| c.job.early_stop);

@@ -181,8 +181,13 @@ impl Run {
                 }
                 driver::Turn::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
                 driver::Turn::Evaluate { epoch, share } => {
+                    let samples: Vec<_> = share.samples(self.held_out).collect();
+                    if samples.is_empty() {
+                        self.driver.evaluated(epoch, &Evaluation::default())?;
+                        continue;
+                    }
                     self.asked = Asked::Evaluate(epoch);
-                    return Ok(Turn::Evaluate { samples: share.samples(self.held_out).collect() });
+                    return Ok(Turn::Evaluate { samples });
                 }
                 driver::Turn::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {

@@ -90,9 +90,10 @@ impl Training<'_> {
                     self.driver.trained(trained);
                 }
                 Turn::Evaluate { epoch, share } => {
-                    if let Some(streamed) = self.engine.streams() {
-                        streamed.fetch_whole(&mut self.driver.client)?;
-                    }
+                    let share = match self.engine.streams() {
+                        Some(streamed) => streamed.fetch_whole(&mut self.driver.client)?.unwrap_or(share),
+                        None => share,
+                    };
                     let Self { engine, test, driver, options, .. } = self;
                     let (worker, recorder) = (driver.worker(), Some(&mut driver.recorder));
                     let mut watch = Watch { interrupt: &*options.interrupt, recorder, worker, epoch };

@@ -175,9 +175,13 @@ impl Engine for Kubernetes {
         Ok(ask::pods(handle)?.into_iter().map(said).collect())
     }
 
+    fn scales(&self) -> bool {
+        *self == Self::Sets
+    }
+
     fn scale(&self, handle: &Handle, _: &Path, workers: u32) -> Result<Handle, Wrong> {
         let job = handle.parts.iter().find(|(role, _)| *role == Role::Worker).map(|(_, object)| object);
-        let Some(job) = job.filter(|_| *self == Self::Sets) else {
+        let Some(job) = job.filter(|_| self.scales()) else {
             return Err(Wrong::new(
                 Kind::Usage,
                 format!("--on {} has as many workers as it began with", self.name()),

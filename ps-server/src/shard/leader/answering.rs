@@ -125,7 +125,8 @@ impl Leader {
             let skipped = m.skipped.get(&pull.worker).copied().unwrap_or_default() + ahead;
             let clock = member.map_or(pull.done, |m| m.clock());
             let members = m.members.iter().map(|(w, _)| w);
-            let share = evaluates.then(|| e.shares.of(pull.worker, clock.max(pull.done), members));
+            let share =
+                evaluates.then(|| e.shares.of(pull.worker, (clock.max(pull.done), pull.barrier), members));
             (m.stop, clock, f, skipped, share)
         });
         if let Some(stream) = e.streams.get(pull.conn) {

@@ -1,6 +1,6 @@
 //! Who evaluates which of the held-out samples behind an epoch: those who are members when the first of them has done its last
-//! step. So the share of a worker that was lost is the others'. Leader-only: where another leads between two answers, and
-//! somebody has joined or was lost too, one evaluation may miss samples or have some twice, which its count shows.
+//! step; behind the last epoch, when all have. So the share of a worker that was lost is the others'. Leader-only: where another leads
+//! between two answers, and somebody has joined or was lost too, one evaluation may miss samples and have some twice.
 
 use paraft_common::{Share, Step, WorkerId};
 use std::collections::VecDeque;
@@ -15,18 +15,22 @@ pub struct Shares {
     /// From this step on for these, by rising worker.
     cuts: VecDeque<(Step, Vec<WorkerId>)>,
     furthest: Step,
+    /// The step at which all were waited for.
+    met: Option<Step>,
 }
 
 impl Shares {
-    /// What a worker evaluates that has done this step, if that ends an epoch. `members` by rising worker.
+    /// What a worker evaluates that has done this step, if that ends an epoch; with `barrier` all have. `members` by rising worker.
     pub fn of(
         &mut self,
         worker: WorkerId,
-        done: Step,
+        (done, barrier): (Step, bool),
         members: impl Iterator<Item = WorkerId> + Clone,
     ) -> Share {
         let begins = self.cuts.is_empty();
-        if begins || done > self.furthest {
+        // Some may be gone since the first of them came by; nobody has evaluated anything before all were there.
+        let meets = barrier && self.met != Some(done);
+        if begins || meets || done > self.furthest {
             let changed = !self.cuts.back().is_some_and(|(_, now)| members.clone().eq(now.iter().copied()));
             if changed {
                 let from = if begins { Step(0) } else { done };
@@ -36,6 +40,7 @@ impl Shares {
                 self.cuts.pop_front();
             }
             self.furthest = self.furthest.max(done);
+            self.met = if meets { Some(done) } else { self.met };
         }
         let cut = self.cuts.iter().rev().find(|(from, _)| *from <= done).or(self.cuts.front());
         let Some((_, among)) = cut else { return Share::ALL };
@@ -49,7 +54,7 @@ impl Shares {
 mod tests {
     use super::*;
     fn at(shares: &mut Shares, worker: u32, done: u64, members: &[u32]) -> (u32, u32) {
-        let share = shares.of(WorkerId(worker), Step(done), members.iter().map(|w| WorkerId(*w)));
+        let share = shares.of(WorkerId(worker), (Step(done), false), members.iter().map(|w| WorkerId(*w)));
         (share.place, share.of)
     }
 
@@ -73,6 +78,26 @@ mod tests {
         // Slower ones come by where the fastest has been long ago.
         assert_eq!(at(&mut shares, 3, 7, &[0, 3]), (1, 1));
         assert_eq!(at(&mut shares, 3, 9, &[3]), (1, 2));
+    }
+
+    #[test]
+    fn behind_the_last_step_those_that_all_have_waited_for_share_it() {
+        let mut shares = Shares::default();
+        let mut met = |worker, members: &[u32]| {
+            let share = shares.of(WorkerId(worker), (Step(8), true), members.iter().map(|w| WorkerId(*w)));
+            (share.place, share.of)
+        };
+        assert_eq!(met(1, &[1, 2]), (0, 2));
+        assert_eq!(met(2, &[2]), (1, 2), "the other has its share");
+        let mut shares = Shares::default();
+        assert_eq!(
+            at(&mut shares, 1, 8, &[0, 1, 2]),
+            (1, 3),
+            "who came by first does not know who will be there"
+        );
+        let members = [1, 2].map(WorkerId);
+        let mut met = |worker| shares.of(WorkerId(worker), (Step(8), true), members.into_iter());
+        assert_eq!([met(1), met(2)].map(|s| (s.place, s.of)), [(0, 2), (1, 2)]);
     }
 
     #[test]
