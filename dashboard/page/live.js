@@ -199,7 +199,7 @@
     fixed: [],
     moving: () => [
       element("h1", null, "Fleet of " + count(facts.servers.length, "server")),
-      element("p", { cls: "headline" }, facts.simulated ? "Simulated, as its clock and its failures are. Nothing can be done to it." : facts.leader == null ? element("span", { cls: "bad" }, "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
+      element("p", { cls: "headline" }, facts.simulated ? "Simulated, as its clock and its failures are. Nothing can be done to it." : facts.leader == null ? element("span", { cls: "bad" }, facts.servers.every((v) => v.state === "silent") ? "No server answers: the fleet has ended, or cannot be reached from here." : "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
       section("Jobs", facts.jobs.length ? table("Jobs", [{ text: "job", left: true }, "state", "mode", "workers", "steps", "samples/s", "loss", "accuracy", "bytes"],
         facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOfJob(j), j.mode || "-",
           j.members.filter((m) => !m.finished).length + " of " + j.workers, number(steps(j)), number(isLost(j) ? null : (last(j.id) || {}).samples), number((last(j.id) || {}).loss),
@@ -364,7 +364,7 @@
     const rows = [...sweep.trials].sort(by).map((t) => element("tr", { cls: "trial", "data-trial": t.trial, onpointerenter: () => point(t.trial, true), onpointerleave: () => point(t.trial, false) },
       ...columns.map(([, , text], i) => element(i ? "td" : "th", { scope: i ? null : "row" }, String(text(t))))));
     return [
-      element("h1", null, sweep.job + ": " + sweep.trials.length + " trials"),
+      element("h1", null, sweep.job + ": " + count(sweep.trials.length, "trial")),
       ...sweep.headline.map((h) => element("p", { cls: "headline" }, h)),
       section("What each setting matters", element("div", { cls: "shares" }, ...sweep.axes.map((a) => element("div", { cls: "share" }, element("span", { cls: "what" }, a.key),
         element("span", { cls: "bar" }, element("b", { style: "width: " + 100 * (a.matters || 0) + "%" })), element("span", { cls: "value" }, percent(a.matters)), element("span"))))),

@@ -7,7 +7,7 @@ use paraft_proto::{DescribeReply, JobInfo, ShardStatus, StatusReply};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// Who does not answer within this time is stopped, or gone.
@@ -30,6 +30,31 @@ pub struct Facts {
     pub jobs: Vec<Job>,
     /// Which faults were put on which servers; none: the fleet has no fault points.
     pub faults: Option<BTreeSet<(u32, Fault)>>,
+    /// Servers that have answered, by address.
+    #[serde(skip)]
+    pub heard: BTreeSet<String>,
+}
+
+impl Facts {
+    /// Nobody leads the control group, so what it said last of servers and shards is not so any more: what is known is who answers.
+    pub(crate) fn only_heard(&mut self) {
+        let Self { servers, shards, heard, .. } = self;
+        for server in servers.iter_mut() {
+            match (heard.contains(&server.address), server.state.as_str()) {
+                (true, "silent" | "unreachable") => server.state = "up".into(),
+                (true, _) => {}
+                (false, _) => (server.state, server.leads) = ("silent".into(), 0),
+            }
+        }
+        let answers = |id: &u64| servers.iter().any(|s| s.id == *id && heard.contains(&s.address));
+        for shard in shards.iter_mut() {
+            shard.leader = shard.leader.filter(answers);
+            shard.silent = shard.voters.iter().copied().filter(|v| !answers(v)).collect();
+            if 2 * shard.silent.len() >= shard.voters.len().max(1) {
+                (shard.state, shard.leader) = ("no-majority".into(), None);
+            }
+        }
+    }
 }
 
 /// A server.
@@ -207,10 +232,13 @@ pub fn now() -> u64 {
 /// where nobody answers.
 pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     let describe = |address: String| async move { paraft_client::describe(&address, PATIENCE).await.ok() };
-    // When each has answered: counts are of that moment, and one that hangs must not make others late.
+    // When each has answered: counts are of that moment, and one that hangs must not make others late. Where it is known at once that
+    // nobody is there, the control group will know it only later.
     let status = |address: String| async move {
+        let began = Instant::now();
         let reply = paraft_client::status(&address, false, PATIENCE).await.ok();
-        (address, now(), reply)
+        let gone = reply.is_none() && began.elapsed() < PATIENCE / 2;
+        (address, now(), reply, gone)
     };
     let both =
         join(join_all(known.iter().cloned().map(describe)), join_all(known.iter().cloned().map(status)));
@@ -228,14 +256,23 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     if let Some(fleet) = leads {
         *known = fleet.servers.iter().map(|s| s.address.clone()).filter(|a| !a.is_empty()).collect();
     }
-    let fleet = leads.or_else(|| described.first())?.clone();
+    let mut fleet = leads.or_else(|| described.first())?.clone();
     let more = known.iter().filter(|a| replies.iter().all(|(asked, ..)| asked != *a));
     replies.extend(join_all(more.cloned().map(status)).await);
-    let answered = || replies.iter().filter(|(address, _, reply)| known.contains(address) && reply.is_some());
-    let at = answered().map(|(_, at, _)| *at).min().unwrap_or_else(now);
+    let gone = |address: &String| replies.iter().any(|(asked, .., gone)| asked == address && *gone);
+    let gone: Vec<u64> = fleet.servers.iter().filter(|s| gone(&s.address)).map(|s| s.server).collect();
+    gone.into_iter().for_each(|server| fleet.note_silent(server));
+    let answered =
+        || replies.iter().filter(|(address, _, reply, _)| known.contains(address) && reply.is_some());
+    let at = answered().map(|(_, at, ..)| *at).min().unwrap_or_else(now);
     let replies =
-        answered().filter_map(|(address, _, reply)| Some((address.clone(), reply.clone()?))).collect();
-    Some(put_together(at, &fleet, &replies))
+        answered().filter_map(|(address, _, reply, _)| Some((address.clone(), reply.clone()?))).collect();
+    let mut facts = put_together(at, &fleet, &replies);
+    facts.heard = replies.into_keys().collect();
+    if facts.leader.is_none() {
+        facts.only_heard();
+    }
+    Some(facts)
 }
 
 /// The last lines that a worker has logged, as it has told the server at this address, which leads shard 0 of its job.
@@ -268,6 +305,7 @@ pub fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, S
         shards: fleet.shards.iter().map(|s| shard(s, replies, &led)).collect(),
         jobs: fleet.jobs.iter().filter(begun).map(|j| job(j, &led)).collect(),
         faults: None,
+        heard: BTreeSet::new(),
     }
 }
 

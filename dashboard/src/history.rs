@@ -130,6 +130,10 @@ impl History {
         // While nobody leads the control group nobody says who is in the fleet: those who were.
         if facts.servers.is_empty() {
             (facts.servers, facts.shards) = (self.last.servers.clone(), self.last.shards.clone());
+            facts.only_heard();
+            if facts.jobs.is_empty() {
+                facts.jobs = self.last.jobs.iter().map(|j| Job { stale: true, ..j.clone() }).collect();
+            }
         }
         self.remember(&mut facts);
         let mut news = News { events: std::mem::take(&mut self.unsaid), ..News::default() };
@@ -399,7 +403,7 @@ mod tests {
     use crate::facts::{Member, Server};
 
     fn facts(at: u64, leader: u64, state: &str, clocks: [u64; 2], samples: u64) -> Facts {
-        let server = |id| Server { id, state: "up".into(), ..Server::default() };
+        let server = |id| Server { id, address: format!("h{id}"), state: "up".into(), ..Server::default() };
         let member = |(worker, clock)| Member { worker, clock, ..Member::default() };
         let members = [(0, clocks[0]), (1, clocks[1])].map(member).to_vec();
         Facts {
@@ -410,6 +414,7 @@ mod tests {
             shards: vec![Shard { leader: Some(leader), term: 1 + leader, ..Shard::default() }],
             jobs: vec![Job { name: "t".into(), state: "running".into(), members, samples, ..Job::default() }],
             faults: None,
+            heard: ["h0".to_string()].into(),
         }
     }
 
@@ -449,7 +454,7 @@ mod tests {
         let news = history.see(facts(5000, 0, "silent", [11, 11], 9000));
         assert_eq!((news.points[&0].step, news.points[&0].samples), (11, None));
         // A moment in which nobody leads the fleet takes nobody out of it.
-        let nobody = Facts { at: 6000, ..Facts::default() };
+        let nobody = Facts { at: 6000, heard: ["h0".to_string()].into(), ..Facts::default() };
         let said: Vec<String> = history.see(nobody).events.into_iter().map(|e| e.what).collect();
         assert_eq!(said, ["the control group has no leader that can agree"]);
         assert_eq!(history.last().servers.len(), 2);

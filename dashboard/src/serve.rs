@@ -17,7 +17,7 @@ use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     convert::Infallible,
     fs::File,
     io::{self, Read},
@@ -42,6 +42,8 @@ pub const TOKEN: &str = "PARAFT_DASHBOARD_TOKEN";
 /// Between two looks while somebody looks at the page, and while nobody does.
 const SOON: Duration = Duration::from_millis(500);
 const SELDOM: Duration = Duration::from_secs(5);
+/// After so many looks at which nobody answers nobody is there.
+const UNHEARD: u32 = 2;
 /// Looks that a page may be behind; then it is told everything anew.
 const BEHIND: usize = 16;
 /// Pages at a time, and connections.
@@ -256,10 +258,12 @@ impl AsyncWrite for Held {
 /// Looks at the fleet again and again.
 async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
     let listed = known.clone();
+    let mut unheard = 0;
     loop {
         let began = Instant::now();
         match facts::ask(&mut known).await {
             Some(mut facts) => {
+                unheard = 0;
                 shared.here.add(&mut facts);
                 shared.sees(facts);
             }
@@ -267,15 +271,24 @@ async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
                 // Perhaps those answer that were given.
                 known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
                 // A fault may be why, which can be taken back.
-                let mut facts = shared.history.lock().last().clone();
-                let faults = facts.faults.clone();
+                let last = shared.history.lock().last().clone();
+                let faults = last.faults.clone();
+                let mut facts = Facts {
+                    servers: Vec::new(),
+                    jobs: Vec::new(),
+                    leader: None,
+                    heard: BTreeSet::new(),
+                    ..last
+                };
                 shared.here.add(&mut facts);
-                if facts.faults != faults {
+                unheard += 1;
+                if facts.faults != faults || unheard == UNHEARD {
                     shared.sees(facts);
                 }
             }
         }
-        let pause = if shared.news.receiver_count() > 0 { SOON } else { SELDOM };
+        let doubts = (1..UNHEARD).contains(&unheard);
+        let pause = if doubts || shared.news.receiver_count() > 0 { SOON } else { SELDOM };
         tokio::time::sleep(pause.saturating_sub(began.elapsed()).max(SOON / 5)).await;
     }
 }

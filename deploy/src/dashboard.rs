@@ -32,6 +32,8 @@ pub struct DashboardArgs {
 const LOOK: Duration = Duration::from_millis(100);
 
 pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
+    // Who is refused, and what is done, are said here.
+    paraft_host::logs::on_terminal("info");
     let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
     // Why nobody answers is said in plain words.
     ask::jobs(&servers)?;

@@ -564,6 +564,7 @@ mod tests {
             shards: vec![Shard { leader: Some(0), voters: vec![0, 1], silent: vec![1], ..Shard::default() }],
             jobs: vec![job(1, "digits"), job(2, "text")],
             faults: None,
+            ..Facts::default()
         }
     }
 

@@ -173,6 +173,9 @@ pub fn launch_with(
     progress.update(&tail.poll()?);
     progress.finish();
     let after = ask_all(&fleet.addresses, false);
+    if let Some(why) = has_stopped(&after, &resolved).filter(|_| !quiet) {
+        progress.note(&why);
+    }
     record.end(&after, &resolved)?;
     fleet.stop();
     if let Some(submitted) = submitted {
@@ -183,6 +186,21 @@ pub fn launch_with(
         (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
     }
     record.close(dir)
+}
+
+/// Why a job has ended before all of it was trained, if it has.
+fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
+    let first = |s: &&paraft_proto::ShardStatus| s.shard == 0 && s.job_name == job.name;
+    let shards = servers.iter().flatten().flat_map(|reply| &reply.shards).filter(first);
+    let evaluated = shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop)?;
+    let who = match &job.eval.early_stop {
+        Some(rule) => format!(
+            "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or somebody has stopped it",
+            rule.min_delta, rule.patience
+        ),
+        None => "somebody has stopped it (`paraft stop`)".to_string(),
+    };
+    Some(format!("{} has stopped before its end, after epoch {} or later: {who}", job.name, evaluated.epoch))
 }
 
 /// The record of a run, as its launcher writes it.

@@ -63,6 +63,10 @@ pub fn most(dir: &Path) -> Option<u32> {
 /// # Errors
 /// There is none, or the number is not within 1 and what its job has.
 pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
+    if !dir.is_dir() {
+        return Err(Failure::new(exit::CONFIG, format!("{}: no such folder", dir.display()))
+            .help("give the folder of a run"));
+    }
     let Some(scale) = Scale::read(dir).ok().filter(|s| s.is_followed()) else {
         let what = format!("{}: no launcher follows how many workers its run has", dir.display());
         return Err(Failure::new(exit::UNAVAILABLE, what).help(

@@ -37,24 +37,28 @@ fn kept() -> MutexGuard<'static, Recent> {
 /// Starts logging. The level comes from `PARAFT_LOG` (the syntax of tracing's EnvFilter), default `info` in
 /// files and `warn` on the terminal. A second call changes nothing.
 pub fn start(file: Option<&Path>) -> std::io::Result<()> {
-    let filter = |default: &str| {
-        // openraft tells each heartbeat at info; its warnings repeat while a peer is down.
-        let quiet = format!("{default},openraft=error");
-        EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new(quiet))
-    };
     match file {
         Some(path) => {
             let file = File::options().create(true).append(true).open(path)?;
             let layer = fmt::layer().json().with_writer(Mutex::new(file));
             let _ = tracing_subscriber::registry().with(filter("info")).with(layer).with(Keep).try_init();
         }
-        None => {
-            let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
-            let layer = layer.with_ansi(std::io::stderr().is_terminal());
-            let _ = tracing_subscriber::registry().with(filter("warn")).with(layer).with(Keep).try_init();
-        }
+        None => on_terminal("warn"),
     }
     Ok(())
+}
+
+/// Starts logging on the terminal, from this level on where `PARAFT_LOG` says nothing else.
+pub fn on_terminal(level: &str) {
+    let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let layer = layer.with_ansi(std::io::stderr().is_terminal());
+    let _ = tracing_subscriber::registry().with(filter(level)).with(layer).with(Keep).try_init();
+}
+
+fn filter(default: &str) -> EnvFilter {
+    // openraft tells each heartbeat at info; its warnings repeat while a peer is down.
+    let quiet = format!("{default},openraft=error");
+    EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new(quiet))
 }
 
 /// The last lines that were logged, each with its time of day (UTC) and level; `None`: nothing new since there were so many. With

@@ -387,9 +387,24 @@ fn a_fleet_whose_servers_have_no_page_is_given_one_and_an_engine_is_told_how_man
     assert_eq!(systemctl.told(), "");
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
     assert!(status == 200 && said.contains("t goes on in asp"), "{status}: {said}");
-    drop(page);
     let status = paraft().arg("status").arg(&run).output().expect("paraft starts");
     contains(&text(&status.stdout), &["asp"]);
+    // Who is refused and who has acted is said where it is served.
+    let wrong = "Authorization: Bearer 0123456789abcdef0123456789abcdef";
+    assert_eq!(page.answer("POST /act", &[wrong], "{}").0, 403);
+    wait("it to be said", || {
+        let said = fs::read_to_string(page.folder.path().join("said")).unwrap_or_default();
+        let all = ["it showed a wrong token", "t goes on in asp", "t is to have 1 worker"];
+        if all.iter().all(|words| said.contains(words)) { Ok(()) } else { Err(said) }
+    });
+    // The fleet ends, and nobody is left to say so.
     let _ = kill(Pid::from_raw(train.id() as i32), Signal::SIGTERM);
     let _ = train.wait();
+    page.hears(&page.address, "nobody to be there", |said| {
+        let facts = &said["facts"];
+        let silent = facts["servers"].as_array()?.iter().filter(|s| s["state"] == "silent").count();
+        let stale = facts["jobs"].as_array()?.iter().any(|j| j["name"] == "t" && j["stale"] == true);
+        let led = facts["shards"].as_array()?.iter().any(|s| !s["leader"].is_null());
+        (silent == 3 && stale && !led && facts["leader"].is_null()).then_some(())
+    });
 }

@@ -519,32 +519,96 @@ fn an_early_stop_comes_after_as_many_bad_evaluations_as_patience_says() {
     assert_eq!(stops, [false, false, false, false, true, true], "min_delta 0.1, patience 3");
 }
 
-#[test]
-fn an_evaluation_of_which_those_are_gone_who_had_the_samples_is_none() {
+/// A shard whose rule stops after three evaluations without a fall, and these workers.
+fn evaluated_by(workers: &[u32]) -> (Shard, BTreeMap<u32, SessionId>) {
     let (shard, _) = ledger();
-    let session = |w| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
-        Outcome::Joined { session, .. } => session,
-        other => panic!("{other:?}"),
-    };
-    let report = |w, session, sums| match shard
-        .apply(&Command::Report { worker: WorkerId(w), session, epoch: 1, sums }.into())
-    {
-        Outcome::Evaluated(list) => list,
-        other => panic!("{other:?}"),
-    };
     let others: Vec<_> = shard.read(|m| m.members.iter().map(|(w, m)| (w, m.session)).collect());
-    let (a, b) = (session(8), session(9));
+    let sessions = workers.iter().map(|w| (*w, joins(&shard, *w))).collect();
     others.into_iter().for_each(|(worker, session)| {
         shard.apply(&Command::Leave { worker, session }.into());
     });
+    (shard, sessions)
+}
+
+fn joins(shard: &Shard, worker: u32) -> SessionId {
+    match shard.apply(&Command::Join { worker: WorkerId(worker) }.into()) {
+        Outcome::Joined { session, .. } => session,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What is complete by a worker's report of so many samples with this mean loss: epochs and samples.
+fn reports(
+    shard: &Shard,
+    (worker, session): (u32, SessionId),
+    epoch: u64,
+    loss: f64,
+    count: u64,
+) -> Vec<(u64, u64)> {
+    let sums = EvalSums { loss_sum: loss * count as f64, correct: 0, count };
+    let report = Command::Report { worker: WorkerId(worker), session, epoch, sums };
+    match shard.apply(&report.into()) {
+        Outcome::Evaluated(list) => list.iter().map(|e| (e.epoch, e.sums.count)).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_a_share_is_missing_of_stops_no_job() {
+    let (shard, sessions) = evaluated_by(&[7, 8]);
+    let (a, b) = ((7, sessions[&7]), (8, sessions[&8]));
+    let whole = |epoch, loss| {
+        assert!(reports(&shard, a, epoch, loss, 5).is_empty());
+        assert_eq!(reports(&shard, b, epoch, loss, 5), [(epoch, 10)]);
+    };
+    whole(1, 1.0);
+    whole(2, 0.5);
+    // The other share is easier, and lost: whether the loss has fallen since nobody knows.
+    for epoch in 3..9 {
+        reports(&shard, a, epoch, 0.1, 5);
+    }
+    shard.apply(&Command::Leave { worker: WorkerId(8), session: b.1 }.into());
+    assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.epoch)), Some(2));
+    // One of a share that was lost before anybody had reported.
+    assert_eq!(reports(&shard, a, 8, 0.1, 5), [(8, 5)]);
+    for (epoch, loss) in [(9, 0.39), (10, 0.28)] {
+        assert_eq!(reports(&shard, a, epoch, loss, 10), [(epoch, 10)]);
+        assert!(!shard.read(|m| m.stop), "a fall below 0.5");
+    }
+    for (epoch, stops) in [(11, false), (12, false), (13, true)] {
+        reports(&shard, a, epoch, 0.28, 10);
+        assert_eq!(shard.read(|m| m.stop), stops);
+    }
+}
+
+#[test]
+fn who_has_begun_anew_is_not_waited_for_in_what_is_behind_it() {
+    let (shard, sessions) = evaluated_by(&[7, 8]);
+    let a = (7, sessions[&7]);
+    for epoch in 1..4 {
+        assert!(reports(&shard, a, epoch, 1.0, 5).is_empty());
+    }
+    let b = (8, joins(&shard, 8));
+    assert_eq!(reports(&shard, b, 3, 1.0, 5), [(1, 5), (2, 5), (3, 10)]);
+    assert_eq!(
+        shard.read(|m| m.stopping(None).best_loss),
+        f64::INFINITY,
+        "of each a share was lost with the session"
+    );
+    assert!(reports(&shard, a, 4, 1.0, 5).is_empty());
+    assert_eq!(reports(&shard, b, 4, 1.0, 5), [(4, 10)]);
+    assert_eq!(shard.read(|m| m.stopping(None).best_loss), 1.0);
+}
+
+#[test]
+fn an_evaluation_of_which_those_are_gone_who_had_the_samples_is_none() {
+    let (shard, sessions) = evaluated_by(&[8, 9]);
     // The second had come after the first had taken all.
-    assert!(report(9, b, EvalSums::default()).is_empty());
-    let left = shard.apply(&Command::Leave { worker: WorkerId(8), session: a }.into());
+    assert!(reports(&shard, (9, sessions[&9]), 1, 0.0, 0).is_empty());
+    let left = shard.apply(&Command::Leave { worker: WorkerId(8), session: sessions[&8] }.into());
     assert!(matches!(left, Outcome::Evaluated(list) if list.is_empty()), "nobody has evaluated anything");
     // It comes back, where the others are, and evaluates.
-    let sums = EvalSums { loss_sum: 4.0, correct: 1, count: 2 };
-    let told = report(8, session(8), sums);
-    assert_eq!(told.iter().map(|e| (e.epoch, e.sums)).collect::<Vec<_>>(), [(1, sums)]);
+    assert_eq!(reports(&shard, (8, joins(&shard, 8)), 1, 2.0, 2), [(1, 2)]);
     assert!(!shard.read(|m| m.stop));
 }
 

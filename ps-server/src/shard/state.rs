@@ -86,7 +86,7 @@ pub struct Meta {
     pub chunks: Option<Chunks>,
     /// Open evaluations, by epoch; at most [`MAX_OPEN_EVALUATIONS`].
     evaluations: BTreeMap<u64, OpenEvaluation>,
-    /// The latest epoch whose evaluation is complete. Workers send a report again when a leader is lost: without
+    /// The latest epoch whose evaluation is complete and has all shares. Workers send a report again when a leader is lost: without
     /// it, an old epoch would be evaluated twice and count twice for early stopping.
     evaluated: Option<Evaluated>,
     /// The best mean loss so far and the evaluations since.
@@ -122,6 +122,12 @@ impl Meta {
         }
     }
 
+    /// The worker's session is over: what it has not reported of open evaluations nobody does.
+    fn leaves_gaps(&mut self, worker: WorkerId) {
+        let unreported = self.evaluations.values_mut().filter(|open| !open.from.contains(&worker));
+        unreported.for_each(|open| _ = open.from.insert(GONE));
+    }
+
     /// Gives out what can be given out. After everything that changes chunks or members.
     fn settle_chunks(&mut self) {
         if let Some(chunks) = &mut self.chunks {
@@ -143,6 +149,9 @@ impl Meta {
         Stopping { best_loss, bad, stop, evaluated }
     }
 }
+
+/// Among those who have reported: somebody is gone who has not. (A job has at most 65,536 workers.)
+const GONE: WorkerId = WorkerId(u32::MAX);
 
 /// A worker that is further ahead than this loses the oldest evaluation: the state must not grow with what a
 /// worker sends.
@@ -245,6 +254,7 @@ impl Shard {
                 let meta = &mut state.meta;
                 let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
                 if meta.members.leave(*worker, *session) {
+                    meta.leaves_gaps(*worker);
                     meta.skipped.remove(worker);
                     meta.workers_lost += u64::from(unfinished);
                     meta.give_back(*worker);
@@ -260,6 +270,7 @@ impl Shard {
                 let state = &mut *self.state.write();
                 let meta = &mut state.meta;
                 if meta.members.finish(*worker, *session) {
+                    meta.leaves_gaps(*worker);
                     meta.give_back(*worker);
                     meta.settle_chunks();
                 }
@@ -387,6 +398,7 @@ impl Shard {
         meta.sessions += 1;
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
+            meta.leaves_gaps(worker);
         }
         meta.members.join(worker, session, conf.buckets.len(), conf.job.round.drops_late());
         meta.skipped.remove(&worker);
@@ -407,27 +419,40 @@ impl Shard {
     }
 }
 
-/// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule. Of one that has no sample yet those
-/// are gone who had the shares: it waits for somebody who evaluates the epoch again.
+/// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule to those of which no share is missing:
+/// another mean over other samples is no fall and no rise. Who has reported a later epoch reports no earlier one any more. Of an
+/// evaluation that has no sample yet those are gone who had the shares: it waits for somebody who evaluates the epoch again.
 fn close_evaluations(state: &mut State) -> Vec<Evaluated> {
     let State { configured, meta } = state;
-    let missing = |open: &OpenEvaluation, members: &Members| {
-        members.unfinished().any(|(w, _)| !open.from.contains(&w)) || open.sums == EvalSums::default()
-    };
-    let done: Vec<u64> =
-        meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
-    let rule = configured.as_ref().and_then(|c| c.job.early_stop);
+    let is_beyond =
+        |w: &WorkerId, epoch: u64| meta.evaluations.range(epoch + 1..).any(|(_, o)| o.from.contains(w));
+    let mut done = Vec::new();
+    for (epoch, open) in meta.evaluations.iter().filter(|(_, o)| o.sums != EvalSums::default()) {
+        let mut missing =
+            meta.members.unfinished().map(|(w, _)| w).filter(|w| !open.from.contains(w)).peekable();
+        let is_whole = missing.peek().is_none() && !open.from.contains(&GONE);
+        if missing.all(|w| is_beyond(&w, *epoch)) {
+            done.push((*epoch, is_whole));
+        }
+    }
+    let (rule, workers) =
+        configured.as_ref().map_or((None, 1), |c| (c.job.early_stop, u64::from(c.job.workers)));
     done.into_iter()
-        .filter_map(|epoch| {
+        .filter_map(|(epoch, is_whole)| {
             let sums = meta.evaluations.remove(&epoch)?.sums;
             let loss = sums.loss_sum / sums.count.max(1) as f64;
-            if let Some(rule) = rule {
-                let (best, bad) = meta.best.unwrap_or((f64::INFINITY, 0));
+            // Who was lost just before anybody has reported leaves no other trace: a share is more than half of what one of all workers has.
+            let known = meta.evaluated.map_or(0, |last| last.sums.count);
+            let is_whole = is_whole && sums.count >= known - known / (2 * workers.max(1));
+            if let Some(rule) = rule.filter(|_| is_whole) {
+                // Where there are that many more now, there was a share missing in all before.
+                let all_were = sums.count - sums.count / (2 * workers.max(1)) <= known;
+                let (best, bad) = meta.best.filter(|_| all_were).unwrap_or((f64::INFINITY, 0));
                 meta.best = Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
                 meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
             }
             let complete = Evaluated { epoch, sums, stop: meta.stop };
-            if meta.evaluated.is_none_or(|last| last.epoch < epoch) {
+            if is_whole && meta.evaluated.is_none_or(|last| last.epoch < epoch) {
                 meta.evaluated = Some(complete);
             }
             Some(complete)
