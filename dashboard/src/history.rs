@@ -1,6 +1,6 @@
 //! What has been seen of a fleet so far: points of each job's curves, and what has happened, both bounded.
 
-use crate::facts::{Evaluated, Facts, Job, Shard};
+use crate::facts::{Evaluated, Facts, Job, Server, Shard};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -88,6 +88,8 @@ pub struct Curves {
 #[derive(Debug, Default)]
 pub struct History {
     last: Facts,
+    /// Servers and shards as the control group has said them last.
+    told: (Vec<Server>, Vec<Shard>),
     /// By a job's number.
     pub curves: BTreeMap<u32, Curves>,
     /// The oldest first.
@@ -128,8 +130,10 @@ impl History {
     /// Takes in what the fleet is now.
     pub fn see(&mut self, mut facts: Facts) -> News {
         // While nobody leads the control group nobody says who is in the fleet: those who were.
-        if facts.servers.is_empty() {
-            (facts.servers, facts.shards) = (self.last.servers.clone(), self.last.shards.clone());
+        if facts.leader.is_some() {
+            self.told = (facts.servers.clone(), facts.shards.clone());
+        } else if facts.servers.is_empty() {
+            (facts.servers, facts.shards) = self.told.clone();
             facts.only_heard();
             if facts.jobs.is_empty() {
                 facts.jobs = self.last.jobs.iter().map(|j| Job { stale: true, ..j.clone() }).collect();
@@ -400,7 +404,7 @@ fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Member, Server};
+    use crate::facts::Member;
 
     fn facts(at: u64, leader: u64, state: &str, clocks: [u64; 2], samples: u64) -> Facts {
         let server = |id| Server { id, address: format!("h{id}"), state: "up".into(), ..Server::default() };
@@ -459,6 +463,14 @@ mod tests {
         assert_eq!(said, ["the control group has no leader that can agree"]);
         assert_eq!(history.last().servers.len(), 2);
         assert_eq!(history.events.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        // Who does not answer meanwhile is back where it was as soon as it does.
+        let leads = |history: &History| history.last().shards[0].leader;
+        let mut leaders = Vec::new();
+        for heard in [vec![], vec!["h0".to_string(), "h1".to_string()]] {
+            history.see(Facts { at: 6500, heard: heard.into_iter().collect(), ..Facts::default() });
+            leaders.push(leads(&history));
+        }
+        assert_eq!(leaders, [None, Some(0)]);
     }
 
     #[test]

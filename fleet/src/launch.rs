@@ -192,7 +192,10 @@ pub fn launch_with(
 fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
     let first = |s: &&paraft_proto::ShardStatus| s.shard == 0 && s.job_name == job.name;
     let shards = servers.iter().flatten().flat_map(|reply| &reply.shards).filter(first);
-    let evaluated = shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop)?;
+    // The rule may come true with the last evaluation too.
+    let is_before_the_end = |epoch: u64| job.train.max_steps.is_none() && epoch < job.train.epochs;
+    let evaluated =
+        shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop && is_before_the_end(e.epoch))?;
     let who = match &job.eval.early_stop {
         Some(rule) => format!(
             "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or somebody has stopped it",

@@ -466,15 +466,9 @@ fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
     for mode in ["bsp", "asp"] {
         let path = job(scratch.path(), &(digits(mode, 1, 1000) + rule));
         let dir = scratch.path().join(mode);
-        let out = paraft()
-            .arg("train")
-            .arg(path)
-            .arg("--json")
-            .arg("--run-dir")
-            .arg(&dir)
-            .output()
-            .expect("paraft starts");
+        let out = paraft().arg("train").arg(path).arg("--run-dir").arg(&dir).output().expect("paraft starts");
         assert!(out.status.success(), "{}", text(&out.stderr));
+        contains(&text(&out.stderr), &["t has stopped before its end", "in 2 epochs (eval.early_stop)"]);
         let record = paraft_record::RunRecord::load(&dir).expect("record");
         // No evaluation beats the first by 100, so the third is the last that counts.
         let epochs = record.evals.iter().map(|e| e.epoch).max().expect("evaluations");

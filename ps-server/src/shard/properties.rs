@@ -570,13 +570,15 @@ fn what_a_share_is_missing_of_stops_no_job() {
     shard.apply(&Command::Leave { worker: WorkerId(8), session: b.1 }.into());
     assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.epoch)), Some(2));
     // One of a share that was lost before anybody had reported.
-    assert_eq!(reports(&shard, a, 8, 0.1, 5), [(8, 5)]);
-    for (epoch, loss) in [(9, 0.39), (10, 0.28)] {
+    assert_eq!(reports(&shard, a, 9, 0.1, 5), [(9, 5)]);
+    for (epoch, loss) in [(10, 0.39), (11, 0.28)] {
         assert_eq!(reports(&shard, a, epoch, loss, 10), [(epoch, 10)]);
         assert!(!shard.read(|m| m.stop), "a fall below 0.5");
     }
-    for (epoch, stops) in [(11, false), (12, false), (13, true)] {
-        reports(&shard, a, epoch, 0.28, 10);
+    // As many of all from here on, and fewer than before.
+    assert_eq!(reports(&shard, a, 12, 0.1, 4), [(12, 4)]);
+    for (epoch, stops) in [(13, false), (14, false), (15, true)] {
+        reports(&shard, a, epoch, 0.28, 4);
         assert_eq!(shard.read(|m| m.stop), stops);
     }
 }

@@ -420,34 +420,41 @@ impl Shard {
 }
 
 /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule to those of which no share is missing:
-/// another mean over other samples is no fall and no rise. Who has reported a later epoch reports no earlier one any more. Of an
-/// evaluation that has no sample yet those are gone who had the shares: it waits for somebody who evaluates the epoch again.
+/// the mean over other samples is neither a fall nor a rise. Who has reported a later epoch reports no earlier one any more. Where those
+/// are gone who had the shares, and nobody has evaluated anything, somebody may yet evaluate the epoch again.
 fn close_evaluations(state: &mut State) -> Vec<Evaluated> {
     let State { configured, meta } = state;
-    let is_beyond =
-        |w: &WorkerId, epoch: u64| meta.evaluations.range(epoch + 1..).any(|(_, o)| o.from.contains(w));
+    let mut reported: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    let of_each = meta.evaluations.iter().flat_map(|(epoch, o)| o.from.iter().map(move |w| (*w, *epoch)));
+    of_each.for_each(|(worker, epoch)| _ = reported.insert(worker, epoch));
+    let is_beyond = |w: &WorkerId, epoch: u64| reported.get(w).is_some_and(|last| *last > epoch);
     let mut done = Vec::new();
-    for (epoch, open) in meta.evaluations.iter().filter(|(_, o)| o.sums != EvalSums::default()) {
+    for (epoch, open) in &meta.evaluations {
+        let has_gap = open.from.contains(&GONE);
+        if has_gap && open.sums == EvalSums::default() {
+            continue;
+        }
         let mut missing =
             meta.members.unfinished().map(|(w, _)| w).filter(|w| !open.from.contains(w)).peekable();
-        let is_whole = missing.peek().is_none() && !open.from.contains(&GONE);
+        let is_whole = !has_gap && missing.peek().is_none();
         if missing.all(|w| is_beyond(&w, *epoch)) {
             done.push((*epoch, is_whole));
         }
     }
     let (rule, workers) =
-        configured.as_ref().map_or((None, 1), |c| (c.job.early_stop, u64::from(c.job.workers)));
+        configured.as_ref().map_or((None, 1), |c| (c.job.early_stop, u64::from(c.job.workers).max(1)));
+    // Half of the share that one of all workers has.
+    let half = |count: u64| count / (2 * workers);
     done.into_iter()
         .filter_map(|(epoch, is_whole)| {
             let sums = meta.evaluations.remove(&epoch)?.sums;
             let loss = sums.loss_sum / sums.count.max(1) as f64;
-            // Who was lost just before anybody has reported leaves no other trace: a share is more than half of what one of all workers has.
-            let known = meta.evaluated.map_or(0, |last| last.sums.count);
-            let is_whole = is_whole && sums.count >= known - known / (2 * workers.max(1));
             if let Some(rule) = rule.filter(|_| is_whole) {
-                // Where there are that many more now, there was a share missing in all before.
-                let all_were = sums.count - sums.count / (2 * workers.max(1)) <= known;
-                let (best, bad) = meta.best.filter(|_| all_were).unwrap_or((f64::INFINITY, 0));
+                // Who was lost before anybody has reported leaves no other trace than the count. What is of more or fewer samples
+                // than the one before it begins anew.
+                let known = meta.evaluated.map_or(sums.count, |last| last.sums.count);
+                let is_alike = sums.count >= known - half(known) && sums.count - half(sums.count) <= known;
+                let (best, bad) = meta.best.filter(|_| is_alike).unwrap_or((f64::INFINITY, 0));
                 meta.best = Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
                 meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
             }
