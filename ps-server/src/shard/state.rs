@@ -88,7 +88,7 @@ pub struct Meta {
     evaluations: BTreeMap<u64, OpenEvaluation>,
     /// The latest epoch whose evaluation is complete and has all shares. Workers send a report again when a leader is lost: without
     /// it, an old epoch would be evaluated twice and count twice for early stopping.
-    evaluated: Option<Evaluated>,
+    pub(super) evaluated: Option<Evaluated>,
     /// The best mean loss so far and the evaluations since.
     best: Option<(f64, u32)>,
     /// The job ends early: its rule says so, or a person.

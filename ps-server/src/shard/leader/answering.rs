@@ -132,6 +132,12 @@ impl Leader {
         if let Some(stream) = e.streams.get(pull.conn) {
             e.deltas.answers(stream.worker);
         }
+        // The last pull is answered by the state, and a report by its proposal's outcome, which may be heard later: the worker is to know
+        // whether its final weights are evaluated.
+        let last_evaluated = self.shard.read(|m| m.evaluated.filter(|_| pull.last && whole));
+        if let Some(evaluated) = last_evaluated {
+            self.send(pull.conn, Reply::Evaluated(evaluated));
+        }
         let (count, since) = (buckets.len(), self.now.moment);
         for (i, bucket) in (1..).zip(buckets) {
             let Some(e) = &self.epoch else { return };
