@@ -260,9 +260,8 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     let more = known.iter().filter(|a| replies.iter().all(|(asked, ..)| asked != *a));
     replies.extend(join_all(more.cloned().map(status)).await);
     let gone = |address: &String| replies.iter().any(|(asked, .., gone)| asked == address && *gone);
-    let gone: Vec<u64> = fleet.servers.iter().filter(|s| gone(&s.address)).map(|s| s.server).collect();
-    let gone = fleet.servers.iter_mut().filter(|s| gone.contains(&s.server));
-    gone.for_each(|server| server.state = "silent".into());
+    let silent = fleet.servers.iter_mut().filter(|s| gone(&s.address));
+    silent.for_each(|server| server.state = "silent".into());
     let answered =
         || replies.iter().filter(|(address, _, reply, _)| known.contains(address) && reply.is_some());
     let at = answered().map(|(_, at, ..)| *at).min().unwrap_or_else(now);

@@ -118,7 +118,7 @@ impl Leader {
         let Some(e) = &mut self.epoch else { return };
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
         let evaluates = self.shard.id() == ShardId(0) && whole && !pull.last && !pull.part;
-        let (stop, clock, finishers, skipped, share) = self.shard.read(|m| {
+        let (stop, clock, finishers, skipped, share, evaluated) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
             let member = m.members.get(pull.worker);
             let ahead = member.map_or(0, |m| e.deltas.working().skips_of(pull.worker, m.session));
@@ -127,15 +127,15 @@ impl Leader {
             let members = m.members.iter().map(|(w, _)| w);
             let share =
                 evaluates.then(|| e.shares.of(pull.worker, (clock.max(pull.done), pull.barrier), members));
-            (m.stop, clock, f, skipped, share)
+            // The last pull is answered by the state, and a report by its proposal's outcome, which may be heard later: the worker is to
+            // know whether its final weights are evaluated.
+            let evaluated = m.evaluated.filter(|_| pull.last && whole);
+            (m.stop, clock, f, skipped, share, evaluated)
         });
         if let Some(stream) = e.streams.get(pull.conn) {
             e.deltas.answers(stream.worker);
         }
-        // The last pull is answered by the state, and a report by its proposal's outcome, which may be heard later: the worker is to know
-        // whether its final weights are evaluated.
-        let last_evaluated = self.shard.read(|m| m.evaluated.filter(|_| pull.last && whole));
-        if let Some(evaluated) = last_evaluated {
+        if let Some(evaluated) = evaluated {
             self.send(pull.conn, Reply::Evaluated(evaluated));
         }
         let (count, since) = (buckets.len(), self.now.moment);
