@@ -9,12 +9,21 @@ use crate::{
     Role,
     engine::{Artifact, Engine, Handle, Member, Said, run, said_in},
     fleet::{Files, Fleet, Part, inside, quoted},
-    wrong::Wrong,
+    wrong::{Kind, Wrong},
 };
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 /// Slurm by `sbatch`, `squeue`, `scancel`.
 pub struct Slurm;
+
+/// What `squeue` calls an element that is ending, whatever comes then.
+const ENDING: &str = "COMPLETING";
+
+/// How long an element may end until the workers' number is given up to be changed. By default Slurm kills what it has ended after 30 s.
+const SETTLES: Duration = Duration::from_secs(45);
 
 /// The script of a role, in the run's folder.
 fn script(role: Role) -> String {
@@ -76,13 +85,7 @@ impl Engine for Slurm {
 
     fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
         let mut handle = handle.clone();
-        let there = self.members(&handle, dir)?;
-        let next = there
-            .iter()
-            .filter(|m| m.role == Role::Worker)
-            .filter_map(|m| m.index)
-            .max()
-            .map_or(0, |n| n + 1);
+        let next = self.settled(&handle, dir)?.iter().filter_map(|m| m.index).max().map_or(0, |n| n + 1);
         if workers > next {
             let array = format!("--array={next}-{}", workers - 1);
             let id = submitted(&dir.join(script(Role::Worker)), &[&array])?;
@@ -96,6 +99,25 @@ impl Engine for Slurm {
             }
         }
         Ok(handle)
+    }
+}
+
+impl Slurm {
+    /// Its workers, none of which is just ending: Slurm doesn't say then whether that one comes back.
+    fn settled(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, Wrong> {
+        let until = Instant::now() + SETTLES;
+        loop {
+            let mut workers = self.members(handle, dir)?;
+            workers.retain(|m| m.role == Role::Worker);
+            let Some(ending) = workers.iter().find(|m| m.state == ENDING) else { return Ok(workers) };
+            if Instant::now() >= until {
+                let which = ending.index.map_or_else(String::new, |n| format!(" {n}"));
+                let why = format!("Slurm is still ending worker{which} on {}", ending.node);
+                return Err(Wrong::new(Kind::Unavailable, why)
+                    .help("wait until `squeue` shows it no more, then ask again"));
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
     }
 }
 

@@ -13,7 +13,8 @@ pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
     if has_role && let Some(element) = env.number("SLURM_ARRAY_TASK_ID")? {
         // Each element is a job of its own, which Slurm starts again by itself; the array is what they have in common.
         let id = env.must(ENGINE, "SLURM_ARRAY_JOB_ID")?;
-        let tasks = env.number("SLURM_ARRAY_TASK_COUNT")?.unwrap_or(0);
+        // Not how many this array has: workers that are added later are an array of their own, whose numbers go on.
+        let tasks = env.number("SLURM_ARRAY_TASK_MAX")?.map_or(0, |last: u32| last.saturating_add(1));
         return Ok(Some(started(env, Place::alone(ENGINE, id, element, tasks))?));
     }
     let Some(step) = env.number("SLURM_STEP_ID")?.filter(|step| *step < NO_STEP) else { return Ok(None) };

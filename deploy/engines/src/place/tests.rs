@@ -33,6 +33,8 @@ const ARRAY: &[(&str, &str)] = &[
     ("SLURM_ARRAY_JOB_ID", "21"),
     ("SLURM_ARRAY_TASK_ID", "2"),
     ("SLURM_ARRAY_TASK_COUNT", "3"),
+    ("SLURM_ARRAY_TASK_MIN", "0"),
+    ("SLURM_ARRAY_TASK_MAX", "2"),
     ("SLURM_RESTART_COUNT", "1"),
     ("SLURM_STEP_ID", "0"),
     ("SLURM_PROCID", "0"),
@@ -123,6 +125,11 @@ fn with_a_role_the_number_is_that_of_the_role() {
     let p = with_role(&[ARRAY], Role::Server);
     assert_eq!((p.engine, p.rank, p.tasks, p.attempt), ("Slurm", 2, 3, 1));
     assert_eq!((&*p.id, &*p.node, p.role), ("21", "n6", Some(Role::Server)));
+    // Workers that came later, in an array of their own.
+    let later: &[(&str, &str)] =
+        &[("SLURM_ARRAY_JOB_ID", "25"), ("SLURM_ARRAY_TASK_COUNT", "1"), ("SLURM_ARRAY_TASK_MIN", "2")];
+    let p = with_role(&[ARRAY, later], Role::Worker);
+    assert_eq!((p.rank, p.tasks, &*p.id), (2, 3, "25"));
     // One task alone is a fleet's, where it has a role, and nobody's where not.
     assert_eq!(find(&[ARRAY], &Asked::default()).expect("right"), None);
     let p = with_role(&[SLURM], Role::Worker);
