@@ -99,13 +99,16 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// The job goes on from a checkpoint.
-    pub(super) fn begin_at(&mut self, start: &Start) {
+    /// The job goes on from a checkpoint. Shard 0 is the one that `evaluates`: workers report to it alone.
+    pub(super) fn begin_at(&mut self, start: &Start, evaluates: bool) {
         let s = &start.stopping;
         if let Some(chunks) = &mut self.chunks {
             chunks.begin_at(start.epochs);
         }
         self.members.begin_at(Step(start.step));
+        if !evaluates {
+            return;
+        }
         self.best = (s.best_loss.is_finite() || s.bad > 0).then_some((s.best_loss, s.bad));
         self.stop = s.stop;
         self.evaluated = s.evaluated.map(|e| Evaluated {

@@ -13,7 +13,7 @@ use paraft_worker::{
     worker::WorkerError,
 };
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -73,11 +73,12 @@ struct Run {
     interrupt: Option<Arc<AtomicBool>>,
     takes: Duration,
     dir: Option<PathBuf>,
+    resume: Option<PathBuf>,
 }
 
 impl Run {
     fn new() -> Self {
-        Self { evaluated: Arc::default(), interrupt: None, takes: Duration::ZERO, dir: None }
+        Self { evaluated: Arc::default(), interrupt: None, takes: Duration::ZERO, dir: None, resume: None }
     }
 
     fn worker(&self, job: &Job, rank: u32) -> Result<Result<WorkerReport, WorkerError>> {
@@ -92,7 +93,7 @@ impl Run {
             servers: job.cluster.addresses.clone(),
             run_dir: self.dir.clone(),
             weights: None,
-            resume: None,
+            resume: self.resume.clone(),
             metrics: None,
             trace: None,
             slow: Default::default(),
@@ -191,6 +192,41 @@ fn an_evaluation_that_takes_long_says_how_far_it_is() -> Result<()> {
         _ => None,
     });
     ensure!(far.collect::<Vec<_>>() == [(0, 1, 256, HELD_OUT)], "{events:?}");
+    Ok(())
+}
+
+/// The epochs of the evaluations of which the workers that wrote into this folder heard, but for that of the final weights.
+fn heard(folder: &Path) -> Result<Vec<(u64, u64)>> {
+    let events = read_events(folder.join(METRICS_FILE))?;
+    let of_shares = events.iter().filter_map(|e| match e {
+        Event::Eval(e) if !e.is_final => Some((e.epoch, e.count)),
+        _ => None,
+    });
+    let mut all: Vec<_> = of_shares.collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+#[test]
+fn a_job_that_goes_on_from_a_checkpoint_hears_of_no_evaluation_before_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [first, then] = ["first", "then"].map(|name| folder.path().join(name));
+    let checkpoints = first.join("checkpoints");
+    for (epochs, dir, resume) in [(2, &first, None), (4, &then, Some(checkpoints.clone()))] {
+        let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
+        let set = [
+            "cluster.bucket_bytes=1024",
+            "eval.every_epoch=true",
+            "checkpoint.every_epochs=1",
+            &format!("checkpoint.dir=\"{}\"", dir.join("checkpoints").display()),
+            &format!("train.epochs={epochs}"),
+        ];
+        Run { dir: Some(dir.clone()), resume, ..Run::new() }.all(&job(&fleet.at, MLP, &set)?)?;
+    }
+    let twice = |epochs: &[u64]| epochs.iter().flat_map(|epoch| [(*epoch, HELD_OUT); 2]).collect::<Vec<_>>();
+    ensure!(heard(&first)? == twice(&[1, 2]), "{:?}", heard(&first)?);
+    // The checkpoint was cut before its own weights were evaluated, so that is done again.
+    ensure!(heard(&then)? == twice(&[2, 3, 4]), "{:?}", heard(&then)?);
     Ok(())
 }
 
