@@ -4,7 +4,7 @@
 use crate::shard::{
     Shard,
     chunks::Answer,
-    command::{EvalSums, InitPart},
+    command::{Closed, EvalSums, InitPart},
     leader::{About, Message, Reply},
     reads::Read,
 };
@@ -282,12 +282,13 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
         Reply::RoundNorm { step, sum_of_squares } => {
             Kind::RoundNorm(wire::RoundNorm { step: step.0, sum_of_squares })
         }
-        Reply::Evaluated(e) => Kind::Reported(wire::Reported {
+        Reply::Evaluated(Closed { evaluated: e, incomplete }) => Kind::Reported(wire::Reported {
             epoch: e.epoch,
             loss_sum: e.sums.loss_sum,
             correct: e.sums.correct,
             count: e.sums.count,
             stop: e.stop,
+            incomplete,
         }),
         Reply::Acquired { request, answer } => {
             let taken = wire::Acquired { request, ..wire::Acquired::default() };

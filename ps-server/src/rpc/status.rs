@@ -255,6 +255,7 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<Configured>>, m: &Meta, c: &Co
             correct: e.correct,
             count: e.count,
             stop: m.stop,
+            incomplete: false,
         }),
         chunks: m.chunks.as_ref().map(|c| {
             let s = c.summary();

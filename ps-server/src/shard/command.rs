@@ -280,6 +280,15 @@ pub struct Evaluated {
     pub stop: bool,
 }
 
+/// An evaluation for which nobody is waited for any more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Closed {
+    /// What it has come to.
+    pub evaluated: Evaluated,
+    /// A worker was lost while it went on, with a share that nobody has evaluated: its mean is of other samples.
+    pub incomplete: bool,
+}
+
 /// What applying a command gave. Only the leader that proposed it reads this.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
@@ -309,7 +318,7 @@ pub enum Outcome {
         clock: Step,
     },
     /// Evaluations that became complete.
-    Evaluated(Vec<Evaluated>),
+    Evaluated(Vec<Closed>),
 }
 
 /// A command and its bulk.

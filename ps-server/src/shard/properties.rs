@@ -490,7 +490,9 @@ fn an_evaluation_that_is_reported_again_counts_once() {
         shard.apply(&Command::Report { worker: WorkerId(0), session, epoch, sums }.into())
     };
     let list = |outcome| match outcome {
-        Outcome::Evaluated(list) => list.iter().map(|e| (e.epoch, e.stop)).collect::<Vec<_>>(),
+        Outcome::Evaluated(list) => {
+            list.iter().map(|c| (c.evaluated.epoch, c.evaluated.stop)).collect::<Vec<_>>()
+        }
         other => panic!("{other:?}"),
     };
     assert_eq!(list(report(1, 1.0)), [(1, false)]);
@@ -548,7 +550,9 @@ fn reports(
     let sums = EvalSums { loss_sum: loss * count as f64, correct: 0, count };
     let report = Command::Report { worker: WorkerId(worker), session, epoch, sums };
     match shard.apply(&report.into()) {
-        Outcome::Evaluated(list) => list.iter().map(|e| (e.epoch, e.sums.count)).collect(),
+        Outcome::Evaluated(list) => {
+            list.iter().map(|c| (c.evaluated.epoch, c.evaluated.sums.count)).collect()
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -567,7 +571,9 @@ fn what_a_share_is_missing_of_stops_no_job() {
     for epoch in 3..9 {
         reports(&shard, a, epoch, 0.1, 5);
     }
-    shard.apply(&Command::Leave { worker: WorkerId(8), session: b.1 }.into());
+    let left = shard.apply(&Command::Leave { worker: WorkerId(8), session: b.1 }.into());
+    let Outcome::Evaluated(closed) = left else { panic!("{left:?}") };
+    assert!(closed.len() == 6 && closed.iter().all(|c| c.incomplete), "{closed:?}");
     assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.epoch)), Some(2));
     // One of a share that was lost before anybody had reported.
     assert_eq!(reports(&shard, a, 9, 0.1, 5), [(9, 5)]);

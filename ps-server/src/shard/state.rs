@@ -6,7 +6,7 @@
 use super::{
     begin::Claim,
     chunks::Chunks,
-    command::{Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
+    command::{Closed, Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
     delta::{DeltaId, Form, Staged},
     members::Members,
 };
@@ -303,7 +303,8 @@ impl Shard {
                     && !meta.evaluations.contains_key(epoch)
                 {
                     // Complete already. The answer may have been lost with a leader, so the latest is repeated.
-                    let again = (last.epoch == *epoch).then_some(last);
+                    let again =
+                        (last.epoch == *epoch).then_some(Closed { evaluated: last, incomplete: false });
                     return Ok(Outcome::Evaluated(again.into_iter().collect()));
                 }
                 let open = meta.evaluations.entry(*epoch).or_default();
@@ -425,7 +426,7 @@ impl Shard {
 /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule to those of which no share is missing:
 /// the mean over other samples is neither a fall nor a rise. Who has reported a later epoch reports no earlier one any more. Where those
 /// are gone who had the shares, and nobody has evaluated anything, somebody may yet evaluate the epoch again.
-fn close_evaluations(state: &mut State) -> Vec<Evaluated> {
+fn close_evaluations(state: &mut State) -> Vec<Closed> {
     let State { configured, meta } = state;
     let mut reported: BTreeMap<WorkerId, u64> = BTreeMap::new();
     let of_each = meta.evaluations.iter().flat_map(|(epoch, o)| o.from.iter().map(move |w| (*w, *epoch)));
@@ -461,11 +462,11 @@ fn close_evaluations(state: &mut State) -> Vec<Evaluated> {
                 meta.best = Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
                 meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
             }
-            let complete = Evaluated { epoch, sums, stop: meta.stop };
+            let evaluated = Evaluated { epoch, sums, stop: meta.stop };
             if is_whole && meta.evaluated.is_none_or(|last| last.epoch < epoch) {
-                meta.evaluated = Some(complete);
+                meta.evaluated = Some(evaluated);
             }
-            Some(complete)
+            Some(Closed { evaluated, incomplete: !is_whole })
         })
         .collect()
 }

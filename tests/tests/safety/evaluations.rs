@@ -1,6 +1,7 @@
 //! Held-out evaluations: each sample once an epoch, the final weights once, seen while they last, and over at once.
 
 use anyhow::{Context, Result, ensure};
+use paraft_checkpoint::Folder;
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, METRICS_FILE, read_events};
 use paraft_tests::{
@@ -13,9 +14,10 @@ use paraft_worker::{
     worker::WorkerError,
 };
 use std::{
+    collections::VecDeque,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     thread,
@@ -33,7 +35,11 @@ struct Counting {
     /// Set when it has evaluated once.
     interrupt: Option<Arc<AtomicBool>>,
     takes: Duration,
+    says: Says,
 }
+
+/// The mean loss of each evaluation, instead of the right one; none: it fails. Behind the last of them all are right.
+type Says = Arc<Mutex<VecDeque<Option<f64>>>>;
 
 impl Model for Counting {
     fn tensors(&self) -> Vec<paraft_common::TensorSpec> {
@@ -60,7 +66,12 @@ impl Model for Counting {
         if let Some(interrupt) = &self.interrupt {
             interrupt.store(true, SeqCst);
         }
-        self.model.evaluate(params, batch)
+        let right = self.model.evaluate(params, batch)?;
+        match self.says.lock().expect("held by nobody who panicked").pop_front() {
+            Some(None) => Err(ModelError::new("asked to fail")),
+            Some(Some(loss)) => Ok(Evaluation { loss_sum: loss * batch.n as f64, ..right }),
+            None => Ok(right),
+        }
     }
 }
 
@@ -74,11 +85,19 @@ struct Run {
     takes: Duration,
     dir: Option<PathBuf>,
     resume: Option<PathBuf>,
+    says: Says,
 }
 
 impl Run {
     fn new() -> Self {
-        Self { evaluated: Arc::default(), interrupt: None, takes: Duration::ZERO, dir: None, resume: None }
+        Self {
+            evaluated: Arc::default(),
+            interrupt: None,
+            takes: Duration::ZERO,
+            dir: None,
+            resume: None,
+            says: Says::default(),
+        }
     }
 
     fn worker(&self, job: &Job, rank: u32) -> Result<Result<WorkerReport, WorkerError>> {
@@ -87,6 +106,7 @@ impl Run {
             evaluated: self.evaluated.clone(),
             interrupt: self.interrupt.clone(),
             takes: self.takes,
+            says: self.says.clone(),
         };
         let options = WorkerOptions {
             rank,
@@ -265,5 +285,33 @@ fn who_is_left_evaluates_the_share_of_a_worker_that_is_gone() -> Result<()> {
         let n = stays.evaluated.load(SeqCst);
         ensure!(!mode.ends_with("bsp") || n == 5 * HELD_OUT, "{mode}: {n} samples for five epochs");
     }
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_is_not_the_best_by_what_is_left_of_an_evaluation() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let folder = tempfile::tempdir()?;
+    let place = format!("checkpoint.dir=\"{}\"", folder.path().display());
+    let set =
+        ["train.batch=35", "train.epochs=4", "eval.every_epoch=true", "checkpoint.every_epochs=1", &place];
+    let job = job(&fleet.at, MLP, &set)?;
+    // Its share of the second epoch is easy; from then on all samples are its own.
+    let stays = Run::new();
+    stays.says.lock().expect("held by nobody who panicked").extend([2.0, 0.5].map(Some));
+    let goes = Run::new();
+    goes.says.lock().expect("held by nobody who panicked").extend([Some(2.0), None]);
+    let done = thread::scope(|s| -> Result<WorkerReport> {
+        let (stays, job) = (&stays, &job);
+        let left = s.spawn(move || stays.worker(job, 0));
+        let gone = goes.worker(job, 1)?;
+        ensure!(gone.is_err(), "{gone:?}");
+        Ok(left.join().map_err(|_| anyhow::anyhow!("a worker panicked"))???)
+    })?;
+    let e = done.evaluation.context("an evaluation")?;
+    let (path, best) = Folder::new(folder.path()).best().context("a best one")?;
+    let last = e.loss_sum / e.count as f64;
+    ensure!(e.count == HELD_OUT && last > 0.5, "{e:?}: nothing can be seen");
+    ensure!(best > 0.5, "{} is the best by half of the samples: {best}", path.display());
     Ok(())
 }

@@ -86,13 +86,22 @@ impl Driver {
 
     fn note_final(&mut self, done: Step, e: &Evaluation) -> Result<(), WorkerError> {
         let epoch = self.epoch_of(done);
-        let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
+        let all = Reported {
+            epoch,
+            loss_sum: e.loss_sum,
+            correct: e.correct,
+            count: e.count,
+            ..Reported::default()
+        };
         self.write_evaluation(&all, true)
     }
 
     pub(super) fn note_evaluations(&mut self) -> Result<(), WorkerError> {
         for e in self.client.evaluations() {
-            if let Some(c) = &self.checkpoints {
+            // The mean over other samples is no better and no worse. Who was lost before anybody had reported leaves the count alone.
+            let is_like_others =
+                !e.incomplete && self.reported.as_ref().is_none_or(|before| before.count <= e.count);
+            if let Some(c) = self.checkpoints.as_ref().filter(|_| is_like_others) {
                 let step = match self.plan.leased {
                     Some(_) => self.ends.get(&e.epoch).copied(),
                     None => Some(Step(e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total))),

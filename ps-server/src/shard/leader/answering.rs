@@ -8,7 +8,7 @@ use super::{
 };
 use crate::shard::{
     bucket::{Shared, pulled_bytes, vector_bytes},
-    command::Command,
+    command::{Closed, Command},
     state::Configured,
 };
 use bytes::Bytes;
@@ -129,7 +129,10 @@ impl Leader {
                 evaluates.then(|| e.shares.of(pull.worker, (clock.max(pull.done), pull.barrier), members));
             // The last pull is answered by the state, and a report by its proposal's outcome, which may be heard later: the worker is to
             // know whether its final weights are evaluated.
-            let evaluated = m.evaluated.filter(|_| pull.last && whole);
+            let evaluated = m
+                .evaluated
+                .filter(|_| pull.last && whole)
+                .map(|e| Closed { evaluated: e, incomplete: false });
             (m.stop, clock, f, skipped, share, evaluated)
         });
         if let Some(stream) = e.streams.get(pull.conn) {

@@ -4,7 +4,7 @@ use super::{Wanted, progress::Progress};
 use crate::shard::{
     bucket::BucketData,
     chunks::Answer,
-    command::{EvalSums, Evaluated, InitPart},
+    command::{Closed, EvalSums, InitPart},
     queued::Room,
     staleness::Staleness,
     state::{Configured, Meta, Shard},
@@ -201,7 +201,7 @@ pub enum Reply {
         step: Step,
         sum_of_squares: f64,
     },
-    Evaluated(Evaluated),
+    Evaluated(Closed),
     Acquired {
         request: u64,
         answer: Answer,
