@@ -3,8 +3,9 @@
 use clap::Args;
 use paraft_fleet::{failure::Failure, out, track};
 use paraft_lab::sweep;
+use paraft_record::begin::launcher_is_there;
 use paraft_worker::exit;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 pub struct TrackArgs {
@@ -21,11 +22,26 @@ pub struct TrackArgs {
 pub fn run(args: &TrackArgs) -> Result<i32, Failure> {
     let (to, experiment) = (args.mlflow.as_deref(), args.experiment.as_deref());
     if let Some(dir) = sweep::of_sweep(&args.run_dir) {
+        has_ended(&dir)?;
         let (sent, trials) = sweep::send(&dir, to, experiment)?;
         out!("run {sent}, and {trials} of its trials below it");
         return Ok(exit::OK);
     }
+    has_ended(&args.run_dir)?;
     let sent = track::send(&args.run_dir, to, experiment)?;
     out!("run {sent}");
     Ok(exit::OK)
+}
+
+/// What still trains would be sent as failed.
+fn has_ended(dir: &Path) -> Result<(), Failure> {
+    // Of a comparison its folder is held, one above.
+    let above = std::path::absolute(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
+    let Some(held) = [Some(dir.to_path_buf()), above].into_iter().flatten().find(|d| launcher_is_there(d))
+    else {
+        return Ok(());
+    };
+    let why = format!("{}: this is not over yet: another process trains there", held.display());
+    Err(Failure::new(exit::CONFIG, why)
+        .help("send it when it has ended; with [track] in the job file it is sent while it trains"))
 }

@@ -84,7 +84,7 @@ fn first_line(record: &Path) -> Result<First, RecordError> {
 }
 
 /// Whether a launcher has the folder. It has begun the record before its workers, and set aside what was there.
-fn launcher_is_there(dir: &Path) -> bool {
+pub fn launcher_is_there(dir: &Path) -> bool {
     // NFS locks only what is open for writing.
     match OpenOptions::new().write(true).open(dir.join(LAUNCHER_LOCK)).map(|file| file.try_lock()) {
         Err(e) => e.kind() != ErrorKind::NotFound,

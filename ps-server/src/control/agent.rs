@@ -107,6 +107,17 @@ pub fn report_interval(election: Duration) -> Duration {
 /// Looking whether there is anything to do takes at most one part in so many of the time, where there is nothing.
 const AT_REST: u32 = 500;
 
+/// What a report has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// The leader had not applied yet what this server has: of what comes of that it says nothing by itself.
+    Early,
+    /// There was something new in what was told or answered, or nobody has answered.
+    News,
+    /// All is as it was.
+    Nothing,
+}
+
 /// So long after a replica was made here its server reports every [`SOON_PAUSE`], while it is in no group yet.
 const SOON: Duration = Duration::from_secs(1);
 const SOON_PAUSE: Duration = Duration::from_millis(10);
@@ -219,6 +230,7 @@ impl Agent {
         let mut pause = self.interval();
         // What is made here is complete when the others have made theirs, of which nobody tells this server: it asks.
         let mut soon = Instant::now();
+        let mut early = None;
         let mut moved = self.agreed.generations();
         loop {
             let due = async {
@@ -233,13 +245,19 @@ impl Agent {
                 () = due => {
                     self.look_around();
                     let began = Instant::now();
-                    pause = match self.report().await {
-                        Ok(true) => self.interval(),
-                        Ok(false) => self.idle_interval(began.elapsed()),
+                    let heard = match self.report().await {
+                        Ok(heard) => heard,
                         Err(differs) => {
                             leader.abort();
                             return Err(differs);
                         }
+                    };
+                    early = (heard == Heard::Early).then(|| early.unwrap_or(began));
+                    pause = match heard {
+                        // One that never applies it is not asked for ever.
+                        Heard::Early if early.is_some_and(|since| since.elapsed() < SOON) => SOON_PAUSE,
+                        Heard::Early | Heard::News => self.interval(),
+                        Heard::Nothing => self.idle_interval(began.elapsed()),
                     };
                     if Instant::now() < soon && self.replicas.all().iter().any(|(_, r)| r.group.membership().members.is_empty()) {
                         pause = pause.min(SOON_PAUSE);

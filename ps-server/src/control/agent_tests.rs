@@ -1,47 +1,94 @@
 //! What the leader of the control group does with many reports.
 
 use super::{leading::PLAN_PAUSE, *};
-use crate::control::Told;
 use crate::{
+    admission::Answer,
     control::{
+        calls::{Hello, Reported, Told},
         joining,
         plan::{ReplicaReport, Report},
     },
-    raft::{Digest, GroupOptions, Peers},
+    raft::{Digest, GroupOptions, Peers, Replicated},
     replicas::ReplicasOptions,
     replicated::GroupId,
     rpc::control::GrpcCalls,
 };
+use futures::future::BoxFuture;
 use paraft_common::Durability;
 use paraft_store::RealDisk;
 use std::collections::BTreeMap;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
-    let scratch = tempfile::tempdir().expect("a folder");
-    let (server, address, election) = (ServerId(0), "127.0.0.1:1".to_string(), Duration::from_millis(200));
-    let (peers, agreed) = (Arc::new(Peers::new(paraft_tls::Access::Insecure)), Arc::new(Agreed::default()));
+/// Server 0 of a fleet of one, with a control group that nobody has founded. It lives as long as the folder.
+async fn an_agent(
+    scratch: &std::path::Path,
+    (election, calls): (Duration, Box<dyn Calls>),
+    agreed: Arc<Agreed>,
+) -> Arc<Agent> {
+    let (server, address) = (ServerId(0), "127.0.0.1:1".to_string());
+    let peers = Arc::new(Peers::new(paraft_tls::Access::Insecure));
     let me = ReplicaId::new_incarnation(server);
     let options =
         GroupOptions { group: GroupId::Control.into(), me, folder: None, election, check_every: None };
     let control = ControlReplica::start(options, agreed.clone(), peers.clone()).await.expect("it starts");
-    let data = scratch.path().to_path_buf();
+    let data = scratch.to_path_buf();
     let logs = crate::raft::Logs::new(Arc::new(RealDisk), &data);
     let options = ReplicasOptions { server, data, logs, election, check_every: None };
     let replicas = Arc::new(Replicas::new(options, peers));
-    let shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
     let options = AgentOptions {
         job_memory: None,
         server,
         address: address.clone(),
-        servers: vec![address.clone()],
-        shape: Some(shape),
+        servers: vec![address],
+        shape: Some(SHAPE),
         election,
         timeouts: Timeouts::new(election, Duration::from_secs(3)),
     };
+    Arc::new(Agent::new(options, Arc::new(control), agreed, replicas, calls, 0, Box::new(|_| Ok(()))))
+}
+
+const SHAPE: Shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
+
+/// A leader that has applied so much of what is agreed on, and has nothing to be done.
+struct At(Arc<AtomicU64>);
+
+impl Calls for At {
+    fn hello<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Hello, String>> {
+        Box::pin(async { Err("it is not asked".into()) })
+    }
+
+    fn report<'a>(&'a self, _: &'a str, _: u64, told: &'a Told) -> BoxFuture<'a, Result<Reported, String>> {
+        let (number, generation) = (told.number, self.0.load(Relaxed));
+        Box::pin(async move { Ok(Reported { accepted: true, number, generation, ..Reported::default() }) })
+    }
+
+    fn room<'a>(&'a self, _: &'a str, _: ServerId, _: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
+        Box::pin(async { Err("it is not asked".into()) })
+    }
+}
+
+#[tokio::test]
+async fn a_leader_that_has_not_applied_yet_what_the_reporter_has_is_asked_again() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let (agreed, applied) = (Arc::new(Agreed::default()), Arc::new(AtomicU64::new(0)));
+    let calls = Box::new(At(applied.clone()));
+    let agent = an_agent(scratch.path(), (Duration::from_secs(10), calls), agreed.clone()).await;
+    let servers =
+        BTreeMap::from([(ServerId(0), "127.0.0.1:1".to_string()), (ServerId(1), "127.0.0.1:2".to_string())]);
+    agreed.apply(&Command::Found { fleet: 7, shape: SHAPE, servers }).expect("it is new");
+    let generation = agreed.read(|s| s.generation);
+    assert!(generation > 0);
+    assert_eq!(agent.report().await, Ok(Heard::Early));
+    assert_eq!(agent.report().await, Ok(Heard::Early), "until it has");
+    applied.store(generation, Relaxed);
+    assert_eq!(agent.report().await, Ok(Heard::Nothing));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let server = ServerId(0);
     let calls = Box::new(GrpcCalls::new(paraft_tls::Access::Insecure));
-    let agent =
-        Arc::new(Agent::new(options, Arc::new(control), agreed, replicas, calls, 0, Box::new(|_| Ok(()))));
+    let agent = an_agent(scratch.path(), (Duration::from_millis(200), calls), Arc::default()).await;
     tokio::spawn(agent.clone().run());
     let began = Instant::now();
     while !agent.leads() || agent.fleet() == 0 {

@@ -1,6 +1,6 @@
 //! What a server tells the leader of the control group, and how it does what the answer says.
 
-use super::Agent;
+use super::{Agent, Heard};
 use crate::{
     control::{
         calls::Told,
@@ -60,9 +60,8 @@ impl Agent {
         }
     }
 
-    /// Tells the leader of the control group, wherever it is, and does what the answer says. Gives whether there was anything
-    /// new in what was told or answered. Fails as [`Self::belong`].
-    pub(super) async fn report(self: &Arc<Self>) -> Result<bool, String> {
+    /// Tells the leader of the control group, wherever it is, and does what the answer says. Fails as [`Self::belong`].
+    pub(super) async fn report(self: &Arc<Self>) -> Result<Heard, String> {
         if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
             self.belong(fleet, fleets)?;
         }
@@ -75,10 +74,10 @@ impl Agent {
         let whole = || Told { server, number, report: (*report).clone(), ..Told::default() };
         if self.group().leadership().borrow().leads {
             *self.reported.lock() = Some((report.clone(), 0, String::new()));
-            let Ok(directives) = self.take_report(whole()) else { return Ok(true) };
+            let Ok(directives) = self.take_report(whole()) else { return Ok(Heard::News) };
             let quiet = same && directives.is_empty();
             self.follow(self.agreed.read(|s| s.generation), directives);
-            return Ok(!quiet);
+            return Ok(if quiet { Heard::Nothing } else { Heard::News });
         }
         // Until somebody has it, nobody has what it would be told upon.
         *self.reported.lock() = Some((report.clone(), 0, String::new()));
@@ -109,8 +108,13 @@ impl Agent {
                     }
                     self.told(&address, &reply.why);
                     let quiet = same && reply.directives.is_empty() && reply.why.is_empty();
+                    let early = reply.generation < self.agreed.read(|s| s.generation);
                     self.follow(reply.generation, reply.directives);
-                    return Ok(!quiet);
+                    return Ok(match quiet {
+                        _ if early => Heard::Early,
+                        true => Heard::Nothing,
+                        false => Heard::News,
+                    });
                 }
                 Ok(reply) => {
                     // Who does not lead says nothing.
@@ -122,7 +126,7 @@ impl Agent {
                 Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
             }
         }
-        Ok(true)
+        Ok(Heard::News)
     }
 
     /// Says what keeps this server out, once, and only where it lasts: to somebody who has just come back the leader may
