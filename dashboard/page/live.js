@@ -199,7 +199,7 @@
     fixed: [],
     moving: () => [
       element("h1", null, "Fleet of " + count(facts.servers.length, "server")),
-      element("p", { cls: "headline" }, facts.simulated ? "Simulated, as its clock and its failures are. Nothing can be done to it." : facts.leader == null ? element("span", { cls: "bad" }, facts.servers.every((v) => v.state === "silent") ? "No server answers: the fleet has ended, or cannot be reached from here." : "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
+      element("p", { cls: "headline" }, facts.simulated ? "Simulated, as its clock and its failures are. Nothing can be done to it." : !facts.at ? "Asking its servers…" : facts.leader == null ? element("span", { cls: "bad" }, facts.servers.every((v) => v.state === "silent") ? "No server answers: the fleet has ended, or cannot be reached from here." : "The control group has no leader that can agree on anything.") : "s" + facts.leader + " leads the control group."),
       section("Jobs", facts.jobs.length ? table("Jobs", [{ text: "job", left: true }, "state", "mode", "workers", "steps", "samples/s", "loss", "accuracy", "bytes"],
         facts.jobs.slice().reverse().map((j) => row(element("a", { href: "#job/" + j.id }, jobName(j)), stateOfJob(j), j.mode || "-",
           j.members.filter((m) => !m.finished).length + " of " + j.workers, number(steps(j)), number(isLost(j) ? null : (last(j.id) || {}).samples), number((last(j.id) || {}).loss),

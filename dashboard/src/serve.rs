@@ -33,7 +33,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch},
 };
 
 /// The variable with the token: the same for all servers of a fleet, so that a page that has lost one server goes on with another.
@@ -145,6 +145,10 @@ struct Shared {
     logged: Mutex<(u32, Instant)>,
     /// What each look has brought.
     news: broadcast::Sender<Arc<str>>,
+    /// The servers that were given; none of who puts facts together itself.
+    listed: Vec<String>,
+    /// Somebody has come who looks.
+    wakes: Notify,
 }
 
 /// Serves the page until `shutdown` resolves.
@@ -156,6 +160,10 @@ pub async fn serve(
     options: Options,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
+    let listed = match &options.source {
+        Source::Servers(listed) => listed.clone(),
+        Source::Facts(_) => Vec::new(),
+    };
     let shared = Arc::new(Shared {
         sweep: options.sweep,
         here: options.here,
@@ -164,9 +172,11 @@ pub async fn serve(
         history: Mutex::default(),
         logged: Mutex::new((0, Instant::now())),
         news: broadcast::channel(BEHIND).0,
+        listed,
+        wakes: Notify::new(),
     });
     let looks = match options.source {
-        Source::Servers(known) => tokio::spawn(look(known, shared.clone())),
+        Source::Servers(_) => tokio::spawn(look(shared.clone())),
         Source::Facts(told) => tokio::spawn(hear(told, shared.clone())),
     };
     let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(ASKED)).with_state(shared);
@@ -256,8 +266,8 @@ impl AsyncWrite for Held {
 }
 
 /// Looks at the fleet again and again.
-async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
-    let listed = known.clone();
+async fn look(shared: Arc<Shared>) {
+    let mut known = shared.listed.clone();
     let mut unheard = 0;
     loop {
         let began = Instant::now();
@@ -269,7 +279,8 @@ async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
             }
             None => {
                 // Perhaps those answer that were given.
-                known.extend(listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
+                known
+                    .extend(shared.listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
                 // A fault may be why, which can be taken back.
                 let last = shared.history.lock().last().clone();
                 let faults = last.faults.clone();
@@ -289,7 +300,11 @@ async fn look(mut known: Vec<String>, shared: Arc<Shared>) {
         }
         let doubts = (1..UNHEARD).contains(&unheard);
         let pause = if doubts || shared.news.receiver_count() > 0 { SOON } else { SELDOM };
-        tokio::time::sleep(pause.saturating_sub(began.elapsed()).max(SOON / 5)).await;
+        tokio::time::sleep(SOON / 5).await;
+        tokio::select! {
+            () = tokio::time::sleep(pause.saturating_sub(began.elapsed())) => {}
+            () = shared.wakes.notified() => {}
+        }
     }
 }
 
@@ -407,6 +422,23 @@ impl Shared {
         Some((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
     }
 
+    /// The fleet as it is now: what was seen last may be of seconds ago, where nobody looks.
+    async fn now(&self) -> Facts {
+        let last = self.history.lock().last().clone();
+        let mut known: Vec<String> = last.servers.iter().map(|s| s.address.clone()).collect();
+        known.extend(self.listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
+        match self.listed.is_empty() {
+            true => last,
+            false => match facts::ask(&mut known).await {
+                None => last,
+                Some(mut now) => {
+                    self.here.add(&mut now);
+                    now
+                }
+            },
+        }
+    }
+
     /// All that is known, and what comes from here on.
     fn all(&self) -> (Arc<str>, broadcast::Receiver<Arc<str>>) {
         let history = self.history.lock();
@@ -426,6 +458,7 @@ fn live(shared: &Arc<Shared>) -> Response {
 
 fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
     let (all, news) = shared.all();
+    shared.wakes.notify_one();
     let first = stream::iter([Ok(Event::default().event("all").data(all))]);
     let rest = stream::unfold((shared, news), |(shared, mut news)| async move {
         match news.recv().await {
@@ -491,7 +524,7 @@ async fn act(shared: &Shared, from: SocketAddr, body: &[u8]) -> Response {
         Ok(act) => act,
         Err(e) => return (StatusCode::BAD_REQUEST, format!("that is no action: {e}")).into_response(),
     };
-    let facts: Facts = shared.history.lock().last().clone();
+    let facts = shared.now().await;
     if facts.simulated {
         return (StatusCode::CONFLICT, "this fleet is simulated: nothing can be done to it").into_response();
     }

@@ -19,6 +19,8 @@ pub struct RunDir {
     path: PathBuf,
     _lock: Option<File>,
     made: bool,
+    /// Where the record is of the run that goes on here.
+    aside: Option<PathBuf>,
 }
 
 impl Drop for RunDir {
@@ -27,6 +29,13 @@ impl Drop for RunDir {
         if self.made && fs::read_dir(&self.path).is_ok_and(|mut all| all.all(is_lock)) {
             let _ = fs::remove_file(self.path.join(LOCK_FILE));
             let _ = fs::remove_dir(&self.path);
+        }
+        let record = self.path.join(METRICS_FILE);
+        if let Some(aside) = self.aside.take().filter(|_| !record.exists()) {
+            match fs::rename(&aside, &record) {
+                Ok(()) => eprintln!("nothing has begun: the record is {} again", record.display()),
+                Err(e) => eprintln!("warning: {}: {e}; the record is {}", record.display(), aside.display()),
+            }
         }
     }
 }
@@ -72,7 +81,13 @@ impl RunDir {
 
     fn comparison(dir: &Path) -> Result<Self, Failure> {
         let held = Self::hold(dir)?;
-        if dir.join(METRICS_FILE).exists() {
+        // One that was killed before it had gone on has its record aside.
+        let aside = |e: io::Result<fs::DirEntry>| {
+            e.is_ok_and(|e| {
+                e.file_name().to_str().is_some_and(|n| n.starts_with("metrics.") && n.ends_with(".jsonl"))
+            })
+        };
+        if fs::read_dir(dir).is_ok_and(|mut all| all.any(aside)) {
             return Err(Failure::new(exit::CONFIG, format!("{} holds another run", dir.display()))
                 .help("choose another --run-dir, or remove it"));
         }
@@ -102,8 +117,9 @@ impl RunDir {
     /// beside it. The servers of a launcher listen on other ports each time, so that those of the last fleet would look
     /// for each other in vain; and what they hold is not what the checkpoint begins with.
     pub fn again(dir: &Path) -> Result<Self, Failure> {
-        let held = Self::hold(dir)?;
-        if let Some(kept) = set_aside(dir)? {
+        let mut held = Self::hold(dir)?;
+        held.aside = set_aside(dir)?;
+        if let Some(kept) = &held.aside {
             eprintln!("the record of the run so far is {}", kept.display());
         }
         for folder in (0..).map(|id| server_data(dir, id)).take_while(|f| f.exists()) {
@@ -132,7 +148,7 @@ impl RunDir {
             }
             Err(TryLockError::Error(e)) => return Err(Failure::write(&path, e)),
         };
-        Ok(Self { path: dir.to_path_buf(), _lock: lock, made })
+        Ok(Self { path: dir.to_path_buf(), _lock: lock, made, aside: None })
     }
 }
 
@@ -171,7 +187,17 @@ mod tests {
         drop(RunDir::of_comparison(Some(scratch.path()), "t").expect("its runs lie below"));
         let why = RunDir::new(Some(scratch.path()), "t").expect_err("a comparison");
         assert!(why.message().contains("holds a comparison"), "{}", why.message());
-        drop(RunDir::again(&dir).expect("the lock file alone takes nothing"));
-        assert!(dir.join("metrics.1.jsonl").exists() && !dir.join(METRICS_FILE).exists());
+        let aside = dir.join("metrics.1.jsonl");
+        let goes_on = RunDir::again(&dir).expect("the lock file alone takes nothing");
+        assert!(aside.exists() && !dir.join(METRICS_FILE).exists());
+        drop(goes_on);
+        assert!(!aside.exists() && dir.join(METRICS_FILE).exists(), "nothing has begun");
+        let goes_on = RunDir::again(&dir).expect("the lock file alone takes nothing");
+        fs::write(dir.join(METRICS_FILE), "{}").expect("it has begun");
+        drop(goes_on);
+        assert!(aside.exists() && dir.join(METRICS_FILE).exists());
+        fs::remove_file(dir.join(METRICS_FILE)).expect("as if it was killed before it had begun");
+        let why = RunDir::new(Some(&dir), "t").expect_err("it holds a run");
+        assert!(why.message().contains("holds another run"), "{}", why.message());
     }
 }

@@ -139,6 +139,19 @@ impl Folder {
         Ok(true)
     }
 
+    /// `path` is about to become what `now` says. Where that are other weights than those whose loss stands in `best`, nothing is the
+    /// best any more, until the loss of one is noted.
+    pub(crate) fn forget_other(&self, path: &Path, now: &Manifest) -> Result<(), CheckpointError> {
+        let is_best = self.best().is_some_and(|(best, _)| best == path);
+        let before = || serde_json::from_slice::<Manifest>(&fs::read(path.join(MANIFEST_FILE)).ok()?).ok();
+        if !is_best || before().is_some_and(|before| before.files == now.files) {
+            return Ok(());
+        }
+        let best = self.0.join(BEST);
+        fs::remove_file(&best).map_err(CheckpointError::io(&best))?;
+        sync_dir(&self.0)
+    }
+
     fn point(&self, name: &str, text: &str) -> Result<(), CheckpointError> {
         let tmp = self.0.join(format!(".tmp-{name}-{}", std::process::id()));
         write_file(&tmp, text.as_bytes())?;

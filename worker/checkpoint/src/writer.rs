@@ -146,6 +146,7 @@ impl Writer {
         write_file(&path, json.as_bytes())?;
         sync_dir(&self.tmp)?;
         let path = self.folder.path().join(&self.name);
+        self.folder.forget_other(&path, &manifest)?;
         self.replace(&path)?;
         self.done = true;
         sync_dir(self.folder.path())?;

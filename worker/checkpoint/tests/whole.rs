@@ -267,7 +267,16 @@ fn a_job_that_went_back_replaces_what_it_comes_by_again() -> Result {
     assert_eq!(folder.latest(), Some(path.clone()));
     Checkpoint::open(&path)?.verify()?;
     assert_eq!(Checkpoint::open(&path)?.manifest().written, 99.0);
-    assert_eq!(folder.list(), [path, dir.path().join(Folder::name(30))], "by when they were written");
+    assert_eq!(folder.list(), [path.clone(), dir.path().join(Folder::name(30))], "by when they were written");
+    // With the same weights it is as good as it was; with others nobody knows.
+    assert!(folder.note_loss(20, 0.5)?);
+    write(&folder, 20, 9)?;
+    assert_eq!(folder.best(), Some((path.clone(), 0.5)));
+    let mut other = writer(&folder, 20)?;
+    fill(&mut other, 21, usize::MAX)?;
+    other.finish(manifest(20), 9)?;
+    assert_eq!(folder.best(), None);
+    assert!(folder.note_loss(20, 0.6)?, "the first that is known");
     Ok(())
 }
 
