@@ -504,6 +504,7 @@ impl Sweep<'_> {
             start_seconds: None,
             tries: 0,
             why: String::new(),
+            stopped: None,
             dir: name.clone(),
             ended_ms: 0,
         };
@@ -545,6 +546,21 @@ impl Sweep<'_> {
                     if ended.value.is_none() {
                         ended.why = format!("it has no held-out {}", self.space.metric.name());
                     }
+                    if summary.samples < record.run.samples_budget {
+                        let after = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
+                        ended.stopped = Some(after.unwrap_or(0).min(self.rungs[rung]));
+                        // Those of its setting end it by the job's own rule; what a person has ended says nothing of it.
+                        if job.eval.early_stop.is_none() {
+                            ended.value = None;
+                            ended.why =
+                                format!("somebody has stopped it after {} epochs", after.unwrap_or(0));
+                        }
+                    }
+                    if let Some(mode) = &summary.switched_to {
+                        eprintln!(
+                            "trial {trial}: somebody has switched it to {mode}: its settings alone do not come to what it has"
+                        );
+                    }
                     return Ok(ended);
                 }
                 Err(e) if interrupted.load(Relaxed) != 0 || e.code() == exit::IO => return Err(e),
@@ -579,7 +595,7 @@ impl Sweep<'_> {
             out!(
                 "{}",
                 json!({
-                    "trial": e.trial, "epochs": self.rungs[e.rung], "value": e.value, "seconds": e.seconds, "tries": e.tries,
+                    "trial": e.trial, "epochs": self.epochs(e), "value": e.value, "seconds": e.seconds, "tries": e.tries,
                     "why": e.why, "set": self.space.set(&self.points[e.trial]), "dir": e.dir,
                 })
             );
@@ -589,12 +605,12 @@ impl Sweep<'_> {
             Some(v) => self.shown(v),
             None => e.why.clone(),
         };
-        out!(
-            "{n:4}  trial {:4}  {:4} epochs  {value}  {:.1} s  {set}",
-            e.trial,
-            self.rungs[e.rung],
-            e.seconds
-        );
+        out!("{n:4}  trial {:4}  {:4} epochs  {value}  {:.1} s  {set}", e.trial, self.epochs(e), e.seconds);
+    }
+
+    /// How many it has trained.
+    fn epochs(&self, e: &Ended) -> u64 {
+        e.stopped.unwrap_or(self.rungs[e.rung])
     }
 
     fn shown(&self, value: f64) -> String {
@@ -630,21 +646,21 @@ impl Sweep<'_> {
         let file = self.dir.join(BEST_FILE);
         fs::write(&file, best.to_toml()).map_err(|e| Failure::write(&file, e))?;
         let value = ended.and_then(|e| e.value);
+        let epochs = ended.map_or(self.rungs[rung], |e| self.epochs(e));
         let report = self.dir.join(REPORT_FILE);
         write_sweep(&report, &self.picture(search, log))?;
         if self.args.json {
             out!(
                 "{}",
-                json!({ "best": { "trial": trial, "epochs": self.rungs[rung], "value": value, "set": point, "job": file } })
+                json!({ "best": { "trial": trial, "epochs": epochs, "value": value, "set": point, "job": file } })
             );
             return Ok(());
         }
         let value = value.map(|v| self.shown(v)).unwrap_or_default();
         out!(
-            "best    trial {trial}, {} {} after {} epochs: {}",
+            "best    trial {trial}, {} {} after {epochs} epochs: {}",
             self.space.metric.name(),
             value.trim(),
-            self.rungs[rung],
             point.join(" ")
         );
         out!("job     {}", file.display());
@@ -655,11 +671,12 @@ impl Sweep<'_> {
     /// The sweep as its page shows it.
     fn picture(&self, search: &Search, log: &Log) -> sweep::Sweep {
         let best = search.best().map(|(trial, rung, score)| {
+            let ended = log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung));
             format!(
                 "Best: trial {trial}, {} {} after {} epochs, with {}.",
                 self.space.metric.name(),
                 self.shown(self.space.metric.score(score)).trim(),
-                self.rungs[rung],
+                ended.map_or(self.rungs[rung], |e| self.epochs(e)),
                 self.space.set(&self.points[trial]).join(", ")
             )
         });
@@ -673,7 +690,7 @@ impl Sweep<'_> {
             Some(sweep::Trial {
                 trial,
                 set: set.map(|(value, axis)| (space::shown(value), axis.place(value))).collect(),
-                epochs: self.rungs[last.rung],
+                epochs: self.epochs(last),
                 first: ended.iter().find(|e| e.rung == 0).and_then(|e| self.score(e)),
                 value: last.value,
                 seconds: ended.iter().map(|e| e.seconds).sum(),
@@ -685,7 +702,7 @@ impl Sweep<'_> {
         let epochs: u64 = log
             .ended
             .iter()
-            .map(|e| self.rungs[e.rung] - if e.rung > 0 { self.rungs[e.rung - 1] } else { 0 })
+            .map(|e| self.epochs(e).saturating_sub(if e.rung > 0 { self.rungs[e.rung - 1] } else { 0 }))
             .sum();
         let all = self.rungs.last().copied().unwrap_or_default() * trials.len() as u64;
         sweep::Sweep {

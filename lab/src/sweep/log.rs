@@ -25,6 +25,8 @@ pub struct Ended {
     pub tries: u32,
     /// Why there is no value.
     pub why: String,
+    /// After so many epochs, where it has ended before those of its rung.
+    pub stopped: Option<u64>,
     /// The run's folder, below the sweep's.
     pub dir: String,
     /// When, in ms of unix time; 0 in files of before it was noted.
@@ -146,7 +148,7 @@ impl Log {
     pub fn end(&mut self, e: &Ended) -> Result<(), Failure> {
         self.write(&json!({ "end": {
             "trial": e.trial, "rung": e.rung, "value": e.value, "seconds": e.seconds, "start_seconds": e.start_seconds,
-            "tries": e.tries, "why": e.why, "dir": e.dir, "ended_ms": e.ended_ms,
+            "tries": e.tries, "why": e.why, "stopped": e.stopped, "dir": e.dir, "ended_ms": e.ended_ms,
         } }))?;
         self.ended.push(e.clone());
         Ok(())
@@ -177,6 +179,7 @@ fn read(said: &Value) -> Option<Ended> {
         start_seconds: said["start_seconds"].as_f64(),
         tries: said["tries"].as_u64()? as u32,
         why: said["why"].as_str()?.into(),
+        stopped: said["stopped"].as_u64(),
         dir: said["dir"].as_str()?.into(),
         ended_ms: said["ended_ms"].as_u64().unwrap_or(0),
     })
@@ -199,6 +202,7 @@ mod tests {
             start_seconds: Some(0.1),
             tries: 1,
             why,
+            stopped: None,
             dir,
             ended_ms: 5,
         }
