@@ -297,13 +297,22 @@ pub fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, S
         }
     }
     let leader = fleet.servers.iter().find(|s| s.address == fleet.leader).map(|s| s.server);
+    // With the majority of the servers one that led has lost those that it led, which it may not know.
+    let alone = |job: u32| {
+        let first = fleet.shards.iter().find(|s| (s.job, s.shard) == (job, 0));
+        !fleet.can_agree() && first.is_some_and(|s| s.leader.is_none())
+    };
+    let as_told = |info: &JobInfo| {
+        let job = job(info, &led);
+        Job { stale: job.stale || alone(info.job), ..job }
+    };
     Facts {
         at,
         simulated: false,
         leader: leader.filter(|_| fleet.fleet != 0 && fleet.can_agree()),
         servers: fleet.servers.iter().map(|s| server(s, replies.get(&s.address))).collect(),
         shards: fleet.shards.iter().map(|s| shard(s, replies, &led)).collect(),
-        jobs: fleet.jobs.iter().filter(begun).map(|j| job(j, &led)).collect(),
+        jobs: fleet.jobs.iter().filter(begun).map(as_told).collect(),
         faults: None,
         heard: BTreeSet::new(),
     }

@@ -2,8 +2,9 @@
 
 use crate::{failure::Failure, fleet::server_data};
 use paraft_record::{
-    METRICS_FILE,
+    Event, METRICS_FILE,
     begin::{LAUNCHER_LOCK as LOCK_FILE, set_aside},
+    follow, read_events,
 };
 use paraft_worker::exit;
 use std::{
@@ -118,6 +119,13 @@ impl RunDir {
     /// for each other in vain; and what they hold is not what the checkpoint begins with.
     pub fn again(dir: &Path) -> Result<Self, Failure> {
         let mut held = Self::hold(dir)?;
+        // TensorBoard has not heard the last of a run that was killed.
+        let record = read_events(dir.join(METRICS_FILE));
+        if record.is_ok_and(|all| !all.is_empty() && !all.iter().any(|e| matches!(e, Event::Summary(_))))
+            && let Err(e) = follow::export(dir)
+        {
+            eprintln!("warning: TensorBoard will not show the end of the run so far: {e}");
+        }
         held.aside = set_aside(dir)?;
         if let Some(kept) = &held.aside {
             eprintln!("the record of the run so far is {}", kept.display());
@@ -162,6 +170,8 @@ fn move_aside(folder: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paraft_common::Step;
+    use paraft_record::{MetricsWriter, TENSORBOARD_FOLDER, Train};
 
     #[test]
     fn one_launcher_has_a_folder_and_it_is_free_when_that_has_ended() {
@@ -192,6 +202,17 @@ mod tests {
         assert!(aside.exists() && !dir.join(METRICS_FILE).exists());
         drop(goes_on);
         assert!(!aside.exists() && dir.join(METRICS_FILE).exists(), "nothing has begun");
+        let killed = [
+            Event::Run(Default::default()),
+            Event::Train(Train { step: Step(1), loss: 1.0, ..Train::default() }),
+        ];
+        fs::remove_file(dir.join(METRICS_FILE)).expect("the one before");
+        let mut record = MetricsWriter::append(dir.join(METRICS_FILE)).expect("a record");
+        killed.iter().for_each(|e| record.write(e).expect("written"));
+        drop(record);
+        drop(RunDir::again(&dir).expect("it was killed"));
+        let files = fs::read_dir(dir.join(TENSORBOARD_FOLDER)).expect("event files").count();
+        assert_eq!(files, 1, "TensorBoard hears what it had not");
         let goes_on = RunDir::again(&dir).expect("the lock file alone takes nothing");
         fs::write(dir.join(METRICS_FILE), "{}").expect("it has begun");
         drop(goes_on);
