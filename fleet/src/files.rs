@@ -10,6 +10,8 @@ use std::{
 
 /// The job as it was resolved, in the run's folder.
 pub const JOB_FILE: &str = "job.toml";
+/// Where a fleet's servers are, in the folder of its run: host:port, with commas between them.
+pub const SERVERS_FILE: &str = "servers";
 
 /// Unix time, as lines of the record have it.
 pub(crate) fn wall() -> f64 {

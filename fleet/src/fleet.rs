@@ -3,7 +3,7 @@
 
 mod part;
 
-pub use crate::files::JOB_FILE;
+pub use crate::files::{JOB_FILE, SERVERS_FILE};
 use crate::{
     certs::Certs,
     failure::Failure,

@@ -3,7 +3,7 @@
 use crate::{
     ask::ask_all,
     failure::Failure,
-    files::{put, wall},
+    files::{SERVERS_FILE, put, wall},
     fleet::{Extras, Fleet, JOB_FILE, server_data},
     pages, process,
     progress::Progress,
@@ -129,7 +129,7 @@ pub fn launch_with(
             fleet
         }
     };
-    let servers_file = dir.join("servers");
+    let servers_file = dir.join(SERVERS_FILE);
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&fleet.addresses, false));
     fleet.start_workers(&resolved, resume, quiet)?;

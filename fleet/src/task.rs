@@ -6,7 +6,7 @@
 use crate::{
     ask::ask_all,
     failure::Failure,
-    files::put,
+    files::{SERVERS_FILE, put},
     fleet::{Fleet, JOB_FILE, server_data},
     gather::{self, First, Meeting, Over, Plan, go_on},
     launch::{Record, absolute_paths},
@@ -67,7 +67,7 @@ pub fn first(
     };
     let all = First::listen(place, plan)?;
     let mut part = Part::join(place, &resolved, interrupted)?;
-    let servers_file = dir.join("servers");
+    let servers_file = dir.join(SERVERS_FILE);
     fs::write(&servers_file, part.fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&part.fleet.addresses, false));
     let code = part.train(interrupted, || all.all_ended()).inspect_err(|e| {

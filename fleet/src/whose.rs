@@ -1,11 +1,14 @@
 //! Which servers are meant: where a command is given a run's folder, a job file or addresses.
 
-use crate::{certs, failure::Failure, submitted};
+use crate::{certs, failure::Failure, files::SERVERS_FILE, submitted};
 use paraft_worker::{Job, exit};
 use std::path::Path;
 
 /// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
 pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
+    // A sweep has a fleet of its own.
+    let inner = of.map(|of| of.join("fleet")).filter(|inner| inner.join(SERVERS_FILE).exists());
+    let of = of.map(|of| inner.as_deref().unwrap_or(of));
     if let Some(folder) = of.filter(|of| of.is_dir()) {
         certs::take(folder)?;
     }
@@ -21,7 +24,7 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
         if submitted::is(of) {
             return submitted_servers(of);
         }
-        let path = of.join("servers");
+        let path = of.join(SERVERS_FILE);
         let list = std::fs::read_to_string(&path).map_err(|e| {
             Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
         })?;
@@ -29,6 +32,12 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
     }
     if let Some(list) = of.to_str().filter(|l| !of.exists() && are_addresses(l)) {
         return Ok(list.split(',').map(str::to_string).collect());
+    }
+    if !of.exists() {
+        let why = format!("{}: there is no such file or folder, and it is no address", of.display());
+        return Err(
+            Failure::new(exit::CONFIG, why).help("give a run's folder, a job file, or servers as host:port")
+        );
     }
     let job = Job::load(of, &[])?;
     if job.cluster.addresses.is_empty() {

@@ -23,7 +23,7 @@ use paraft_checkpoint::Folder;
 use paraft_dashboard::{Here, Page, Source};
 use paraft_fleet::{
     failure::Failure,
-    fleet::{Extras, Fleet},
+    fleet::{Extras, Fleet, SERVERS_FILE},
     launch,
     run_dir::RunDir,
     standing::{self, On},
@@ -418,6 +418,9 @@ impl Sweep<'_> {
         let dir = fs::canonicalize(&dir).map_err(|e| Failure::write(&dir, e))?;
         let fleet = Fleet::standing(job.servers(), &dir)?;
         let servers = fleet.addresses.clone();
+        // For whoever asks it by the sweep's folder.
+        let file = dir.join(SERVERS_FILE);
+        fs::write(&file, servers.join(",")).map_err(|e| Failure::write(&file, e))?;
         Ok((Some(fleet), servers))
     }
 
