@@ -148,6 +148,18 @@ struct Sweep<'a> {
     seen: watch::Sender<Value>,
 }
 
+/// After how many epochs a trial has ended, where that is before its `epochs`. `last`: the last that was evaluated; `share`: how much of
+/// its samples it has trained. One of the two alone may lack what was not heard, or what a short last minibatch has less than a whole one.
+fn ended_early(job: &Job, epochs: u64, last: Option<u64>, share: f64) -> Option<u64> {
+    let train = &job.train;
+    let lacks = share < if train.drop_last { 0.999 } else { 1.0 - 0.5 / epochs as f64 };
+    match (lacks && train.max_steps.is_none(), job.eval.every_epoch) {
+        (true, true) => (last.unwrap_or(0) < epochs).then_some(last.unwrap_or(0)),
+        (true, false) if train.drop_last => Some((share * epochs as f64) as u64),
+        _ => None,
+    }
+}
+
 /// What those share who train trials.
 struct Shared {
     search: Search,
@@ -549,15 +561,13 @@ impl Sweep<'_> {
                     if ended.value.is_none() {
                         ended.why = format!("it has no held-out {}", self.space.metric.name());
                     }
-                    if summary.samples < record.run.samples_budget {
-                        let after = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
-                        ended.stopped = Some(after.unwrap_or(0).min(self.rungs[rung]));
-                        // Those of its setting end it by the job's own rule; what a person has ended says nothing of it.
-                        if job.eval.early_stop.is_none() {
-                            ended.value = None;
-                            ended.why =
-                                format!("somebody has stopped it after {} epochs", after.unwrap_or(0));
-                        }
+                    let last = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
+                    let share = summary.samples as f64 / record.run.samples_budget.max(1) as f64;
+                    ended.stopped = ended_early(&job, self.rungs[rung], last, share);
+                    // The job's own rule belongs to its settings; what a person has ended says nothing of them.
+                    if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
+                        ended.value = None;
+                        ended.why = format!("somebody has stopped it after {after} epochs");
                     }
                     if let Some(mode) = &summary.switched_to {
                         eprintln!(
@@ -724,5 +734,31 @@ impl Sweep<'_> {
             axes: axes.map(axis).collect(),
             trials,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_that_was_stopped_is_told_from_one_that_came_to_its_end() {
+        let job = |set: &[&str]| {
+            let base = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[train]\nworkers = 2\n";
+            let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
+            Job::parse(base, "job.toml".as_ref(), &set).expect("valid")
+        };
+        let whole = job(&["eval.every_epoch=true"]);
+        assert_eq!(ended_early(&whole, 8, Some(8), 1.0), None);
+        assert_eq!(ended_early(&whole, 8, Some(7), 1.0), None, "the last evaluation was not heard");
+        assert_eq!(ended_early(&whole, 8, Some(5), 0.7), Some(5));
+        assert_eq!(ended_early(&whole, 8, None, 0.1), Some(0));
+        let short = job(&["eval.every_epoch=true", "train.drop_last=false"]);
+        assert_eq!(ended_early(&short, 8, Some(8), 0.93), None, "short minibatches");
+        assert_eq!(ended_early(&short, 8, Some(5), 0.6), Some(5));
+        let unseen = job(&["eval.every_epoch=false"]);
+        assert_eq!(ended_early(&unseen, 8, None, 1.0), None);
+        assert_eq!(ended_early(&unseen, 8, None, 0.55), Some(4));
+        assert_eq!(ended_early(&job(&["train.max_steps=10"]), 8, None, 0.1), None);
     }
 }
