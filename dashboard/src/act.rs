@@ -187,6 +187,11 @@ async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> 
     let (name, mut number, mut wanted) = (known.name.clone(), 0, choice.to_string());
     let of = facts.shards.iter().filter(|s| s.job == known.id);
     let shards: Vec<_> = of.map(|s| (s.shard, s.version)).collect();
+    if shards.is_empty() {
+        return Err(
+            "nobody leads the control group, which knows the job's shards: nothing has changed".into()
+        );
+    }
     let (mut facts, deadline) = (facts.clone(), Instant::now() + ANSWER);
     for (shard, version) in shards {
         let (switched, in_force) = loop {

@@ -138,6 +138,11 @@ impl History {
             if facts.jobs.is_empty() {
                 facts.jobs = self.last.jobs.iter().map(|j| Job { stale: true, ..j.clone() }).collect();
             }
+            // What says that it leads without a majority may not know better.
+            let Facts { jobs, shards, .. } = &mut facts;
+            let is_lost =
+                |job: u32| shards.iter().any(|s| (s.job, s.shard) == (job, 0) && s.leader.is_none());
+            jobs.iter_mut().for_each(|job| job.stale |= is_lost(job.id));
         }
         self.remember(&mut facts);
         let mut news = News { events: std::mem::take(&mut self.unsaid), ..News::default() };

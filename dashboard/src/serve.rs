@@ -425,16 +425,18 @@ impl Shared {
     /// The fleet as it is now: what was seen last may be of seconds ago, where nobody looks.
     async fn now(&self) -> Facts {
         let last = self.history.lock().last().clone();
+        let is_new = paraft_host::clock::unix_ms().saturating_sub(last.at) < 2 * SOON.as_millis() as u64;
         let mut known: Vec<String> = last.servers.iter().map(|s| s.address.clone()).collect();
         known.extend(self.listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
-        match self.listed.is_empty() {
+        match self.listed.is_empty() || is_new {
             true => last,
             false => match facts::ask(&mut known).await {
-                None => last,
-                Some(mut now) => {
+                Some(mut now) if !now.servers.is_empty() || last.servers.is_empty() => {
                     self.here.add(&mut now);
                     now
                 }
+                // Without a leader of the control group nobody knows more than was known.
+                Some(_) | None => last,
             },
         }
     }

@@ -64,7 +64,7 @@ pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
 fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     Certs::can_be_told()?;
     let job = Job::load(&args.job, &args.set)?;
-    let held = RunDir::of(args.run_dir.as_deref(), &job.name, args.resume.is_some())?;
+    let held = RunDir::for_another(args.run_dir.as_deref(), &job.name, args.resume.is_some())?;
     let dir = held.to_path_buf();
     let log = dir.join(LAUNCHER_LOG);
     let written = |e| Failure::write(&log, e);

@@ -3,7 +3,7 @@
 use clap::Args;
 use paraft_fleet::{failure::Failure, out, track};
 use paraft_lab::sweep;
-use paraft_record::begin::launcher_is_there;
+use paraft_record::begin::is_held;
 use paraft_worker::exit;
 use std::path::{Path, PathBuf};
 
@@ -37,8 +37,7 @@ pub fn run(args: &TrackArgs) -> Result<i32, Failure> {
 fn has_ended(dir: &Path) -> Result<(), Failure> {
     // Of a comparison its folder is held, one above.
     let above = std::path::absolute(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
-    let Some(held) = [Some(dir.to_path_buf()), above].into_iter().flatten().find(|d| launcher_is_there(d))
-    else {
+    let Some(held) = [Some(dir.to_path_buf()), above].into_iter().flatten().find(|d| is_held(d)) else {
         return Ok(());
     };
     let why = format!("{}: this is not over yet: another process trains there", held.display());

@@ -2,14 +2,14 @@
 
 use crate::{failure::Failure, fleet::server_data};
 use paraft_record::{
-    Event, METRICS_FILE,
+    METRICS_FILE,
     begin::{LAUNCHER_LOCK as LOCK_FILE, set_aside},
-    follow, read_events,
+    follow,
 };
 use paraft_worker::exit;
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
-    io,
+    io::{self, Read, Seek, SeekFrom},
     ops::Deref,
     path::{Path, PathBuf},
 };
@@ -114,14 +114,21 @@ impl RunDir {
         Err(Failure::new(exit::IO, "no free folder in runs/"))
     }
 
+    /// Likewise, for a launcher that takes it in a moment: what is in it stays as it is.
+    pub fn for_another(given: Option<&Path>, name: &str, goes_on: bool) -> Result<Self, Failure> {
+        match given.filter(|_| goes_on) {
+            Some(dir) => Self::hold(dir),
+            None => Self::new(given, name),
+        }
+    }
+
     /// The folder of a run that goes on in it. It begins a new record, on a new fleet: what is there already stays
     /// beside it. The servers of a launcher listen on other ports each time, so that those of the last fleet would look
     /// for each other in vain; and what they hold is not what the checkpoint begins with.
     pub fn again(dir: &Path) -> Result<Self, Failure> {
         let mut held = Self::hold(dir)?;
         // TensorBoard has not heard the last of a run that was killed.
-        let record = read_events(dir.join(METRICS_FILE));
-        if record.is_ok_and(|all| !all.is_empty() && !all.iter().any(|e| matches!(e, Event::Summary(_))))
+        if was_killed(&dir.join(METRICS_FILE))
             && let Err(e) = follow::export(dir)
         {
             eprintln!("warning: TensorBoard will not show the end of the run so far: {e}");
@@ -160,6 +167,22 @@ impl RunDir {
     }
 }
 
+/// Whether there is a record that does not say at its end that the run has come to its own.
+fn was_killed(record: &Path) -> bool {
+    let end = || {
+        let mut file = File::open(record)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(LONGEST_SUMMARY)))?;
+        let mut end = Vec::new();
+        file.read_to_end(&mut end)?;
+        Ok::<_, io::Error>(String::from_utf8_lossy(&end).into_owned())
+    };
+    end().is_ok_and(|end| !end.is_empty() && !end.contains(r#""event":"summary""#))
+}
+
+/// Bytes of the line with what a run has come to, at most.
+const LONGEST_SUMMARY: u64 = 1 << 16;
+
 /// Gives a folder the first free name with a number.
 fn move_aside(folder: &Path) -> Result<(), Failure> {
     let name = |n: u64| folder.with_extension(n.to_string());
@@ -171,7 +194,7 @@ fn move_aside(folder: &Path) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use paraft_common::Step;
-    use paraft_record::{MetricsWriter, TENSORBOARD_FOLDER, Train};
+    use paraft_record::{Event, MetricsWriter, TENSORBOARD_FOLDER, Train};
 
     #[test]
     fn one_launcher_has_a_folder_and_it_is_free_when_that_has_ended() {

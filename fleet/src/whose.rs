@@ -7,7 +7,8 @@ use std::path::Path;
 /// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
 pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
     // A sweep has a fleet of its own.
-    let inner = of.map(|of| of.join("fleet")).filter(|inner| inner.join(SERVERS_FILE).exists());
+    let without = of.filter(|of| !of.join(SERVERS_FILE).exists() && !submitted::is(of));
+    let inner = without.map(|of| of.join("fleet")).filter(|inner| inner.join(SERVERS_FILE).exists());
     let of = of.map(|of| inner.as_deref().unwrap_or(of));
     if let Some(folder) = of.filter(|of| of.is_dir()) {
         certs::take(folder)?;

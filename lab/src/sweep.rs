@@ -30,10 +30,7 @@ use paraft_fleet::{
     track,
     whose::addresses,
 };
-use paraft_record::{
-    METRICS_FILE,
-    sweep::{self, write_sweep},
-};
+use paraft_record::sweep::{self, write_sweep};
 use paraft_worker::{Job, exit};
 use search::{Next, Rule, Score, Search};
 use serde_json::{Value, json};
@@ -148,14 +145,17 @@ struct Sweep<'a> {
     seen: watch::Sender<Value>,
 }
 
-/// After how many epochs a trial has ended, where that is before its `epochs`. `last`: the last that was evaluated; `share`: how much of
-/// its samples it has trained. One of the two alone may lack what was not heard, or what a short last minibatch has less than a whole one.
-fn ended_early(job: &Job, epochs: u64, last: Option<u64>, share: f64) -> Option<u64> {
+/// After how many epochs a trial has ended, where that is before all of its job's. `before`: those that it had when it began; `last`: the
+/// last that was evaluated; `share`: how much of its samples it has trained. One of the two alone may lack what was not heard, or what is
+/// skipped where a round doesn't wait, or what a short last minibatch has less than a whole one.
+fn ended_early(job: &Job, before: u64, last: Option<u64>, share: f64) -> Option<u64> {
     let train = &job.train;
-    let lacks = share < if train.drop_last { 0.999 } else { 1.0 - 0.5 / epochs as f64 };
+    let epochs = train.epochs;
+    let is_exact = train.drop_last && !job.round.drops_late();
+    let lacks = share < if is_exact { 0.999 } else { 1.0 - 0.5 / epochs.max(1) as f64 };
     match (lacks && train.max_steps.is_none(), job.eval.every_epoch) {
-        (true, true) => (last.unwrap_or(0) < epochs).then_some(last.unwrap_or(0)),
-        (true, false) if train.drop_last => Some((share * epochs as f64) as u64),
+        (true, true) => Some(last.unwrap_or(before)).filter(|last| *last < epochs),
+        (true, false) if is_exact => Some(before + (share * epochs.saturating_sub(before) as f64) as u64),
         _ => None,
     }
 }
@@ -534,7 +534,8 @@ impl Sweep<'_> {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&path, e)),
                 _ => {}
             }
-            let dir = match path.join(METRICS_FILE).exists() {
+            // Also where one was killed when its record was aside and it had not begun another.
+            let dir = match path.exists() {
                 true => RunDir::again(&path)?,
                 false => RunDir::new(Some(&path), &job.name)?,
             };
@@ -563,7 +564,9 @@ impl Sweep<'_> {
                     }
                     let last = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
                     let share = summary.samples as f64 / record.run.samples_budget.max(1) as f64;
-                    ended.stopped = ended_early(&job, self.rungs[rung], last, share);
+                    let before =
+                        resume.as_ref().and(rung.checked_sub(1)).map_or(0, |below| self.rungs[below]);
+                    ended.stopped = ended_early(&job, before, last, share);
                     // The job's own rule belongs to its settings; what a person has ended says nothing of them.
                     if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
                         ended.value = None;
@@ -744,21 +747,24 @@ mod tests {
     #[test]
     fn a_trial_that_was_stopped_is_told_from_one_that_came_to_its_end() {
         let job = |set: &[&str]| {
-            let base = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[train]\nworkers = 2\n";
+            let base =
+                "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[train]\nworkers = 2\n";
             let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
             Job::parse(base, "job.toml".as_ref(), &set).expect("valid")
         };
-        let whole = job(&["eval.every_epoch=true"]);
-        assert_eq!(ended_early(&whole, 8, Some(8), 1.0), None);
-        assert_eq!(ended_early(&whole, 8, Some(7), 1.0), None, "the last evaluation was not heard");
-        assert_eq!(ended_early(&whole, 8, Some(5), 0.7), Some(5));
-        assert_eq!(ended_early(&whole, 8, None, 0.1), Some(0));
-        let short = job(&["eval.every_epoch=true", "train.drop_last=false"]);
-        assert_eq!(ended_early(&short, 8, Some(8), 0.93), None, "short minibatches");
-        assert_eq!(ended_early(&short, 8, Some(5), 0.6), Some(5));
-        let unseen = job(&["eval.every_epoch=false"]);
-        assert_eq!(ended_early(&unseen, 8, None, 1.0), None);
-        assert_eq!(ended_early(&unseen, 8, None, 0.55), Some(4));
-        assert_eq!(ended_early(&job(&["train.max_steps=10"]), 8, None, 0.1), None);
+        let whole = job(&["train.epochs=8", "eval.every_epoch=true"]);
+        assert_eq!(ended_early(&whole, 0, Some(8), 1.0), None);
+        assert_eq!(ended_early(&whole, 0, Some(7), 1.0), None, "the last evaluation was not heard");
+        assert_eq!(ended_early(&whole, 0, Some(5), 0.7), Some(5));
+        assert_eq!(ended_early(&whole, 2, None, 0.1), Some(2));
+        let short = job(&["train.epochs=8", "eval.every_epoch=true", "train.drop_last=false"]);
+        assert_eq!(ended_early(&short, 0, Some(8), 0.93), None, "short minibatches");
+        assert_eq!(ended_early(&short, 0, Some(5), 0.6), Some(5));
+        let unseen = job(&["train.epochs=16", "eval.every_epoch=false"]);
+        assert_eq!(ended_early(&unseen, 4, None, 1.0), None);
+        assert_eq!(ended_early(&unseen, 4, None, 0.5), Some(10));
+        assert_eq!(ended_early(&job(&["train.max_steps=10"]), 0, None, 0.1), None);
+        let skips = job(&["train.epochs=8", "eval.every_epoch=false", "round.kind=quorum", "round.quorum=1"]);
+        assert_eq!(ended_early(&skips, 0, None, 0.6), None, "what a round did not wait for is skipped");
     }
 }

@@ -83,8 +83,14 @@ fn first_line(record: &Path) -> Result<First, RecordError> {
     })
 }
 
+/// Whether a launcher is known to have the folder; where that can't be told none has.
+pub fn is_held(dir: &Path) -> bool {
+    let file = OpenOptions::new().write(true).open(dir.join(LAUNCHER_LOCK));
+    file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
 /// Whether a launcher has the folder. It has begun the record before its workers, and set aside what was there.
-pub fn launcher_is_there(dir: &Path) -> bool {
+fn launcher_is_there(dir: &Path) -> bool {
     // NFS locks only what is open for writing.
     match OpenOptions::new().write(true).open(dir.join(LAUNCHER_LOCK)).map(|file| file.try_lock()) {
         Err(e) => e.kind() != ErrorKind::NotFound,

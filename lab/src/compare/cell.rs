@@ -130,7 +130,7 @@ impl<'a> Prepared<'a> {
             return Ok(());
         }
         // What an interrupted comparison has left of it stays beside it.
-        let dir = match self.dir.join(METRICS_FILE).exists() {
+        let dir = match self.dir.exists() {
             true => RunDir::again(&self.dir)?,
             false => RunDir::new(Some(&self.dir), &self.job.name)?,
         };

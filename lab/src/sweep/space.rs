@@ -100,6 +100,16 @@ impl Space {
         if axes.is_empty() {
             return Err("[space] is empty".into());
         }
+        for axis in &axes {
+            let n = axis.points().unwrap_or(1);
+            if let Some(i) = (1..n.min(MOST)).find(|i| axis.at(*i, n) == axis.at(i - 1, n)) {
+                let value = axis.at(i, n);
+                return Err(format!(
+                    "`{}`: of points = {n} two are {value}: take fewer, or a list of values",
+                    axis.key
+                ));
+            }
+        }
         Ok(Self { metric, axes })
     }
 
@@ -113,13 +123,6 @@ impl Space {
             let n = axis.points().ok_or_else(|| {
                 format!("`{}` is a range: a grid needs `points = N` with it, or a list of values", axis.key)
             })?;
-            if let Some(i) = (1..n.min(MOST)).find(|i| axis.at(*i, n) == axis.at(i - 1, n)) {
-                let value = axis.at(i, n);
-                return Err(format!(
-                    "`{}`: of points = {n} two are {value}: take fewer, or a list of values",
-                    axis.key
-                ));
-            }
             all = all.checked_mul(n).filter(|n| *n <= MOST).ok_or_else(|| {
                 format!("the grid has more than {MOST} points: take fewer values, or --search random")
             })?;
@@ -355,10 +358,8 @@ mod tests {
         }
         let range = Space::parse("[space]\na = { min = 0.0, max = 1.0 }").expect("read");
         assert!(range.grid().is_err_and(|e| e.contains("`a`") && e.contains("points")));
-        let whole = |points| {
-            Space::parse(&format!("[space]\na = {{ min = 1, max = 3, points = {points} }}")).expect("valid")
-        };
-        assert_eq!(whole(3).grid(), Ok(3));
-        assert!(whole(4).grid().is_err_and(|e| e.contains("`a`") && e.contains("two are 2")));
+        let whole = |points| Space::parse(&format!("[space]\na = {{ min = 1, max = 3, points = {points} }}"));
+        assert_eq!(whole(3).expect("valid").grid(), Ok(3));
+        assert!(whole(4).is_err_and(|e| e.contains("`a`") && e.contains("two are 2")));
     }
 }

@@ -255,7 +255,7 @@ impl Agent {
                     early = (heard == Heard::Early).then(|| early.unwrap_or(began));
                     pause = match heard {
                         // One that never applies it is not asked for ever.
-                        Heard::Early if early.is_some_and(|since| since.elapsed() < SOON) => SOON_PAUSE,
+                        Heard::Early if early.is_some_and(|since| since.elapsed() < SOON) => SOON_PAUSE.max(10 * began.elapsed()),
                         Heard::Early | Heard::News => self.interval(),
                         Heard::Nothing => self.idle_interval(began.elapsed()),
                     };

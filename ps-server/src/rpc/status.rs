@@ -209,6 +209,8 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<Configured>>, m: &Meta, c: &Co
             said,
         }
     };
+    // What a checkpoint says of evaluations every shard has; workers report to the first alone.
+    let is_first = shard == ShardId(0);
     ShardStatus {
         shard: shard.0,
         version: conf.map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
@@ -249,7 +251,7 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<Configured>>, m: &Meta, c: &Co
         losses: progress.losses.1,
         samples: progress.samples,
         waits: who_waits(&progress),
-        evaluated: m.stopping(None).evaluated.map(|e| Reported {
+        evaluated: m.stopping(None).evaluated.filter(|_| is_first).map(|e| Reported {
             epoch: e.epoch,
             loss_sum: e.loss_sum,
             correct: e.correct,

@@ -134,7 +134,7 @@ impl Shard {
         meta.form = if images { Form::Images } else { Form::Updates };
         meta.chunks = job.chunks.filter(|_| self.id() == ShardId(0)).map(Chunks::new);
         if let Some(start) = &job.start {
-            meta.begin_at(start, self.id() == ShardId(0));
+            meta.begin_at(start);
         }
         state.configured = Some(Configured::new(job, buckets, aside));
         Ok(Outcome::Done)

@@ -99,16 +99,13 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// The job goes on from a checkpoint. Shard 0 is the one that `evaluates`: workers report to it alone.
-    pub(super) fn begin_at(&mut self, start: &Start, evaluates: bool) {
+    /// The job goes on from a checkpoint. What is said of evaluations counts on shard 0 alone, to which workers report.
+    pub(super) fn begin_at(&mut self, start: &Start) {
         let s = &start.stopping;
         if let Some(chunks) = &mut self.chunks {
             chunks.begin_at(start.epochs);
         }
         self.members.begin_at(Step(start.step));
-        if !evaluates {
-            return;
-        }
         self.best = (s.best_loss.is_finite() || s.bad > 0).then_some((s.best_loss, s.bad));
         self.stop = s.stop;
         self.evaluated = s.evaluated.map(|e| Evaluated {

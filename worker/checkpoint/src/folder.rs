@@ -148,8 +148,11 @@ impl Folder {
             return Ok(());
         }
         let best = self.0.join(BEST);
-        fs::remove_file(&best).map_err(CheckpointError::io(&best))?;
-        sync_dir(&self.0)
+        match fs::remove_file(&best) {
+            // Who wrote here at the same time was quicker.
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CheckpointError::io(&best)(e)),
+            _ => sync_dir(&self.0),
+        }
     }
 
     fn point(&self, name: &str, text: &str) -> Result<(), CheckpointError> {

@@ -163,6 +163,8 @@ pub(crate) struct Driver {
     pub(super) over: bool,
     /// The clock goes on when the evaluation is done.
     trains: bool,
+    /// Of how many samples an evaluation was, at most.
+    pub(super) most: u64,
     /// The last epoch whose evaluation is complete.
     pub(super) reported: Option<Reported>,
 }
@@ -218,6 +220,7 @@ impl Driver {
             before_chunk: 0,
             over: false,
             trains: false,
+            most: 0,
             reported: None,
         }
     }

@@ -117,7 +117,9 @@ impl Leader {
         let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
-        let evaluates = self.shard.id() == ShardId(0) && whole && !pull.last && !pull.part;
+        let is_first = self.shard.id() == ShardId(0);
+        let evaluates = is_first && whole && !pull.last && !pull.part;
+        let before = conf.job.start.as_ref().and_then(|start| start.stopping.evaluated).map(|e| e.epoch);
         let (stop, clock, finishers, skipped, share, evaluated) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
             let member = m.members.get(pull.worker);
@@ -128,10 +130,10 @@ impl Leader {
             let share =
                 evaluates.then(|| e.shares.of(pull.worker, (clock.max(pull.done), pull.barrier), members));
             // The last pull is answered by the state, and a report by its proposal's outcome, which may be heard later: the worker is to
-            // know whether its final weights are evaluated.
+            // know whether its final weights are evaluated. It hears nothing of what was evaluated before the checkpoint it goes on from.
             let evaluated = m
                 .evaluated
-                .filter(|_| pull.last && whole)
+                .filter(|e| is_first && pull.last && whole && before < Some(e.epoch))
                 .map(|e| Closed { evaluated: e, incomplete: false });
             (m.stop, clock, f, skipped, share, evaluated)
         });
