@@ -177,7 +177,9 @@ fn a_second_run_in_the_folder_of_a_live_one_is_refused_and_harms_nothing() {
     ];
     let out = run(&all.concat());
     let said = text(&out.stderr);
-    assert!(!said.contains("going on in") && run_dir.join("metrics.1.jsonl").exists(), "{said}");
+    contains(&said, &["nothing is left to train"]);
+    let is_there = |name| run_dir.join(name).exists();
+    assert!(is_there("metrics.jsonl") && !is_there("metrics.1.jsonl"), "it has not begun: {said}");
 }
 
 #[test]
