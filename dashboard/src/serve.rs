@@ -428,16 +428,23 @@ impl Shared {
         let is_new = paraft_host::clock::unix_ms().saturating_sub(last.at) < 2 * SOON.as_millis() as u64;
         let mut known: Vec<String> = last.servers.iter().map(|s| s.address.clone()).collect();
         known.extend(self.listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
-        match self.listed.is_empty() || is_new {
-            true => last,
-            false => match facts::ask(&mut known).await {
-                Some(mut now) if !now.servers.is_empty() || last.servers.is_empty() => {
+        if self.listed.is_empty() || is_new {
+            return last;
+        }
+        // Who knows nothing yet asks servers again that are slow to answer.
+        let until = Instant::now() + SELDOM;
+        loop {
+            let now = facts::ask(&mut known).await;
+            let knows_nothing = last.servers.is_empty() && Instant::now() < until;
+            match now {
+                Some(mut now) if !now.servers.is_empty() || last.servers.is_empty() && !knows_nothing => {
                     self.here.add(&mut now);
-                    now
+                    return now;
                 }
                 // Without a leader of the control group nobody knows more than was known.
-                Some(_) | None => last,
-            },
+                Some(_) | None if !knows_nothing => return last,
+                Some(_) | None => tokio::time::sleep(SOON / 5).await,
+            }
         }
     }
 
