@@ -279,8 +279,7 @@ async fn look(shared: Arc<Shared>) {
             }
             None => {
                 // Perhaps those answer that were given.
-                known
-                    .extend(shared.listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
+                shared.add_listed(&mut known);
                 // A fault may be why, which can be taken back.
                 let last = shared.history.lock().last().clone();
                 let faults = last.faults.clone();
@@ -422,15 +421,21 @@ impl Shared {
         Some((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
     }
 
+    /// To the servers that are known those that were given.
+    fn add_listed(&self, known: &mut Vec<String>) {
+        let more: Vec<_> = self.listed.iter().filter(|a| !known.contains(a)).cloned().collect();
+        known.extend(more);
+    }
+
     /// The fleet as it is now: what was seen last may be of seconds ago, where nobody looks.
     async fn now(&self) -> Facts {
         let last = self.history.lock().last().clone();
         let is_new = paraft_host::clock::unix_ms().saturating_sub(last.at) < 2 * SOON.as_millis() as u64;
-        let mut known: Vec<String> = last.servers.iter().map(|s| s.address.clone()).collect();
-        known.extend(self.listed.iter().filter(|a| !known.contains(a)).cloned().collect::<Vec<_>>());
         if self.listed.is_empty() || is_new {
             return last;
         }
+        let mut known = last.servers.iter().map(|s| s.address.clone()).collect();
+        self.add_listed(&mut known);
         // Who knows nothing yet asks servers again that are slow to answer.
         let until = Instant::now() + SELDOM;
         loop {

@@ -629,6 +629,12 @@ impl Sweep<'_> {
         e.stopped.unwrap_or(self.rungs[e.rung])
     }
 
+    /// Likewise, of a trial on a rung.
+    fn epochs_on(&self, log: &Log, trial: usize, rung: usize) -> u64 {
+        let ended = log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung));
+        ended.map_or(self.rungs[rung], |e| self.epochs(e))
+    }
+
     fn shown(&self, value: f64) -> String {
         match self.space.metric {
             space::Metric::Accuracy => format!("{:6.2} %", 100.0 * value),
@@ -662,7 +668,7 @@ impl Sweep<'_> {
         let file = self.dir.join(BEST_FILE);
         fs::write(&file, best.to_toml()).map_err(|e| Failure::write(&file, e))?;
         let value = ended.and_then(|e| e.value);
-        let epochs = ended.map_or(self.rungs[rung], |e| self.epochs(e));
+        let epochs = self.epochs_on(log, trial, rung);
         let report = self.dir.join(REPORT_FILE);
         write_sweep(&report, &self.picture(search, log))?;
         if self.args.json {
@@ -687,12 +693,11 @@ impl Sweep<'_> {
     /// The sweep as its page shows it.
     fn picture(&self, search: &Search, log: &Log) -> sweep::Sweep {
         let best = search.best().map(|(trial, rung, score)| {
-            let ended = log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung));
             format!(
                 "Best: trial {trial}, {} {} after {} epochs, with {}.",
                 self.space.metric.name(),
                 self.shown(self.space.metric.score(score)).trim(),
-                ended.map_or(self.rungs[rung], |e| self.epochs(e)),
+                self.epochs_on(log, trial, rung),
                 self.space.set(&self.points[trial]).join(", ")
             )
         });

@@ -204,7 +204,7 @@ fn killer(
 
 /// Those that may be killed: no server while another one is down or learning, and not the last worker.
 fn minority(dir: &Path, job: &Job) -> Vec<(String, u32)> {
-    let addresses = fs::read_to_string(dir.join("servers")).unwrap_or_default();
+    let addresses = fs::read_to_string(dir.join(paraft_fleet::fleet::SERVERS_FILE)).unwrap_or_default();
     let addresses: Vec<String> = addresses.split(',').map(str::to_string).collect();
     let whole = health::whole(&ask_all(&addresses, false), job.shards(), job.cluster.replicas).is_ok()
         && ask::describe(&addresses).is_some_and(|f| health::settled(&f).is_ok());
