@@ -30,7 +30,8 @@ pub fn print(fleet: &DescribeReply) {
             format!("s{}", s.server),
             s.address.clone(),
             s.state.clone(),
-            s.leads.to_string(),
+            // Without a majority nobody is told of it any more.
+            if fleet.can_agree() { s.leads.to_string() } else { "-".into() },
             s.holds.to_string(),
             table::bytes(s.bytes),
         ]);

@@ -7,6 +7,7 @@ use paraft_proto::{CheckpointInfo, JobInfo};
 use paraft_worker::exit;
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeMap,
     path::PathBuf,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -38,8 +39,13 @@ pub struct ListArgs {
 pub fn all(args: &ListArgs) -> Result<i32, Failure> {
     let servers = addresses(args.of.as_deref(), &args.servers)?;
     let jobs = ask::jobs(&servers)?;
+    let modes = modes(&servers);
     if args.json {
-        out!("{}", json!({ "jobs": as_json(&jobs) }));
+        let mut all = as_json(&jobs);
+        for one in all.as_array_mut().into_iter().flatten() {
+            one["mode_in_force"] = json!(one["number"].as_u64().and_then(|n| modes.get(&n)));
+        }
+        out!("{}", json!({ "jobs": all }));
         return Ok(exit::OK);
     }
     let named: Vec<&JobInfo> = jobs.iter().filter(|j| !j.name.is_empty()).collect();
@@ -57,7 +63,7 @@ pub fn all(args: &ListArgs) -> Result<i32, Failure> {
             j.name.clone(),
             j.job.to_string(),
             if j.stopping && j.ended_ms == 0 { "stopping".into() } else { j.state.clone() },
-            dash(&j.mode),
+            dash(modes.get(&u64::from(j.job)).unwrap_or(&j.mode)),
             if j.workers == 0 { "-".into() } else { j.workers.to_string() },
             format!("{} x {}", shape.shards, shape.replicas),
             table::bytes(j.bytes),
@@ -68,6 +74,17 @@ pub fn all(args: &ListArgs) -> Result<i32, Failure> {
     }
     out!("{t}");
     Ok(exit::OK)
+}
+
+/// The mode in force of each job that has a leader: what the control group knows is the one in which it began.
+fn modes(servers: &[String]) -> BTreeMap<u64, String> {
+    let all = ask::describe(servers).map_or_else(|| servers.to_vec(), |f| ask::whom(&f, servers));
+    let replies = ask::ask_all(&all, false);
+    let shards = replies.iter().flatten().flat_map(|r| &r.shards);
+    let mut leaders: Vec<_> = shards.filter(|s| s.role == "leader" && s.shard == 0).collect();
+    // One that was deposed and does not know it yet has the lower term.
+    leaders.sort_by_key(|s| s.term);
+    leaders.into_iter().map(|s| (u64::from(s.job), s.mode.clone())).collect()
 }
 
 /// Until when a job's weights are there.

@@ -11,6 +11,7 @@ use paraft_fleet::{certs::Certs, failure::Failure, fleet::JOB_FILE, out, run_dir
 use paraft_worker::{Job, exit};
 use std::{
     fs::{self, File},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -70,12 +71,9 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let written = |e| Failure::write(&log, e);
     let said = File::create(&log).map_err(written)?;
     drop(held); // the launcher holds it
-    // What is in it is of an earlier run, where this one goes on.
+    // The earlier run's, where this one goes on: it stays unless this one begins.
     let file = dir.join(JOB_FILE);
-    match fs::remove_file(&file) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&file, e)),
-        _ => {}
-    }
+    let before = identity(&file);
     let own = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
     let mut command = Command::new(own);
     command.arg("train").arg(&args.job).arg("--detached").arg("--to").arg(to);
@@ -90,7 +88,9 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
         command.spawn().map_err(|e| Failure::new(exit::IO, format!("no process for the launcher: {e}")))?;
     loop {
         // Written when the fleet has taken the job in.
-        if let Some(name) = name_in(&file) {
+        if identity(&file) != before
+            && let Some(name) = name_in(&file)
+        {
             out!("job {name} is submitted; its record and its logs are in {}", dir.display());
             return Ok(exit::OK);
         }
@@ -102,6 +102,11 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Another for each file that is put there.
+fn identity(file: &Path) -> Option<(u64, i64, i64)> {
+    fs::metadata(file).ok().map(|m| (m.ino(), m.mtime(), m.mtime_nsec()))
 }
 
 /// The job's name, once its file is there as a whole.

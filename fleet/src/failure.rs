@@ -4,7 +4,7 @@ use paraft_engines::{Kind, Wrong};
 use paraft_trace::TraceError;
 pub use paraft_worker::exit;
 use paraft_worker::{JobError, WorkerError};
-use std::fmt::Display;
+use std::{fmt::Display, io::Write};
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -108,11 +108,13 @@ pub fn report(result: Result<i32, Failure>) -> i32 {
     match result {
         Ok(code) => code,
         Err(f) => {
+            // Nobody may read it any more (`2>&1 | head`): the code still says it.
+            let mut said = std::io::stderr();
             if !f.message.is_empty() {
-                eprintln!("error: {}", f.message);
+                let _ = writeln!(said, "error: {}", f.message);
             }
             if let Some(help) = f.help {
-                eprintln!("  help: {help}");
+                let _ = writeln!(said, "  help: {help}");
             }
             f.code
         }

@@ -1,8 +1,17 @@
 //! Which servers are meant: where a command is given a run's folder, a job file or addresses.
 
-use crate::{certs, failure::Failure, files::SERVERS_FILE, submitted};
+use crate::{certs, failure::Failure, files::SERVERS_FILE, fleet::server_data, submitted};
+use paraft_record::begin::is_held;
 use paraft_worker::{Job, exit};
-use std::path::Path;
+use std::{
+    io::ErrorKind,
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    time::Duration,
+};
+
+/// A process of this machine refuses or takes a connection at once.
+const HERE: Duration = Duration::from_millis(200);
 
 /// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
 pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
@@ -29,7 +38,8 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
         let list = std::fs::read_to_string(&path).map_err(|e| {
             Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
         })?;
-        return Ok(list.trim().split(',').map(str::to_string).collect());
+        let servers: Vec<String> = list.trim().split(',').map(str::to_string).collect();
+        return if has_ended(of, &servers) { Err(ended(of)) } else { Ok(servers) };
     }
     if let Some(list) = of.to_str().filter(|l| !of.exists() && are_addresses(l)) {
         return Ok(list.split(',').map(str::to_string).collect());
@@ -46,6 +56,23 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
             .help("the launcher picks ports; give the run's folder instead"));
     }
     Ok(job.cluster.addresses)
+}
+
+/// Whether a run that was launched here is over: nobody launches it, and its servers, which end with it, are not there.
+fn has_ended(run: &Path, servers: &[String]) -> bool {
+    let refuses = |server: &String| {
+        let address = server.parse::<SocketAddr>().ok();
+        let tried = address.map(|address| TcpStream::connect_timeout(&address, HERE));
+        tried.is_some_and(|tried| tried.is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused))
+    };
+    server_data(run, 0).is_dir() && !is_held(run) && servers.iter().all(refuses)
+}
+
+fn ended(run: &Path) -> Failure {
+    let why = format!("{}: that run has ended, and its servers with it", run.display());
+    Failure::new(exit::UNAVAILABLE, why).help(
+        "`paraft train JOB --run-dir FOLDER --resume` goes on; its record and its report are in the folder",
+    )
 }
 
 /// An engine may have started them elsewhere since.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! - `space`: what may be tried. `search`: who goes next; it knows numbers alone. `log`: what was done, so that a sweep goes on.
-//!   `track_later`: a sweep to MLflow when it has ended.
+//!   `trial`: one of them is trained. `told`: what is shown. `track_later`: a sweep to MLflow when it has ended.
 //!
 //! A trial that goes on to the next rung begins with its own checkpoint. It is a job of the fleet while it trains and leaves nothing
 //! there; what is kept of it lies in its folder.
@@ -13,24 +13,23 @@
 mod log;
 mod search;
 mod space;
+mod told;
 mod track_later;
+mod trial;
 
 pub use track_later::{of as of_sweep, send};
 
 use clap::{Args, ValueEnum};
 use log::{Ended, Log};
-use paraft_checkpoint::Folder;
 use paraft_dashboard::{Here, Page, Source};
 use paraft_fleet::{
     failure::Failure,
-    fleet::{Extras, Fleet, SERVERS_FILE},
+    fleet::{Fleet, SERVERS_FILE},
     launch,
     run_dir::RunDir,
-    standing::{self, On},
-    track,
+    standing, track,
     whose::addresses,
 };
-use paraft_record::sweep::{self, write_sweep};
 use paraft_worker::{Job, exit};
 use search::{Next, Rule, Score, Search};
 use serde_json::{Value, json};
@@ -143,21 +142,6 @@ struct Sweep<'a> {
     job: String,
     /// As its page shows it.
     seen: watch::Sender<Value>,
-}
-
-/// After how many epochs a trial has ended, where that is before all of its job's. `before`: those that it had when it began; `last`: the
-/// last that was evaluated; `share`: how much of its samples it has trained. One of the two alone may lack what was not heard, or what is
-/// skipped where a round doesn't wait, or what a short last minibatch has less than a whole one.
-fn ended_early(job: &Job, before: u64, last: Option<u64>, share: f64) -> Option<u64> {
-    let train = &job.train;
-    let epochs = train.epochs;
-    let is_exact = train.drop_last && !job.round.drops_late();
-    let lacks = share < if is_exact { 0.999 } else { 1.0 - 0.5 / epochs.max(1) as f64 };
-    match (lacks && train.max_steps.is_none(), job.eval.every_epoch) {
-        (true, true) => Some(last.unwrap_or(before)).filter(|last| *last < epochs),
-        (true, false) if is_exact => Some(before + (share * epochs.saturating_sub(before) as f64) as u64),
-        _ => None,
-    }
 }
 
 /// What those share who train trials.
@@ -377,26 +361,6 @@ impl Sweep<'_> {
         ended.value.map(|v| self.space.metric.score(v))
     }
 
-    /// The job of a trial up to a rung.
-    fn job(&self, trial: usize, rung: usize) -> Result<Job, Failure> {
-        let point = self.space.set(&self.points[trial]);
-        let mut set: Vec<String> = self.args.set.iter().cloned().chain(point.clone()).collect();
-        let several = self.rungs.len() > 1;
-        if several {
-            set.push(format!("train.epochs={}", self.rungs[rung]));
-            set.push(format!("checkpoint.every_epochs={}", self.rungs[rung]));
-        }
-        let mut job = Job::load(&self.args.job, &set).map_err(|e| {
-            let failure = Failure::from(e);
-            Failure::new(exit::CONFIG, format!("trial {trial} ({}): {}", point.join(", "), failure.message()))
-        })?;
-        if let Some(checkpoint) = &mut job.checkpoint {
-            // Trials have their own.
-            checkpoint.dir = None;
-        }
-        Ok(job)
-    }
-
     fn trial_dir(&self, trial: usize, rung: usize) -> String {
         trial_dir(trial, self.rungs[rung])
     }
@@ -485,291 +449,5 @@ impl Sweep<'_> {
             changed.notify_all();
         }
         changed.notify_all();
-    }
-
-    /// What a trial goes on from. Where its checkpoint was not made, since a leader was lost or moved just then, it trains from the
-    /// start.
-    fn checkpoint_before(&self, trial: usize, rung: usize) -> Option<PathBuf> {
-        let below = self.dir.join(self.trial_dir(trial, rung.checked_sub(1)?)).join("checkpoints");
-        let found = Folder::find(&below).map_err(|e| e.to_string());
-        match found.and_then(|path| fs::canonicalize(path).map_err(|e| e.to_string())) {
-            Ok(path) => Some(path),
-            Err(why) => {
-                eprintln!("trial {trial} trains from the start: {why}");
-                None
-            }
-        }
-    }
-
-    /// One trial up to a rung. What goes wrong with its setting is its result; what goes wrong with the fleet is an error.
-    fn train(
-        &self,
-        trial: usize,
-        rung: usize,
-        servers: &[String],
-        interrupted: &AtomicI32,
-    ) -> Result<Ended, Failure> {
-        let job = self.job(trial, rung)?;
-        let name = self.trial_dir(trial, rung);
-        let mut ended = Ended {
-            trial,
-            rung,
-            value: None,
-            seconds: 0.0,
-            start_seconds: None,
-            tries: 0,
-            why: String::new(),
-            stopped: None,
-            dir: name.clone(),
-            ended_ms: 0,
-        };
-        while ended.tries < TRIES {
-            ended.tries += 1;
-            ended.why.clear();
-            let began = Instant::now();
-            let resume = self.checkpoint_before(trial, rung);
-            let path = self.dir.join(&name);
-            // Those of a try that came to nothing.
-            match fs::remove_dir_all(path.join("checkpoints")) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&path, e)),
-                _ => {}
-            }
-            // Also where one was killed when its record was aside and it had not begun another.
-            let dir = match path.exists() {
-                true => RunDir::again(&path)?,
-                false => RunDir::new(Some(&path), &job.name)?,
-            };
-            // The sweep's own servers end with it, and what they have.
-            let remember = self.args.to.is_some();
-            let on = On { servers: servers.to_vec(), keep: None, delete: true, remember };
-            let of = self.tracked.clone();
-            let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
-            match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
-                // Without one of its workers it was another job.
-                Ok(record) if !record.leaves.is_empty() => {
-                    ended.why = "a worker was lost".into();
-                    ended.seconds = began.elapsed().as_secs_f64();
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
-                }
-                Ok(record) => {
-                    let summary = record.summarize();
-                    ended.value = match self.space.metric {
-                        space::Metric::Accuracy => summary.final_accuracy,
-                        space::Metric::Loss => summary.final_loss,
-                    };
-                    ended.seconds = began.elapsed().as_secs_f64();
-                    ended.start_seconds = summary.first_step_seconds;
-                    if ended.value.is_none() {
-                        ended.why = format!("it has no held-out {}", self.space.metric.name());
-                    }
-                    let last = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
-                    let share = summary.samples as f64 / record.run.samples_budget.max(1) as f64;
-                    let before =
-                        resume.as_ref().and(rung.checked_sub(1)).map_or(0, |below| self.rungs[below]);
-                    ended.stopped = ended_early(&job, before, last, share);
-                    // The job's own rule belongs to its settings; what a person has ended says nothing of them.
-                    if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
-                        ended.value = None;
-                        ended.why = format!("somebody has stopped it after {after} epochs");
-                    }
-                    if let Some(mode) = &summary.switched_to {
-                        eprintln!(
-                            "trial {trial}: somebody has switched it to {mode}: its settings alone do not come to what it has"
-                        );
-                    }
-                    return Ok(ended);
-                }
-                Err(e) if interrupted.load(Relaxed) != 0 || e.code() == exit::IO => return Err(e),
-                Err(e) if e.code() == exit::UNAVAILABLE => {
-                    // No fault of its setting: the sweep goes on with it later, if the fleet is not reached by then.
-                    if ended.tries == TRIES {
-                        return Err(e);
-                    }
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", e.message(), ended.tries);
-                    let until = Instant::now() + PAUSE;
-                    while Instant::now() < until && interrupted.load(Relaxed) == 0 {
-                        std::thread::sleep(Duration::from_millis(50));
-                    }
-                }
-                Err(e) => {
-                    ended.why = e.message().to_string();
-                    ended.seconds = began.elapsed().as_secs_f64();
-                    if e.diverged() {
-                        return Ok(ended);
-                    }
-                    // Also what a worker says of its job or its servers: one that is just back may not know the job yet.
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
-                }
-            }
-        }
-        Ok(ended)
-    }
-
-    fn say(&self, e: &Ended, n: usize) {
-        let set = self.space.set(&self.points[e.trial]).join(" ");
-        if self.args.json {
-            out!(
-                "{}",
-                json!({
-                    "trial": e.trial, "epochs": self.epochs(e), "value": e.value, "seconds": e.seconds, "tries": e.tries,
-                    "why": e.why, "set": self.space.set(&self.points[e.trial]), "dir": e.dir,
-                })
-            );
-            return;
-        }
-        let value = match e.value {
-            Some(v) => self.shown(v),
-            None => e.why.clone(),
-        };
-        out!("{n:4}  trial {:4}  {:4} epochs  {value}  {:.1} s  {set}", e.trial, self.epochs(e), e.seconds);
-    }
-
-    /// How many it has trained.
-    fn epochs(&self, e: &Ended) -> u64 {
-        e.stopped.unwrap_or(self.rungs[e.rung])
-    }
-
-    /// Likewise, of a trial on a rung.
-    fn epochs_on(&self, log: &Log, trial: usize, rung: usize) -> u64 {
-        let ended = log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung));
-        ended.map_or(self.rungs[rung], |e| self.epochs(e))
-    }
-
-    fn shown(&self, value: f64) -> String {
-        match self.space.metric {
-            space::Metric::Accuracy => format!("{:6.2} %", 100.0 * value),
-            space::Metric::Loss => format!("{value:.4}"),
-        }
-    }
-
-    /// On its page.
-    fn show(&self, search: &Search, log: &Log) {
-        // Nobody serves one.
-        if self.args.dashboard.is_none() {
-            return;
-        }
-        self.seen.send_replace(sweep::data(&self.picture(search, log)));
-    }
-
-    /// What the sweep has come to.
-    fn tell(&self, search: &Search, log: &Log) -> Result<(), Failure> {
-        let Some((trial, rung, _)) = search.best() else {
-            return Err(Failure::new(
-                exit::FAILED,
-                format!("none of {} trials has a result", self.points.len()),
-            )
-            .help(format!("{} says why for each", self.dir.join(LOG_FILE).display())));
-        };
-        let ended = log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung));
-        let point = self.space.set(&self.points[trial]);
-        let set: Vec<String> = self.args.set.iter().cloned().chain(point.clone()).collect();
-        let mut best = Job::load(&self.args.job, &set)?;
-        launch::absolute_paths(&mut best)?;
-        let file = self.dir.join(BEST_FILE);
-        fs::write(&file, best.to_toml()).map_err(|e| Failure::write(&file, e))?;
-        let value = ended.and_then(|e| e.value);
-        let epochs = self.epochs_on(log, trial, rung);
-        let report = self.dir.join(REPORT_FILE);
-        write_sweep(&report, &self.picture(search, log))?;
-        if self.args.json {
-            out!(
-                "{}",
-                json!({ "best": { "trial": trial, "epochs": epochs, "value": value, "set": point, "job": file } })
-            );
-            return Ok(());
-        }
-        let value = value.map(|v| self.shown(v)).unwrap_or_default();
-        out!(
-            "best    trial {trial}, {} {} after {epochs} epochs: {}",
-            self.space.metric.name(),
-            value.trim(),
-            point.join(" ")
-        );
-        out!("job     {}", file.display());
-        out!("report  {}", report.display());
-        Ok(())
-    }
-
-    /// The sweep as its page shows it.
-    fn picture(&self, search: &Search, log: &Log) -> sweep::Sweep {
-        let best = search.best().map(|(trial, rung, score)| {
-            format!(
-                "Best: trial {trial}, {} {} after {} epochs, with {}.",
-                self.space.metric.name(),
-                self.shown(self.space.metric.score(score)).trim(),
-                self.epochs_on(log, trial, rung),
-                self.space.set(&self.points[trial]).join(", ")
-            )
-        });
-        let axes = self.space.axes.iter();
-        let axis = |a: &space::Axis| sweep::Axis { key: a.key.clone(), ticks: a.ticks() };
-        let mut by_trial: BTreeMap<usize, Vec<&Ended>> = BTreeMap::new();
-        log.ended.iter().for_each(|e| by_trial.entry(e.trial).or_default().push(e));
-        let trial = |(&trial, ended): (&usize, &Vec<&Ended>)| {
-            let last = ended.iter().max_by_key(|e| e.rung)?;
-            let set = self.points[trial].iter().zip(&self.space.axes);
-            Some(sweep::Trial {
-                trial,
-                set: set.map(|(value, axis)| (space::shown(value), axis.place(value))).collect(),
-                epochs: self.epochs(last),
-                first: ended.iter().find(|e| e.rung == 0).and_then(|e| self.score(e)),
-                value: last.value,
-                seconds: ended.iter().map(|e| e.seconds).sum(),
-                why: last.why.clone(),
-            })
-        };
-        let trials: Vec<_> = by_trial.iter().filter_map(trial).collect();
-        let whole = trials.iter().filter(|t| Some(&t.epochs) == self.rungs.last()).count();
-        let epochs: u64 = log
-            .ended
-            .iter()
-            .map(|e| self.epochs(e).saturating_sub(if e.rung > 0 { self.rungs[e.rung - 1] } else { 0 }))
-            .sum();
-        let all = self.rungs.last().copied().unwrap_or_default() * trials.len() as u64;
-        sweep::Sweep {
-            job: self.job.clone(),
-            metric: self.space.metric.name().into(),
-            least: self.space.metric == space::Metric::Loss,
-            headline: vec![
-                best.unwrap_or_else(|| "No trial has a result yet.".into()),
-                format!(
-                    "{} of {} trials had all {} epochs; {epochs} epochs were trained, where a grid would have trained {all}.",
-                    whole,
-                    trials.len(),
-                    self.rungs.last().copied().unwrap_or_default()
-                ),
-            ],
-            axes: axes.map(axis).collect(),
-            trials,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trial_that_was_stopped_is_told_from_one_that_came_to_its_end() {
-        let job = |set: &[&str]| {
-            let base =
-                "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[train]\nworkers = 2\n";
-            let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
-            Job::parse(base, "job.toml".as_ref(), &set).expect("valid")
-        };
-        let whole = job(&["train.epochs=8", "eval.every_epoch=true"]);
-        assert_eq!(ended_early(&whole, 0, Some(8), 1.0), None);
-        assert_eq!(ended_early(&whole, 0, Some(7), 1.0), None, "the last evaluation was not heard");
-        assert_eq!(ended_early(&whole, 0, Some(5), 0.7), Some(5));
-        assert_eq!(ended_early(&whole, 2, None, 0.1), Some(2));
-        let short = job(&["train.epochs=8", "eval.every_epoch=true", "train.drop_last=false"]);
-        assert_eq!(ended_early(&short, 0, Some(8), 0.93), None, "short minibatches");
-        assert_eq!(ended_early(&short, 0, Some(5), 0.6), Some(5));
-        let unseen = job(&["train.epochs=16", "eval.every_epoch=false"]);
-        assert_eq!(ended_early(&unseen, 4, None, 1.0), None);
-        assert_eq!(ended_early(&unseen, 4, None, 0.5), Some(10));
-        assert_eq!(ended_early(&job(&["train.max_steps=10"]), 0, None, 0.1), None);
-        let skips = job(&["train.epochs=8", "eval.every_epoch=false", "round.kind=quorum", "round.quorum=1"]);
-        assert_eq!(ended_early(&skips, 0, None, 0.6), None, "what a round did not wait for is skipped");
     }
 }

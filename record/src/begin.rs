@@ -45,7 +45,7 @@ pub fn join(dir: &Path, run: &Run) -> Result<MetricsWriter, RecordError> {
         First::Run(there) if of_another(&there, run) => true,
         First::Run(there) if !there.founding.is_empty() => false,
         // A launcher's; or from before foundings were recorded.
-        First::Run(_) | First::Other => run.resumed_step.is_some() && !launcher_is_there(dir),
+        First::Run(_) | First::Other => run.resumed_step.is_some() && held(dir) == Some(false),
     };
     if !begins || run.founding.is_empty() {
         return MetricsWriter::append(record);
@@ -85,18 +85,17 @@ fn first_line(record: &Path) -> Result<First, RecordError> {
 
 /// Whether a launcher is known to have the folder; where that can't be told none has.
 pub fn is_held(dir: &Path) -> bool {
-    let file = OpenOptions::new().write(true).open(dir.join(LAUNCHER_LOCK));
-    file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    held(dir) == Some(true)
 }
 
-/// Whether a launcher has the folder. It has begun the record before its workers, and set aside what was there.
-fn launcher_is_there(dir: &Path) -> bool {
+/// Whether a launcher has the folder; `None`: nobody can know.
+fn held(dir: &Path) -> Option<bool> {
     // NFS locks only what is open for writing.
     match OpenOptions::new().write(true).open(dir.join(LAUNCHER_LOCK)).map(|file| file.try_lock()) {
-        Err(e) => e.kind() != ErrorKind::NotFound,
-        Ok(Ok(())) => false,
-        // It has it, or nobody can know.
-        Ok(Err(TryLockError::WouldBlock | TryLockError::Error(_))) => true,
+        Err(e) => (e.kind() == ErrorKind::NotFound).then_some(false),
+        Ok(Ok(())) => Some(false),
+        Ok(Err(TryLockError::WouldBlock)) => Some(true),
+        Ok(Err(TryLockError::Error(_))) => None,
     }
 }
 

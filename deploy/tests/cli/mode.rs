@@ -25,6 +25,9 @@ fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
         });
         let status = run(&["status", dir, "--json"]);
         contains(&text(&status.stdout), &[&format!("\"mode\":\"{mode}\"")]);
+        let jobs = text(&run(&["jobs", dir, "--json"]).stdout);
+        contains(&jobs, &["\"mode\":\"bsp\"", &format!("\"mode_in_force\":\"{mode}\"")]);
+        contains(&text(&run(&["jobs", dir]).stdout), &[mode]);
     }
     // A rule chooses from here on, until somebody else does.
     for (mode, says, json) in [

@@ -169,6 +169,12 @@ fn a_second_run_in_the_folder_of_a_live_one_is_refused_and_harms_nothing() {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
     });
+    let dir = run_dir.to_str().expect("utf-8");
+    for ask in [&["jobs", dir][..], &["status", dir], &["stop", "t", "--of", dir], &["dashboard", dir]] {
+        let out = run(ask);
+        assert_eq!(out.status.code(), Some(69), "{ask:?}: {}", text(&out.stderr));
+        contains(&text(&out.stderr), &[dir, "that run has ended, and its servers with it"]);
+    }
     let set = ["--set", "train.max_steps=1"];
     let all = [
         &["train", job.to_str().expect("utf-8"), "--run-dir", run_dir.to_str().expect("utf-8")][..],

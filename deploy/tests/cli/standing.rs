@@ -198,6 +198,15 @@ fn what_cannot_be_submitted_is_said_at_once() {
     let (ended, said) = fleet.say(&[&["train", file, "--to", fleet.any()], &large[..]].concat());
     assert_eq!(ended, Some(78), "{said}");
     contains(&said, &["where a job may have 512.0 MiB (--job-memory)"]);
+    // What is there of an earlier run stays.
+    let small = ["--set", "cluster.servers=3", "--set", "cluster.replicas=3", "--set", "train.max_steps=1"];
+    fleet.done(&[&["train", file, "--to", fleet.any(), "--run-dir", "once"], &small[..]].concat());
+    let job_file = scratch.path().join("once/job.toml");
+    let before = std::fs::read_to_string(&job_file).expect("the job that was trained");
+    let resume = ["submit", file, "--to", fleet.any(), "--run-dir", "once", "--resume"];
+    let (ended, said) = fleet.say(&[&resume[..], &small[..]].concat());
+    assert!(ended != Some(0), "{said}");
+    assert_eq!(std::fs::read_to_string(&job_file).ok(), Some(before), "{said}");
 }
 
 #[test]

@@ -1,0 +1,196 @@
+//! One trial: its job, its run on the fleet, and what has come of it.
+
+use super::{PAUSE, Sweep, TRIES, log::Ended, space};
+use paraft_checkpoint::Folder;
+use paraft_fleet::{failure::Failure, fleet::Extras, launch, run_dir::RunDir, standing::On};
+use paraft_worker::{Job, exit};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicI32, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+/// After how many epochs a trial has ended, where that is before all of its job's. `before`: those that it had when it began; `last`: the
+/// last that was evaluated; `share`: how much of its samples it has trained. One of the two alone may lack what was not heard, or what is
+/// skipped where a round doesn't wait, or what a short last minibatch has less than a whole one.
+fn ended_early(job: &Job, before: u64, last: Option<u64>, share: f64) -> Option<u64> {
+    let train = &job.train;
+    let epochs = train.epochs;
+    let is_exact = train.drop_last && !job.round.drops_late();
+    let lacks = share < if is_exact { 0.999 } else { 1.0 - 0.5 / epochs.max(1) as f64 };
+    match (lacks && train.max_steps.is_none(), job.eval.every_epoch) {
+        (true, true) => Some(last.unwrap_or(before)).filter(|last| *last < epochs),
+        (true, false) if is_exact => Some(before + (share * epochs.saturating_sub(before) as f64) as u64),
+        _ => None,
+    }
+}
+
+impl Sweep<'_> {
+    /// The job of a trial up to a rung.
+    pub(super) fn job(&self, trial: usize, rung: usize) -> Result<Job, Failure> {
+        let point = self.space.set(&self.points[trial]);
+        let mut set: Vec<String> = self.args.set.iter().cloned().chain(point.clone()).collect();
+        let several = self.rungs.len() > 1;
+        if several {
+            set.push(format!("train.epochs={}", self.rungs[rung]));
+            set.push(format!("checkpoint.every_epochs={}", self.rungs[rung]));
+        }
+        let mut job = Job::load(&self.args.job, &set).map_err(|e| {
+            let failure = Failure::from(e);
+            Failure::new(exit::CONFIG, format!("trial {trial} ({}): {}", point.join(", "), failure.message()))
+        })?;
+        if let Some(checkpoint) = &mut job.checkpoint {
+            // Trials have their own.
+            checkpoint.dir = None;
+        }
+        Ok(job)
+    }
+
+    /// What a trial goes on from. Where its checkpoint was not made, since a leader was lost or moved just then, it trains from the
+    /// start.
+    fn checkpoint_before(&self, trial: usize, rung: usize) -> Option<PathBuf> {
+        let below = self.dir.join(self.trial_dir(trial, rung.checked_sub(1)?)).join("checkpoints");
+        let found = Folder::find(&below).map_err(|e| e.to_string());
+        match found.and_then(|path| fs::canonicalize(path).map_err(|e| e.to_string())) {
+            Ok(path) => Some(path),
+            Err(why) => {
+                eprintln!("trial {trial} trains from the start: {why}");
+                None
+            }
+        }
+    }
+
+    /// One trial up to a rung. What goes wrong with its setting is its result; what goes wrong with the fleet is an error.
+    pub(super) fn train(
+        &self,
+        trial: usize,
+        rung: usize,
+        servers: &[String],
+        interrupted: &AtomicI32,
+    ) -> Result<Ended, Failure> {
+        let job = self.job(trial, rung)?;
+        let name = self.trial_dir(trial, rung);
+        let mut ended = Ended {
+            trial,
+            rung,
+            value: None,
+            seconds: 0.0,
+            start_seconds: None,
+            tries: 0,
+            why: String::new(),
+            stopped: None,
+            dir: name.clone(),
+            ended_ms: 0,
+        };
+        while ended.tries < TRIES {
+            ended.tries += 1;
+            ended.why.clear();
+            let began = Instant::now();
+            let resume = self.checkpoint_before(trial, rung);
+            let path = self.dir.join(&name);
+            // Those of a try that came to nothing.
+            match fs::remove_dir_all(path.join("checkpoints")) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&path, e)),
+                _ => {}
+            }
+            // Also where one was killed when its record was aside and it had not begun another.
+            let dir = match path.exists() {
+                true => RunDir::again(&path)?,
+                false => RunDir::new(Some(&path), &job.name)?,
+            };
+            // The sweep's own servers end with it, and what they have.
+            let remember = self.args.to.is_some();
+            let on = On { servers: servers.to_vec(), keep: None, delete: true, remember };
+            let of = self.tracked.clone();
+            let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
+            match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
+                // Without one of its workers it was another job.
+                Ok(record) if !record.leaves.is_empty() => {
+                    ended.why = "a worker was lost".into();
+                    ended.seconds = began.elapsed().as_secs_f64();
+                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
+                }
+                Ok(record) => {
+                    let summary = record.summarize();
+                    ended.value = match self.space.metric {
+                        space::Metric::Accuracy => summary.final_accuracy,
+                        space::Metric::Loss => summary.final_loss,
+                    };
+                    ended.seconds = began.elapsed().as_secs_f64();
+                    ended.start_seconds = summary.first_step_seconds;
+                    if ended.value.is_none() {
+                        ended.why = format!("it has no held-out {}", self.space.metric.name());
+                    }
+                    let last = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
+                    let share = summary.samples as f64 / record.run.samples_budget.max(1) as f64;
+                    let before =
+                        resume.as_ref().and(rung.checked_sub(1)).map_or(0, |below| self.rungs[below]);
+                    ended.stopped = ended_early(&job, before, last, share);
+                    // The job's own rule belongs to its settings; what a person has ended says nothing of them.
+                    if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
+                        ended.value = None;
+                        ended.why = format!("somebody has stopped it after {after} epochs");
+                    }
+                    if let Some(mode) = &summary.switched_to {
+                        eprintln!(
+                            "trial {trial}: somebody has switched it to {mode}: its settings alone do not come to what it has"
+                        );
+                    }
+                    return Ok(ended);
+                }
+                Err(e) if interrupted.load(Relaxed) != 0 || e.code() == exit::IO => return Err(e),
+                Err(e) if e.code() == exit::UNAVAILABLE => {
+                    // No fault of its setting: the sweep goes on with it later, if the fleet is not reached by then.
+                    if ended.tries == TRIES {
+                        return Err(e);
+                    }
+                    eprintln!("trial {trial}: {}; try {} of {TRIES}", e.message(), ended.tries);
+                    let until = Instant::now() + PAUSE;
+                    while Instant::now() < until && interrupted.load(Relaxed) == 0 {
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
+                }
+                Err(e) => {
+                    ended.why = e.message().to_string();
+                    ended.seconds = began.elapsed().as_secs_f64();
+                    if e.diverged() {
+                        return Ok(ended);
+                    }
+                    // Also what a worker says of its job or its servers: one that is just back may not know the job yet.
+                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
+                }
+            }
+        }
+        Ok(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_that_was_stopped_is_told_from_one_that_came_to_its_end() {
+        let job = |set: &[&str]| {
+            let base =
+                "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[train]\nworkers = 2\n";
+            let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
+            Job::parse(base, "job.toml".as_ref(), &set).expect("valid")
+        };
+        let whole = job(&["train.epochs=8", "eval.every_epoch=true"]);
+        assert_eq!(ended_early(&whole, 0, Some(8), 1.0), None);
+        assert_eq!(ended_early(&whole, 0, Some(7), 1.0), None, "the last evaluation was not heard");
+        assert_eq!(ended_early(&whole, 0, Some(5), 0.7), Some(5));
+        assert_eq!(ended_early(&whole, 2, None, 0.1), Some(2));
+        let short = job(&["train.epochs=8", "eval.every_epoch=true", "train.drop_last=false"]);
+        assert_eq!(ended_early(&short, 0, Some(8), 0.93), None, "short minibatches");
+        assert_eq!(ended_early(&short, 0, Some(5), 0.6), Some(5));
+        let unseen = job(&["train.epochs=16", "eval.every_epoch=false"]);
+        assert_eq!(ended_early(&unseen, 4, None, 1.0), None);
+        assert_eq!(ended_early(&unseen, 4, None, 0.5), Some(10));
+        assert_eq!(ended_early(&job(&["train.max_steps=10"]), 0, None, 0.1), None);
+        let skips = job(&["train.epochs=8", "eval.every_epoch=false", "round.kind=quorum", "round.quorum=1"]);
+        assert_eq!(ended_early(&skips, 0, None, 0.6), None, "what a round did not wait for is skipped");
+    }
+}
