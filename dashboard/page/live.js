@@ -115,7 +115,7 @@
       }
     }
   };
-  const begin = (id) => { const c = curveOf(id); return (c.points[0] || c.evaluations[0] || { at: 0 }).at; };
+  const begin = (id) => { const c = curveOf(id), at = [c.points[0], c.evaluations[0]].filter((p) => p).map((p) => p.at); return at.length ? Math.min(...at) : 0; };
   const line = (id, of) => {
     const x = [], y = [], from = begin(id);
     for (const p of curveOf(id).points) {
@@ -137,7 +137,14 @@
     for (const e of events) {
       if ((e.job === id || e.job == null) && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id)) at.set(e.at, (at.get(e.at) || new Set()).add(e.kind));
     }
-    return [...at].slice(-12).map(([t, kinds]) => ({ run: 0, x: (t - begin(id)) / 1000, text: [...kinds].join(", ") }));
+    // What lies so near that its words would lie on each other has one line too.
+    const seen = [...at].sort((a, b) => a[0] - b[0]), near = ((last(id) || { at: 0 }).at - begin(id)) / 12, shown = [];
+    for (const [t, kinds] of seen) {
+      const before = shown[shown.length - 1];
+      if (before && t - before[0] < near) kinds.forEach((k) => before[1].add(k));
+      else shown.push([t, new Set(kinds)]);
+    }
+    return shown.map(([t, kinds]) => ({ run: 0, x: (t - begin(id)) / 1000, text: [...kinds].join(", ") }));
   };
   const CHARTS = [
     ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id) => [line(id, (p) => p.loss), scores(id, (e) => e.loss)]],
@@ -257,8 +264,9 @@
         "Set workers", { act: "workers", job: j.id, workers: to() }))];
   };
   const waits = (j) => {
-    const ids = j.members.map((m) => m.worker);
-    if (ids.length < 2 || !j.waits.length) return element("p", { cls: "empty" }, "No worker has waited for another.");
+    // Also those that have left.
+    const ids = [...new Set([...j.members.map((m) => m.worker), ...j.waits.flatMap((w) => [w.worker, w.of])])].sort((a, b) => a - b);
+    if (!j.waits.length) return element("p", { cls: "empty" }, "No worker has waited for another.");
     const of = (a, b) => j.waits.find((w) => w.worker === a && w.of === b);
     const some = ids.length > 24 ? [...new Set(j.waits.slice().sort((a, b) => b.seconds - a.seconds).map((w) => w.of))].slice(0, 12).sort((a, b) => a - b) : ids;
     return table("Who waits for whom, in seconds", [{ text: "waits ↓ for →", left: true }, ...some.map((b) => "w" + b)],
@@ -386,7 +394,7 @@
     recorded.set(name, { points: [], evaluations: [] });
     render();
     try {
-      const answer = await fetch("runs?name=" + name, { headers: { authorization: "Bearer " + token() } });
+      const answer = await fetch("runs?name=" + encodeURIComponent(name), { headers: { authorization: "Bearer " + token() } });
       if (!answer.ok) throw new Error(await answer.text());
       const curves = await answer.json();
       if (recorded.has(name)) recorded.set(name, curves);
@@ -487,8 +495,8 @@
     const [gone] = points.splice(at, 1);
     if (gone.apart && points[at]) points[at].apart = true;
   };
-  // A server that hangs says nothing, not even that it has nothing to say.
-  const SILENCE = 20000;
+  // A server says each second that it has nothing to say; one that hangs says nothing.
+  const QUIET = 2000, SILENCE = 4000;
   const heard = (kind, text) => {
     const said = JSON.parse(text);
     if (said.facts.at) facts = said.facts;
@@ -519,7 +527,14 @@
   };
   const listen = async () => {
     const silent = new AbortController();
-    let wakes = setTimeout(() => silent.abort(), SILENCE);
+    let wakes, doubts;
+    const still = () => { clearTimeout(wakes); clearTimeout(doubts); };
+    const alive = () => {
+      still();
+      wakes = setTimeout(() => silent.abort(), SILENCE);
+      doubts = setTimeout(() => { state.className = "lost"; state.textContent = location.host + " has said nothing for " + QUIET / 1000 + " s"; }, QUIET);
+    };
+    alive();
     refused = false;
     try {
       const answer = await fetch("live", { headers: { authorization: "Bearer " + token() }, signal: silent.signal });
@@ -527,19 +542,17 @@
         state.className = "lost";
         refused = answer.status === 403;
         state.textContent = refused ? "not let in: open the address that was printed, with its token (all servers need the same for a page to go on with another)" : await answer.text();
-        clearTimeout(wakes);
+        still();
         if (!refused) setTimeout(listen, 3000);
         return;
       }
-      state.className = "";
-      state.textContent = "live, from " + location.host;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
         if (done) break;
-        clearTimeout(wakes);
-        wakes = setTimeout(() => silent.abort(), SILENCE);
+        alive();
+        [state.className, state.textContent] = ["", "live, from " + location.host];
         const messages = (rest + value).split("\n\n");
         rest = messages.pop();
         for (const m of messages) {
@@ -548,7 +561,7 @@
         }
       }
     } catch (e) { /* it is gone */ }
-    clearTimeout(wakes);
+    still();
     state.textContent = location.host + " does not answer" + (others().length ? "; trying the others" : "");
     lost();
   };

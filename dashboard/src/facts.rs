@@ -36,6 +36,11 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Nobody answers: a [`History`](crate::history::History) that sees this shows all that it knew as silent.
+    pub fn of_nobody(self) -> Self {
+        Self { servers: Vec::new(), jobs: Vec::new(), leader: None, heard: BTreeSet::new(), ..self }
+    }
+
     /// Nobody leads the control group, so what it said last of servers and shards is not so any more: what is known is who answers.
     pub(crate) fn only_heard(&mut self) {
         let Self { servers, shards, heard, .. } = self;

@@ -259,7 +259,8 @@ fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     let more = |now: u64, then: u64| now.checked_sub(then);
     let rate = |now: u64, then: u64| Some(more(now, then)? as f64 / seconds);
     let trains = || job.members.iter().filter(|m| !m.finished && !m.idle);
-    let slowest = trains().map(|m| m.clock).min().unwrap_or_default();
+    // Where nobody trains any more nobody is behind.
+    let slowest = trains().map(|m| m.clock).min().unwrap_or(u64::MAX);
     let losses = more(job.losses, old.losses).filter(|n| *n > 0);
     let sums = |counts: &[u64]| {
         let all: u64 = counts.iter().sum();
@@ -453,6 +454,9 @@ mod tests {
         assert_eq!(said, ["s1 is silent, and was up", "s1 leads shard 0 of t, in term 2"]);
         let point = &news.points[&0];
         assert_eq!((point.step, point.ahead, point.samples), (9, 2, None), "another leads");
+        let mut ended = facts(3250, 1, "silent", [9, 7], 55);
+        ended.jobs[0].members.iter_mut().for_each(|m| m.finished = true);
+        assert_eq!(history.see(ended).points[&0].ahead, 0, "nobody is behind");
         history.see(facts(3500, 1, "silent", [9, 8], 60));
         let news = history.see(facts(3750, 1, "silent", [9, 9], 70));
         assert_eq!(news.points[&0].samples, Some(40.0));

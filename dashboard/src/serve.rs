@@ -17,7 +17,7 @@ use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::VecDeque,
     convert::Infallible,
     fs::File,
     io::{self, Read},
@@ -42,6 +42,8 @@ pub const TOKEN: &str = "PARAFT_DASHBOARD_TOKEN";
 /// Between two looks while somebody looks at the page, and while nobody does.
 const SOON: Duration = Duration::from_millis(500);
 const SELDOM: Duration = Duration::from_secs(5);
+/// A page that has nothing to hear hears so.
+const ALIVE: Duration = Duration::from_secs(1);
 /// After so many looks at which nobody answers nobody is there.
 const UNHEARD: u32 = 2;
 /// Looks that a page may be behind; then it is told everything anew.
@@ -283,13 +285,7 @@ async fn look(shared: Arc<Shared>) {
                 // A fault may be why, which can be taken back.
                 let last = shared.history.lock().last().clone();
                 let faults = last.faults.clone();
-                let mut facts = Facts {
-                    servers: Vec::new(),
-                    jobs: Vec::new(),
-                    leader: None,
-                    heard: BTreeSet::new(),
-                    ..last
-                };
+                let mut facts = last.of_nobody();
                 shared.here.add(&mut facts);
                 unheard += 1;
                 if facts.faults != faults || unheard == UNHEARD {
@@ -467,7 +463,8 @@ fn live(shared: &Arc<Shared>) -> Response {
         let why = format!("{PAGES} pages look at this server: close one, or look at another server");
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
-    Sse::new(told(shared.clone())).keep_alive(KeepAlive::default()).into_response()
+    // Who hears nothing for some seconds knows that this server hangs.
+    Sse::new(told(shared.clone())).keep_alive(KeepAlive::new().interval(ALIVE)).into_response()
 }
 
 fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -510,13 +507,18 @@ async fn log(shared: &Shared, query: &str) -> Response {
     }
 }
 
+/// What a page has put into its address.
+fn decoded(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
 /// The runs whose records lie here; with `name=NAME` the curves of one.
 async fn recorded(shared: &Shared, query: &str) -> Response {
     let Some(folder) = shared.here.runs.clone() else { return StatusCode::NO_CONTENT.into_response() };
     let Ok(one) = shared.reads.clone().acquire_owned().await else {
         return StatusCode::NO_CONTENT.into_response();
     };
-    let name = query.strip_prefix("name=").map(str::to_string);
+    let name = query.strip_prefix("name=").map(decoded);
     let own = shared.here.run.clone();
     let read = move || {
         // It is read to its end, also for a page that has gone.

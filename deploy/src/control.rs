@@ -3,7 +3,7 @@
 use crate::jobs;
 use comfy_table::{Table, presets};
 use paraft_fleet::{out, table};
-use paraft_proto::{DescribeReply, GroupInfo};
+use paraft_proto::{DescribeReply, GroupInfo, ServerInfo};
 use serde_json::json;
 
 /// For people.
@@ -30,8 +30,7 @@ pub fn print(fleet: &DescribeReply) {
             format!("s{}", s.server),
             s.address.clone(),
             s.state.clone(),
-            // Without a majority nobody is told of it any more.
-            if fleet.can_agree() { s.leads.to_string() } else { "-".into() },
+            leads(fleet, s).map_or("-".into(), |n| n.to_string()),
             s.holds.to_string(),
             table::bytes(s.bytes),
         ]);
@@ -70,6 +69,12 @@ pub fn print(fleet: &DescribeReply) {
     jobs::print(&fleet.jobs);
 }
 
+/// How many shards it leads; nobody is told of it by a server that is silent, or where there is no majority.
+fn leads(fleet: &DescribeReply, s: &ServerInfo) -> Option<u32> {
+    let is_away = ["silent", "unreachable"].contains(&s.state.as_str());
+    (fleet.can_agree() && !is_away).then_some(s.leads)
+}
+
 fn groups_as_json(fleet: &DescribeReply) -> Vec<serde_json::Value> {
     let group = |g: &GroupInfo| {
         let assignment = g.assignment.clone().unwrap_or_default();
@@ -88,7 +93,7 @@ pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
         .servers
         .iter()
         .map(|s| {
-            json!({"server": s.server, "address": s.address, "state": s.state, "leads": s.leads,
+            json!({"server": s.server, "address": s.address, "state": s.state, "leads": leads(fleet, s),
                    "replicas": s.holds, "bytes": s.bytes, "trouble": s.trouble, "asides": s.asides})
         })
         .collect();

@@ -164,9 +164,12 @@ struct Screen {
 
 impl Screen {
     fn see(&mut self, facts: Option<Facts>) {
-        self.silent = facts.is_none();
-        if let Some(facts) = facts {
-            self.history.see(facts);
+        // Once may be a moment in which all are busy.
+        let was_silent = std::mem::replace(&mut self.silent, facts.is_none());
+        match facts {
+            Some(facts) => _ = self.history.see(facts),
+            None if was_silent => _ = self.history.see(self.history.last().clone().of_nobody()),
+            None => {}
         }
     }
 
@@ -327,11 +330,15 @@ impl Screen {
             let accuracy = j.evaluated.as_ref().filter(|e| e.accuracy > 0.0);
             let row = Row::new([
                 Cell::from(j.name.clone()),
-                state(if j.stopping { "stopping" } else { &j.state }),
+                state(match j.stopping {
+                    _ if is_lost(j) => "no leader",
+                    true => "stopping",
+                    false => &j.state,
+                }),
                 j.mode.clone().into(),
                 format!("{} of {}", j.members.iter().filter(|m| !m.finished).count(), j.workers).into(),
                 steps(j).to_string().into(),
-                number(point.and_then(|p| p.samples)).into(),
+                number(point.filter(|_| !is_lost(j)).and_then(|p| p.samples)).into(),
                 number(point.and_then(|p| p.loss)).into(),
                 accuracy.map_or("-".into(), |e| format!("{:.2} %", 100.0 * e.accuracy)).into(),
                 table::bytes(j.bytes).into(),
@@ -493,6 +500,11 @@ impl Screen {
     }
 }
 
+/// Nobody leads its first shard: what is known of it was seen last.
+fn is_lost(j: &Job) -> bool {
+    j.stale && !has_ended(j)
+}
+
 fn has_ended(j: &Job) -> bool {
     !["running", "waiting"].contains(&j.state.as_str())
 }
@@ -521,7 +533,7 @@ fn bad() -> Style {
 fn state(state: &str) -> Cell<'static> {
     let style = match state {
         "up" | "serving" | "running" | "finished" => Style::new().fg(Color::Green),
-        "silent" | "unreachable" | "lost" => bad(),
+        "silent" | "unreachable" | "lost" | "no leader" => bad(),
         _ => Style::new(),
     };
     Cell::from(state.to_string()).style(style)
@@ -600,6 +612,10 @@ mod tests {
         screen.key(KeyCode::Esc);
         screen.see(None);
         assert!(seen(&screen, (110, 40)).contains("nobody answers"));
+        screen.see(None);
+        let gone = seen(&screen, (110, 40));
+        assert!(gone.contains("has no leader that can agree") && gone.contains("no leader"), "{gone}");
+        assert!(gone.contains("s0 is silent, and was up"), "{gone}");
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
     match file {
         Some(path) => {
             let file = File::options().create(true).append(true).open(path)?;
-            let layer = fmt::layer().json().with_writer(Mutex::new(file));
+            let layer = fmt::layer().json().with_writer(Mutex::new(file)).log_internal_errors(false);
             let _ = tracing_subscriber::registry().with(filter("info")).with(layer).with(Keep).try_init();
         }
         None => on_terminal("warn"),
@@ -51,7 +51,8 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
 /// Starts logging on the terminal, from this level on where `PARAFT_LOG` says nothing else.
 pub fn on_terminal(level: &str) {
     let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
-    let layer = layer.with_ansi(std::io::stderr().is_terminal());
+    // Where standard error can't be written neither can that it can't.
+    let layer = layer.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false);
     let _ = tracing_subscriber::registry().with(filter(level)).with(layer).with(Keep).try_init();
 }
 

@@ -177,7 +177,8 @@ impl RunRecord {
             *known = known.max(seconds);
         }
         let seconds = total(self.worker_totals().values().map(|w| w.seconds));
-        let counted = !longest.is_empty() || self.run.workers == 1;
+        // Who never waited is not listed.
+        let counted = !self.shards.is_empty() || self.run.workers == 1;
         (seconds > 0.0 && counted).then(|| (total(longest.into_values()) / seconds).min(1.0))
     }
 

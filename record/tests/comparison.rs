@@ -86,6 +86,7 @@ fn figures_are_means_over_seeds_and_waiting_is_a_share_of_all_workers_time() {
 #[test]
 fn who_waits_for_others_waits_on_all_shards_at_once_and_for_servers_the_rest_of_the_time() {
     let mut cell = cell("bsp", 2, 1, 10.0, 0.9);
+    cell.record.shards.clear();
     assert_eq!(cell.record.wait_share_for_others(), None, "nobody has counted it");
     let wait = |worker, of, seconds| Wait { worker: WorkerId(worker), of: WorkerId(of), seconds };
     let counted = |shard, server, waits| Shard {
@@ -94,6 +95,8 @@ fn who_waits_for_others_waits_on_all_shards_at_once_and_for_servers_the_rest_of_
         waits,
         ..Shard::default()
     };
+    cell.record.shards = vec![counted(0, 0, vec![]), counted(1, 1, vec![])];
+    assert_eq!(cell.record.wait_share_for_others(), Some(0.0), "in asp nobody waits");
     // Shard 0 had two leaders; worker 0 waited 3 s on it, and 2 s on the other one.
     cell.record.shards = vec![
         counted(0, 0, vec![wait(0, 1, 1.0)]),

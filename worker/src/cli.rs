@@ -20,6 +20,7 @@ use paraft_tls::{
 };
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use std::{
+    io::Write,
     net::SocketAddr,
     path::PathBuf,
     sync::{
@@ -121,7 +122,7 @@ struct Cli {
 fn flags() -> WorkerArgs {
     let Cli { access, args } = Cli::parse();
     if let Err(e) = access.take(As::Worker) {
-        eprintln!("error: {e}");
+        say(e);
         std::process::exit(exit::CONFIG);
     }
     args
@@ -173,14 +174,19 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
     })
 }
 
+/// On standard error, which may be a full disk: the exit code says it all the same.
+fn say(error: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "error: {error}");
+}
+
 fn under_flags(args: &WorkerArgs, work: impl FnOnce(&Job, &WorkerOptions) -> Result<(), WorkerError>) -> i32 {
     if let Err(refused) = paraft_simd::choice() {
-        eprintln!("error: {refused}");
+        say(refused);
         return exit::USAGE;
     }
     paraft_host::raise_descriptor_limit();
     if let Err(e) = paraft_host::logs::start(args.log_file.as_deref()) {
-        eprintln!("error: the log file cannot be opened: {e}");
+        say(format_args!("the log file cannot be opened: {e}"));
         return exit::IO;
     }
     if args.supervised {
@@ -200,7 +206,7 @@ fn under_flags(args: &WorkerArgs, work: impl FnOnce(&Job, &WorkerOptions) -> Res
             if args.log_file.is_some() {
                 tracing::error!(worker = args.rank, "{message}");
             }
-            eprintln!("error: worker w{}: {message}", args.rank);
+            say(format_args!("worker w{}: {message}", args.rank));
             code
         }
     }

@@ -199,6 +199,33 @@ fn what_a_killed_sweep_has_left_on_a_fleet_is_deleted_when_it_goes_on_and_nobody
 }
 
 #[test]
+fn trials_beside_another_job_of_the_machine_say_so() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let dir = scratch.path();
+    let fleet = Standing::start(dir);
+    let mut sweep = sweep_to(dir, &fleet, 1);
+    let theirs = dir.join("job.toml");
+    let theirs = theirs.to_str().expect("utf-8");
+    let long = ["--run-dir", "other", "--set", "train.epochs=100000", "--set", "name=other"];
+    fleet.done(&[&["submit", theirs, "--to", fleet.any()], &long[..]].concat());
+    wait("the other job to train", || match fleet.done(&["jobs", fleet.any()]) {
+        said if said.contains("running") => Ok(()),
+        said => Err(said),
+    });
+    let out = sweep.output().expect("paraft starts");
+    let said = fs::read_to_string(dir.join("said")).expect("said");
+    assert!(out.status.success(), "{said}");
+    contains(&said, &["trial 0: job other trains on this machine too", "trial 1: job other"]);
+    let report = fs::read_to_string(dir.join("swept/report.html")).expect("a report");
+    contains(&report, &["Jobs trained on this machine at the same time (other): the times of 2 trials"]);
+    fleet.done(&["stop", "other", "--servers", fleet.any()]);
+    wait("its launcher to end", || match processes(&dir.join("other")) {
+        none if none.is_empty() => Ok(()),
+        some => Err(format!("{some:?}")),
+    });
+}
+
+#[test]
 fn a_fleet_that_is_not_reached_for_a_while_ends_no_sweep() {
     let scratch = tempfile::tempdir().expect("scratch");
     let dir = scratch.path();

@@ -27,6 +27,8 @@ pub struct Ended {
     pub why: String,
     /// After so many epochs, where it has ended before those of its rung.
     pub stopped: Option<u64>,
+    /// A job of somebody else's that trained on this machine at the same time.
+    pub beside: Option<String>,
     /// The run's folder, below the sweep's.
     pub dir: String,
     /// When, in ms of unix time; 0 in files of before it was noted.
@@ -148,7 +150,7 @@ impl Log {
     pub fn end(&mut self, e: &Ended) -> Result<(), Failure> {
         self.write(&json!({ "end": {
             "trial": e.trial, "rung": e.rung, "value": e.value, "seconds": e.seconds, "start_seconds": e.start_seconds,
-            "tries": e.tries, "why": e.why, "stopped": e.stopped, "dir": e.dir, "ended_ms": e.ended_ms,
+            "tries": e.tries, "why": e.why, "stopped": e.stopped, "beside": e.beside, "dir": e.dir, "ended_ms": e.ended_ms,
         } }))?;
         self.ended.push(e.clone());
         Ok(())
@@ -180,6 +182,7 @@ fn read(said: &Value) -> Option<Ended> {
         tries: said["tries"].as_u64()? as u32,
         why: said["why"].as_str()?.into(),
         stopped: said["stopped"].as_u64(),
+        beside: said["beside"].as_str().map(str::to_string),
         dir: said["dir"].as_str()?.into(),
         ended_ms: said["ended_ms"].as_u64().unwrap_or(0),
     })
@@ -203,6 +206,7 @@ mod tests {
             tries: 1,
             why,
             stopped: None,
+            beside: Some("other".into()),
             dir,
             ended_ms: 5,
         }

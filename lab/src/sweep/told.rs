@@ -10,7 +10,10 @@ use paraft_fleet::{failure::Failure, launch, out};
 use paraft_record::sweep::{self, write_sweep};
 use paraft_worker::{Job, exit};
 use serde_json::json;
-use std::{collections::BTreeMap, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 impl Sweep<'_> {
     pub(super) fn say(&self, e: &Ended, n: usize) {
@@ -20,7 +23,7 @@ impl Sweep<'_> {
                 "{}",
                 json!({
                     "trial": e.trial, "epochs": self.epochs(e), "value": e.value, "seconds": e.seconds, "tries": e.tries,
-                    "why": e.why, "set": self.space.set(&self.points[e.trial]), "dir": e.dir,
+                    "why": e.why, "beside": e.beside, "set": self.space.set(&self.points[e.trial]), "dir": e.dir,
                 })
             );
             return;
@@ -123,19 +126,34 @@ impl Sweep<'_> {
             .map(|e| self.epochs(e).saturating_sub(if e.rung > 0 { self.rungs[e.rung - 1] } else { 0 }))
             .sum();
         let all = self.rungs.last().copied().unwrap_or_default() * trials.len() as u64;
+        let mut headline = vec![
+            best.unwrap_or_else(|| "No trial has a result yet.".into()),
+            format!(
+                "{} of {} trials had all {} epochs; {epochs} epochs were trained, where a grid would have trained {all}.",
+                whole,
+                trials.len(),
+                self.rungs.last().copied().unwrap_or_default()
+            ),
+        ];
+        let others: BTreeSet<&str> = log.ended.iter().filter_map(|e| e.beside.as_deref()).collect();
+        if self.args.share_cores {
+            headline.push("Trials shared cores (--share-cores): their times are not their own.".into());
+        }
+        if !others.is_empty() {
+            let some: Vec<&str> = others.iter().take(3).copied().collect();
+            let more = others.len() - some.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            headline.push(format!(
+                "Jobs trained on this machine at the same time ({}{more}): the times of {} trials are not their own.",
+                some.join(", "),
+                log.ended.iter().filter(|e| e.beside.is_some()).count()
+            ));
+        }
         sweep::Sweep {
             job: self.job.clone(),
             metric: self.space.metric.name().into(),
             least: self.space.metric == space::Metric::Loss,
-            headline: vec![
-                best.unwrap_or_else(|| "No trial has a result yet.".into()),
-                format!(
-                    "{} of {} trials had all {} epochs; {epochs} epochs were trained, where a grid would have trained {all}.",
-                    whole,
-                    trials.len(),
-                    self.rungs.last().copied().unwrap_or_default()
-                ),
-            ],
+            headline,
             axes: axes.map(axis).collect(),
             trials,
         }

@@ -128,6 +128,7 @@ mod tests {
                 start_seconds: None,
                 tries: 2,
                 why,
+                beside: None,
                 stopped: None,
                 dir,
                 ended_ms,

@@ -2,11 +2,12 @@
 
 use super::{PAUSE, Sweep, TRIES, log::Ended, space};
 use paraft_checkpoint::Folder;
-use paraft_fleet::{failure::Failure, fleet::Extras, launch, run_dir::RunDir, standing::On};
+use paraft_fleet::{ask, failure::Failure, fleet::Extras, launch, run_dir::RunDir, standing::On};
+use paraft_proto::JobInfo;
 use paraft_worker::{Job, exit};
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicI32, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -61,6 +62,17 @@ impl Sweep<'_> {
         }
     }
 
+    /// A job of somebody else's that trains on this machine now, as the fleet knows it that stands.
+    fn beside(&self, servers: &[String]) -> Option<String> {
+        self.args.to.as_ref()?;
+        let own = fs::canonicalize(&self.dir).ok()?;
+        let is_others = |job: &JobInfo| {
+            let run = job.run.split_once(':').filter(|(host, _)| *host == paraft_host::name());
+            job.state == "running" && run.is_some_and(|(_, dir)| !Path::new(dir).starts_with(&own))
+        };
+        ask::jobs(servers).ok()?.into_iter().find(is_others).map(|job| job.name)
+    }
+
     /// One trial up to a rung. What goes wrong with its setting is its result; what goes wrong with the fleet is an error.
     pub(super) fn train(
         &self,
@@ -80,6 +92,7 @@ impl Sweep<'_> {
             tries: 0,
             why: String::new(),
             stopped: None,
+            beside: None,
             dir: name.clone(),
             ended_ms: 0,
         };
@@ -99,6 +112,7 @@ impl Sweep<'_> {
                 true => RunDir::again(&path)?,
                 false => RunDir::new(Some(&path), &job.name)?,
             };
+            let beside = self.beside(servers);
             // The sweep's own servers end with it, and what they have.
             let remember = self.args.to.is_some();
             let on = On { servers: servers.to_vec(), keep: None, delete: true, remember };
@@ -135,6 +149,12 @@ impl Sweep<'_> {
                     if let Some(mode) = &summary.switched_to {
                         eprintln!(
                             "trial {trial}: somebody has switched it to {mode}: its settings alone do not come to what it has"
+                        );
+                    }
+                    ended.beside = beside.or_else(|| self.beside(servers));
+                    if let Some(other) = &ended.beside {
+                        eprintln!(
+                            "trial {trial}: job {other} trains on this machine too: they share its cores, and the times are not the trial's own"
                         );
                     }
                     return Ok(ended);

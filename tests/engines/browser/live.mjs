@@ -254,12 +254,26 @@ await main(async (browser) => {
   proxy.close();
   say("behind a proxy with a path: it renders, goes on and acts");
 
+  // ---- the server that serves the page hangs ----
+  const moved = (from) => until("another server to serve the page", async () => {
+    const said = (await page.textContent("#state")).replace("live, from ", "");
+    return pages.includes(said) && said !== from && said;
+  });
+  await go(page, view("job"), VIEWS.job);
+  const hangs = pages.findIndex((p) => page.url().startsWith("http://" + p + "/"));
+  const stopped = Date.now();
+  fleet[hangs].child.kill("SIGSTOP");
+  await until("the page to doubt its server", async () => (await page.textContent("#state")).includes("has said nothing for 2 s"));
+  const doubted = Date.now();
+  await moved(pages[hangs]);
+  say("the server of the page hung; the page doubted it after " + ((doubted - stopped) / 1000).toFixed(1) + " s, and another one served it after " + ((Date.now() - stopped) / 1000).toFixed(1) + " s");
+  fleet[hangs].child.kill("SIGCONT");
+  await run("status", "--servers", servers, "--wait", "whole", "--timeout", "90");
+
   // ---- the server that serves the page dies ----
   const victim = (await until("a leader of shard 0", async () => (await status()).placement.find((s) => s.job === Number(id) && s.shard === 0 && s.leader != null))).leader;
-  if (victim !== 0) {
-    await page.context().close();
-    page = await open(browser, address(victim));
-  }
+  await page.context().close();
+  page = await open(browser, address(victim));
   await live(page);
   await go(page, view("job"), VIEWS.job);
   // The others have looked at the fleet once since it was whole.
@@ -274,10 +288,7 @@ await main(async (browser) => {
   })));
   const killed = Date.now();
   fleet[victim].child.kill("SIGKILL");
-  const other = await until("another server to serve the page", async () => {
-    const said = (await page.textContent("#state")).replace("live, from ", "");
-    return pages.includes(said) && said !== pages[victim] && said;
-  });
+  const other = await moved(pages[victim]);
   say("the server of the page was killed; " + ((Date.now() - killed) / 1000).toFixed(1) + " s later another one serves it");
   check(page.url().startsWith("http://" + other + "/") && page.url().endsWith("#job/" + id) && !page.url().includes("token"), "the address is " + page.url());
   await go(page, view("job"), VIEWS.job);
