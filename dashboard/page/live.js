@@ -137,7 +137,7 @@
     for (const e of events) {
       if ((e.job === id || e.job == null) && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id)) at.set(e.at, (at.get(e.at) || new Set()).add(e.kind));
     }
-    // What lies so near that its words would lie on each other has one line too.
+    // What lies near each other has one line too: more than a few would lie on each other.
     const seen = [...at].sort((a, b) => a[0] - b[0]), near = ((last(id) || { at: 0 }).at - begin(id)) / 12, shown = [];
     for (const [t, kinds] of seen) {
       const before = shown[shown.length - 1];
@@ -529,10 +529,13 @@
     const silent = new AbortController();
     let wakes, doubts;
     const still = () => { clearTimeout(wakes); clearTimeout(doubts); };
+    const tell = (cls, text) => { if (state.textContent !== text) [state.className, state.textContent] = [cls, text]; };
     const alive = () => {
       still();
-      wakes = setTimeout(() => silent.abort(), SILENCE);
-      doubts = setTimeout(() => { state.className = "lost"; state.textContent = location.host + " has said nothing for " + QUIET / 1000 + " s"; }, QUIET);
+      const until = Date.now() + SILENCE;
+      // A timer that is late by more than that comes after a sleep: what was said meanwhile is not read yet.
+      wakes = setTimeout(() => { if (Date.now() < until + QUIET) silent.abort(); else alive(); }, SILENCE);
+      doubts = setTimeout(() => tell("lost", location.host + " has said nothing for " + QUIET / 1000 + " s"), QUIET);
     };
     alive();
     refused = false;
@@ -552,7 +555,7 @@
         const { value, done } = await reader.read();
         if (done) break;
         alive();
-        [state.className, state.textContent] = ["", "live, from " + location.host];
+        tell("", "live, from " + location.host);
         const messages = (rest + value).split("\n\n");
         rest = messages.pop();
         for (const m of messages) {

@@ -2,7 +2,7 @@
 
 use futures::future::{join, join_all};
 use paraft_common::histogram::DelayHistogram;
-use paraft_fleet::faults::Fault;
+use paraft_fleet::{ask::led, faults::Fault};
 use paraft_proto::{DescribeReply, JobInfo, ShardStatus, StatusReply};
 use serde::Serialize;
 use std::{
@@ -290,17 +290,9 @@ pub async fn logged(address: &str, job: u32, worker: u32) -> Result<Vec<String>,
 
 /// What the fleet is, by what its control group's leader says of it and by what its servers say, by their addresses.
 pub fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, StatusReply>) -> Facts {
-    let by_leader = |s: &&ShardStatus| s.role == "leader";
     // A fleet that was founded for no job has one without a name, which its first worker may still begin.
     let begun = |j: &&JobInfo| !j.name.is_empty();
-    // One that was deposed and does not know it yet has the lower term.
-    let mut led: BTreeMap<(u32, u32), &ShardStatus> = BTreeMap::new();
-    for s in replies.values().flat_map(|r| &r.shards).filter(by_leader) {
-        let known = led.entry((s.job, s.shard)).or_insert(s);
-        if known.term < s.term {
-            *known = s;
-        }
-    }
+    let led = led(replies.values());
     let leader = fleet.servers.iter().find(|s| s.address == fleet.leader).map(|s| s.server);
     // With the majority of the servers one that led has lost those that it led, which it may not know.
     let alone = |job: u32| {

@@ -3,7 +3,7 @@
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_fleet::{ask, failure::Failure, out, table, whose::addresses};
-use paraft_proto::{CheckpointInfo, JobInfo};
+use paraft_proto::{CheckpointInfo, JobInfo, ShardStatus};
 use paraft_worker::exit;
 use serde_json::{Value, json};
 use std::{
@@ -79,13 +79,16 @@ pub fn all(args: &ListArgs) -> Result<i32, Failure> {
 /// The mode in force of each job that has a leader: what the control group knows is the one in which it began.
 fn modes(servers: &[String]) -> BTreeMap<u64, String> {
     let all = ask::describe(servers).map_or_else(|| servers.to_vec(), |f| ask::whom(&f, servers));
-    let replies = ask::ask_all(&all, false);
-    let shards = replies.iter().flatten().flat_map(|r| &r.shards);
-    let mut leaders: Vec<_> = shards.filter(|s| s.role == "leader" && s.shard == 0).collect();
-    // One that was deposed and does not know it yet has the lower term.
-    leaders.sort_by_key(|s| s.term);
-    leaders.into_iter().map(|s| (u64::from(s.job), s.mode.clone())).collect()
+    let replies = ask::ask_within(&all, false, SLOW);
+    // A shard that has not begun has none.
+    let begun = |((job, shard), s): ((u32, u32), &ShardStatus)| {
+        (shard == 0 && !s.mode.is_empty()).then(|| (u64::from(job), s.mode.clone()))
+    };
+    ask::led(replies.iter().flatten()).into_iter().filter_map(begun).collect()
 }
+
+/// For the mode of a job alone a server that hangs is not waited for.
+const SLOW: Duration = Duration::from_millis(500);
 
 /// Until when a job's weights are there.
 fn kept(job: &JobInfo) -> String {

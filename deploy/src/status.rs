@@ -144,12 +144,9 @@ fn of_job(name: &str, addresses: &[String], args: &StatusArgs) -> Result<i32, Fa
     };
     let all = ask::describe(addresses).map_or_else(|| addresses.to_vec(), |f| ask::whom(&f, addresses));
     let replies = ask_all(&all, args.digest);
-    let ours = |s: &&ShardStatus| s.job == job.job;
-    let replicas = replies.iter().flatten().flat_map(|r| &r.shards).filter(ours);
-    let mut leaders: Vec<&ShardStatus> = replicas.filter(|s| s.role == "leader").collect();
-    // One that was deposed and does not know it yet has the lower term.
-    leaders.sort_by_key(|s| s.term);
-    let led: BTreeMap<u32, &ShardStatus> = leaders.into_iter().map(|s| (s.shard, s)).collect();
+    let led = ask::led(replies.iter().flatten());
+    let ours = led.range((job.job, 0)..=(job.job, u32::MAX));
+    let led: BTreeMap<u32, &ShardStatus> = ours.map(|((_, shard), s)| (*shard, *s)).collect();
     let wanted = if job.released { 0 } else { job.shape.as_ref().map_or(0, |s| s.shards) };
     let without: Vec<String> = (0..wanted).filter(|s| !led.contains_key(s)).map(|s| s.to_string()).collect();
     if args.json {

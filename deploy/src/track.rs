@@ -1,9 +1,8 @@
 //! `paraft track`: a run or a sweep that has ended, sent to MLflow.
 
 use clap::Args;
-use paraft_fleet::{failure::Failure, out, track};
+use paraft_fleet::{failure::Failure, out, run_dir::held, track};
 use paraft_lab::sweep;
-use paraft_record::begin::is_held;
 use paraft_worker::exit;
 use std::path::{Path, PathBuf};
 
@@ -35,11 +34,7 @@ pub fn run(args: &TrackArgs) -> Result<i32, Failure> {
 
 /// What still trains would be sent as failed.
 fn has_ended(dir: &Path) -> Result<(), Failure> {
-    // Of a comparison its folder is held, one above.
-    let above = std::path::absolute(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
-    let Some(held) = [Some(dir.to_path_buf()), above].into_iter().flatten().find(|d| is_held(d)) else {
-        return Ok(());
-    };
+    let Some(held) = held(dir) else { return Ok(()) };
     let why = format!("{}: this is not over yet: another process trains there", held.display());
     Err(Failure::new(exit::CONFIG, why)
         .help("send it when it has ended; with [track] in the job file it is sent while it trains"))

@@ -3,10 +3,10 @@
 use crate::failure::Failure;
 use futures::{StreamExt, stream::FuturesUnordered};
 use paraft_common::ServerId;
-use paraft_proto::{DescribeReply, JobInfo, StatusReply, no_leader};
+use paraft_proto::{DescribeReply, JobInfo, ShardStatus, StatusReply, no_leader};
 use paraft_worker::exit;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -14,6 +14,11 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Asks every server at once; `Err` says why one did not answer.
 pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
+    ask_within(addresses, digest, TIMEOUT)
+}
+
+/// Likewise, where what a slow one says can be done without.
+pub fn ask_within(addresses: &[String], digest: bool, time: Duration) -> Vec<Result<StatusReply, String>> {
     let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return vec![Err("no runtime".into()); addresses.len()];
     };
@@ -21,7 +26,7 @@ pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, St
         let mut tasks = Vec::new();
         for a in addresses {
             let a = a.clone();
-            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, TIMEOUT).await }));
+            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, time).await }));
         }
         let mut replies = Vec::new();
         for t in tasks {
@@ -29,6 +34,19 @@ pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, St
         }
         replies
     })
+}
+
+/// Who leads each shard, by job and number, as these servers say of themselves.
+pub fn led<'a>(replies: impl IntoIterator<Item = &'a StatusReply>) -> BTreeMap<(u32, u32), &'a ShardStatus> {
+    let mut led: BTreeMap<(u32, u32), &ShardStatus> = BTreeMap::new();
+    for s in replies.into_iter().flat_map(|r| &r.shards).filter(|s| s.role == "leader") {
+        let known = led.entry((s.job, s.shard)).or_insert(s);
+        // One that was deposed and does not know it yet has the lower term.
+        if known.term < s.term {
+            *known = s;
+        }
+    }
+    led
 }
 
 /// An answer that takes longer comes from a server that is stopped.

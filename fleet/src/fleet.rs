@@ -238,7 +238,7 @@ impl Fleet {
             command.args(["--join", &self.addresses.join(","), "--place", &id.to_string()]);
             own.into_iter().for_each(|own| _ = command.args(["--advertise", &own]));
         }
-        command.arg("--log-file").arg(self.run_dir.join(format!("server-{id}.log")));
+        command.arg("--log-file").arg(server_log(&self.run_dir, id));
         command.arg("--data").arg(server_data(&self.run_dir, id));
         if let Some(file) = self.fault_points.as_ref().and_then(|d| d.file.as_ref()) {
             command.arg("--faults").arg(file);
@@ -438,6 +438,11 @@ impl Drop for Fleet {
 /// Where a server of a run keeps its identity and its logs.
 pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
     run_dir.join(format!("server-{id}"))
+}
+
+/// Where a server that is launched here logs; it stays when the run has ended.
+pub fn server_log(run_dir: &Path, id: u32) -> PathBuf {
+    run_dir.join(format!("server-{id}.log"))
 }
 
 /// Any port that is free, of this machine alone.

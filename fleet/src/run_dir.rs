@@ -3,7 +3,7 @@
 use crate::{failure::Failure, fleet::server_data};
 use paraft_record::{
     METRICS_FILE,
-    begin::{LAUNCHER_LOCK as LOCK_FILE, set_aside},
+    begin::{LAUNCHER_LOCK as LOCK_FILE, is_held, set_aside},
     follow,
 };
 use paraft_worker::exit;
@@ -12,7 +12,13 @@ use std::{
     io::{self, Read, Seek, SeekFrom},
     ops::Deref,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
+
+/// A lock that is held so often, so long apart, is a launcher's.
+const ASKED: u32 = 3;
+const MOMENT: Duration = Duration::from_millis(20);
 
 /// A run's folder, held by this process until dropped. One that was made for a run that did not begin goes.
 #[derive(Debug)]
@@ -150,7 +156,15 @@ impl RunDir {
         let path = dir.join(LOCK_FILE);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|e| Failure::write(&path, e))?;
-        let lock = match file.try_lock() {
+        // Who asks whether it is held has the lock for a moment.
+        let mut tried = file.try_lock();
+        for _ in 0..ASKED {
+            if matches!(tried, Err(TryLockError::WouldBlock)) {
+                thread::sleep(MOMENT);
+                tried = file.try_lock();
+            }
+        }
+        let lock = match tried {
             Ok(()) => Some(file),
             Err(TryLockError::WouldBlock) => {
                 return Err(Failure::new(exit::CONFIG, format!("a run is going on in {}", dir.display()))
@@ -165,6 +179,13 @@ impl RunDir {
         };
         Ok(Self { path: dir.to_path_buf(), _lock: lock, made, aside: None })
     }
+}
+
+/// The folder that a launcher has, of this one and the one above: of a comparison or a sweep that is the one that is held.
+pub fn held(dir: &Path) -> Option<PathBuf> {
+    let dir = std::path::absolute(dir).ok()?;
+    let above = dir.parent().map(Path::to_path_buf);
+    [Some(dir), above].into_iter().flatten().find(|dir| is_held(dir))
 }
 
 /// Whether there is a record that does not say at its end that the run has come to its own.

@@ -1,7 +1,6 @@
 //! Which servers are meant: where a command is given a run's folder, a job file or addresses.
 
-use crate::{certs, failure::Failure, files::SERVERS_FILE, fleet::server_data, submitted};
-use paraft_record::begin::is_held;
+use crate::{certs, failure::Failure, files::SERVERS_FILE, fleet::server_log, run_dir::held, submitted};
 use paraft_worker::{Job, exit};
 use std::{
     io::ErrorKind,
@@ -27,7 +26,9 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
     }
     let Some(of) = of else {
         return Err(
-            Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file")
+            Failure::new(exit::USAGE, "which servers?").help(
+                "give --servers HOST:PORT, or a run's folder or a job file: by --of, where the command takes a job's name",
+            )
         );
     };
     if of.is_dir() {
@@ -65,13 +66,14 @@ fn has_ended(run: &Path, servers: &[String]) -> bool {
         let tried = address.map(|address| TcpStream::connect_timeout(&address, HERE));
         tried.is_some_and(|tried| tried.is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused))
     };
-    server_data(run, 0).is_dir() && !is_held(run) && servers.iter().all(refuses)
+    server_log(run, 0).exists() && held(run).is_none() && servers.iter().all(refuses)
 }
 
 fn ended(run: &Path) -> Failure {
     let why = format!("{}: that run has ended, and its servers with it", run.display());
     Failure::new(exit::UNAVAILABLE, why).help(
-        "`paraft train JOB --run-dir FOLDER --resume` goes on; its record and its report are in the folder",
+        "what it left is in the folder: its record, its report, its checkpoints (`paraft checkpoint inspect FOLDER`); it goes on there \
+         with --resume, and a sweep by itself",
     )
 }
 

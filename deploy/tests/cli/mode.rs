@@ -25,9 +25,14 @@ fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
         });
         let status = run(&["status", dir, "--json"]);
         contains(&text(&status.stdout), &[&format!("\"mode\":\"{mode}\"")]);
-        let jobs = text(&run(&["jobs", dir, "--json"]).stdout);
-        contains(&jobs, &["\"mode\":\"bsp\"", &format!("\"mode_in_force\":\"{mode}\"")]);
-        contains(&text(&run(&["jobs", dir]).stdout), &[mode]);
+        // The control group hears of a job a moment after it has begun.
+        let mut jobs = String::new();
+        wait("the job to be listed with its mode", || {
+            jobs = text(&run(&["jobs", dir, "--json"]).stdout);
+            let begun = jobs.contains("\"mode\":\"bsp\"");
+            let now = jobs.contains(&format!("\"mode_in_force\":\"{mode}\""));
+            if begun && now { Ok(()) } else { Err(jobs.clone()) }
+        });
     }
     // A rule chooses from here on, until somebody else does.
     for (mode, says, json) in [

@@ -117,6 +117,9 @@ fn a_set_that_is_wrong_is_named_and_a_right_one_wins() {
     let out = run(&[&["train", path, "--run-dir", dir, "--json"][..], &sets[..]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(text(&out.stdout).contains("\"mode\":\"ssp:2\""));
+    let gone = run(&["jobs", dir]);
+    assert_eq!(gone.status.code(), Some(69));
+    contains(&text(&gone.stderr), &["that run has ended, and its servers with it"]);
     let again = run(&["train", path, "--run-dir", dir]);
     assert_eq!(again.status.code(), Some(78), "a run's folder is not used twice");
 }

@@ -136,7 +136,7 @@ impl Sweep<'_> {
             ),
         ];
         let others: BTreeSet<&str> = log.ended.iter().filter_map(|e| e.beside.as_deref()).collect();
-        if self.args.share_cores {
+        if self.args.share_cores && self.args.parallel.is_none_or(|n| n > 1) {
             headline.push("Trials shared cores (--share-cores): their times are not their own.".into());
         }
         if !others.is_empty() {
@@ -146,7 +146,7 @@ impl Sweep<'_> {
             headline.push(format!(
                 "Jobs trained on this machine at the same time ({}{more}): the times of {} trials are not their own.",
                 some.join(", "),
-                log.ended.iter().filter(|e| e.beside.is_some()).count()
+                log.ended.iter().filter(|e| e.beside.is_some()).map(|e| e.trial).collect::<BTreeSet<_>>().len()
             ));
         }
         sweep::Sweep {

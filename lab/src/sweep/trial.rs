@@ -99,6 +99,7 @@ impl Sweep<'_> {
         while ended.tries < TRIES {
             ended.tries += 1;
             ended.why.clear();
+            let beside = self.beside(servers);
             let began = Instant::now();
             let resume = self.checkpoint_before(trial, rung);
             let path = self.dir.join(&name);
@@ -112,7 +113,6 @@ impl Sweep<'_> {
                 true => RunDir::again(&path)?,
                 false => RunDir::new(Some(&path), &job.name)?,
             };
-            let beside = self.beside(servers);
             // The sweep's own servers end with it, and what they have.
             let remember = self.args.to.is_some();
             let on = On { servers: servers.to_vec(), keep: None, delete: true, remember };
@@ -175,6 +175,7 @@ impl Sweep<'_> {
                     ended.why = e.message().to_string();
                     ended.seconds = began.elapsed().as_secs_f64();
                     if e.diverged() {
+                        ended.beside = beside;
                         return Ok(ended);
                     }
                     // Also what a worker says of its job or its servers: one that is just back may not know the job yet.

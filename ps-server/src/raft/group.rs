@@ -17,7 +17,8 @@ use super::{
     storage::FolderError,
 };
 use openraft::{
-    BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, impls::ProgressResponder,
+    BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, errors::ClientWriteError,
+    impls::ProgressResponder,
 };
 use paraft_proto::PeerCall;
 use serde::{Serialize, de::DeserializeOwned};
@@ -249,6 +250,10 @@ impl<C: Logged> Group<C> {
         Ok(async move {
             match done.await {
                 Ok(Ok(response)) => Ok(response.data),
+                // Raft's own words say to whom to go, which a client hears from the servers.
+                Ok(Err(ClientWriteError::ForwardToLeader(_) | ClientWriteError::LogEntryDiscarded(_))) => {
+                    Err(uncommitted(&"this server does not lead its group any more"))
+                }
                 Ok(Err(e)) => Err(uncommitted(&e)),
                 Err(_) => Err(ProposeError("the replica shut down".into())),
             }
