@@ -195,6 +195,18 @@ fn who_is_drained_as_well_is_said_with_what_both_would_take_along() {
     contains(&text(&out.stdout), &["It can be stopped, but ", both, "shard 0"]);
 }
 
+#[test]
+fn who_cannot_say_what_failed_says_it_by_the_exit_code() {
+    for (args, code) in
+        [(&["worker", "missing.toml", "--rank", "0"][..], 78), (&["status", "127.0.0.1:1"], 69)]
+    {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("every Linux has it");
+        let ended =
+            paraft().args(args).env("PARAFT_INSECURE", "1").stderr(full).status().expect("paraft starts");
+        assert_eq!(ended.code(), Some(code), "{args:?}");
+    }
+}
+
 /// A small job on the digits, in a folder; one checkpoint after each epoch.
 fn small(dir: &Path, more: &str) -> PathBuf {
     let body = "name = \"t\"\n[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nworkers = 1\n\
