@@ -131,20 +131,16 @@
     for (const e of curveOf(id).evaluations) { x.push(Math.max(0, (e.at - from) / 1000)); y.push(of(e)); }
     return { x, y };
   };
-  // What was seen at the same moment has one line.
+  // What was seen near each other has one line: more than a few would lie on each other.
   const marks = (id) => {
-    const at = new Map();
+    const from = begin(id), near = ((last(id) || { at: from }).at - from) / 12, shown = [];
     for (const e of events) {
-      if ((e.job === id || e.job == null) && ["election", "mode", "worker", "server"].includes(e.kind) && e.at >= begin(id)) at.set(e.at, (at.get(e.at) || new Set()).add(e.kind));
-    }
-    // What lies near each other has one line too: more than a few would lie on each other.
-    const seen = [...at].sort((a, b) => a[0] - b[0]), near = ((last(id) || { at: 0 }).at - begin(id)) / 12, shown = [];
-    for (const [t, kinds] of seen) {
+      if ((e.job !== id && e.job != null) || !["election", "mode", "worker", "server"].includes(e.kind) || e.at < from) continue;
       const before = shown[shown.length - 1];
-      if (before && t - before[0] < near) kinds.forEach((k) => before[1].add(k));
-      else shown.push([t, new Set(kinds)]);
+      if (before && e.at - before.at <= near) before.kinds.add(e.kind);
+      else shown.push({ at: e.at, kinds: new Set([e.kind]) });
     }
-    return shown.map(([t, kinds]) => ({ run: 0, x: (t - begin(id)) / 1000, text: [...kinds].join(", ") }));
+    return shown.map(({ at, kinds }) => ({ run: 0, x: (at - from) / 1000, text: [...kinds].join(", ") }));
   };
   const CHARTS = [
     ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id) => [line(id, (p) => p.loss), scores(id, (e) => e.loss)]],

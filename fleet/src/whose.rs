@@ -25,11 +25,8 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
         return Ok(servers.to_vec());
     }
     let Some(of) = of else {
-        return Err(
-            Failure::new(exit::USAGE, "which servers?").help(
-                "give --servers HOST:PORT, or a run's folder or a job file: by --of, where the command takes a job's name",
-            )
-        );
+        let how = "give --servers HOST:PORT, or a run's folder or a job file: by --of, where the command takes a job's name";
+        return Err(Failure::new(exit::USAGE, "which servers?").help(how));
     };
     if of.is_dir() {
         if submitted::is(of) {

@@ -138,6 +138,8 @@ struct Sweep<'a> {
     dir: PathBuf,
     /// Where trackers have it.
     tracked: Option<Arc<track::Sweep>>,
+    /// Trials that go at the same time.
+    shares_cores: bool,
     /// The job's name.
     job: String,
     /// As its page shows it.
@@ -187,6 +189,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         rungs,
         dir: dir.to_path_buf(),
         tracked: None,
+        shares_cores: false,
         job: job.name.clone(),
         seen,
     };
@@ -195,7 +198,8 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     for trial in 0..sweep.points.len() {
         ranks = ranks.max(sweep.job(trial, 0)?.ranks());
     }
-    let parallel = parallel(args, ranks)?;
+    let parallel;
+    (parallel, sweep.shares_cores) = self::parallel(args, ranks)?;
     let mut search =
         Search::new(args.search.rule(), sweep.points.len(), sweep.rungs.len(), args.eta as usize);
     let about = json!({
@@ -310,8 +314,8 @@ fn rungs(args: &SweepArgs, epochs: u64) -> Result<Vec<u64>, Failure> {
     Ok(rungs)
 }
 
-/// Trials at a time.
-fn parallel(args: &SweepArgs, ranks: u32) -> Result<u32, Failure> {
+/// Trials at a time, and whether they share cores.
+fn parallel(args: &SweepArgs, ranks: u32) -> Result<(u32, bool), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let own = (cores / ranks.max(1)).max(1);
     let asked = args.parallel.unwrap_or(own);
@@ -325,7 +329,7 @@ fn parallel(args: &SweepArgs, ranks: u32) -> Result<u32, Failure> {
         )
         .help(format!("take --parallel {own}, or say --share-cores where times do not matter")));
     }
-    Ok(asked)
+    Ok((asked, asked > own))
 }
 
 /// Starts servers that have died again, until all is over; then the fleet ends.

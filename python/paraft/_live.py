@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from ._record import METRICS, Tail
 from .errors import ConfigError, DataError
 
-#: A server that hangs says nothing, not even that it has nothing to say, which it does every 15 s.
-_SILENCE_SECONDS = 20.0
+#: A server that hangs says nothing, not even that it has nothing to say, which it does each second.
+_SILENCE_SECONDS = 4.0
 #: So long nobody answers, then the fleet counts as gone; one of a job's own sooner.
 _GONE_SECONDS, _GONE_OWN_SECONDS = 60.0, 10.0
 #: Between two tries to reach a page, and two looks into a folder.

@@ -136,7 +136,7 @@ impl Sweep<'_> {
             ),
         ];
         let others: BTreeSet<&str> = log.ended.iter().filter_map(|e| e.beside.as_deref()).collect();
-        if self.args.share_cores && self.args.parallel.is_none_or(|n| n > 1) {
+        if self.shares_cores {
             headline.push("Trials shared cores (--share-cores): their times are not their own.".into());
         }
         if !others.is_empty() {
