@@ -34,6 +34,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch},
+    time::Sleep,
 };
 
 /// The variable with the token: the same for all servers of a fleet, so that a page that has lost one server goes on with another.
@@ -41,6 +42,8 @@ pub const TOKEN: &str = "PARAFT_DASHBOARD_TOKEN";
 
 /// Between two looks while somebody looks at the page, and while nobody does.
 const SOON: Duration = Duration::from_millis(500);
+/// A browser takes something of what it is sent within this time.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const SELDOM: Duration = Duration::from_secs(5);
 /// A page that has nothing to hear hears so.
 const ALIVE: Duration = Duration::from_secs(1);
@@ -223,7 +226,7 @@ impl Listener for Bounded {
         let room = self.room.clone().acquire_owned().await.ok();
         let (is_known, (closes, closed)) = (Arc::new(AtomicBool::new(false)), oneshot::channel());
         self.strangers.push_back((is_known.clone(), closes));
-        (Held { stream, is_known, closed, _room: room }, from)
+        (Held { stream, is_known, closed, stalls: None, _room: room }, from)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -236,6 +239,8 @@ struct Held {
     stream: TcpStream,
     is_known: Arc<AtomicBool>,
     closed: oneshot::Receiver<Infallible>,
+    /// While its browser takes nothing: until when it must take something.
+    stalls: Option<Pin<Box<Sleep>>>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -255,7 +260,14 @@ impl AsyncRead for Held {
 
 impl AsyncWrite for Held {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        if written.is_ready() {
+            self.stalls = None;
+            return written;
+        }
+        // A browser that hangs must not keep the place of another one.
+        let stalls = self.stalls.get_or_insert_with(|| Box::pin(tokio::time::sleep(TAKE_TIMEOUT)));
+        stalls.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

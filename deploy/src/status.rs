@@ -281,9 +281,13 @@ fn connections(r: &StatusReply) -> String {
         c.readers,
         c.unknown
     );
-    for (count, what) in
-        [(c.shed, "shed"), (c.refused, "refused"), (c.silent, "silent"), (c.denied, "denied")]
-    {
+    for (count, what) in [
+        (c.shed, "shed"),
+        (c.refused, "refused"),
+        (c.silent, "silent"),
+        (c.stalled, "stalled"),
+        (c.denied, "denied"),
+    ] {
         if count > 0 {
             line += &format!(", {count} {what}");
         }
@@ -359,7 +363,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         })).collect::<Vec<_>>(),
         "connections": r.connections.map(|c| json!({
             "unknown": c.unknown, "readers": c.readers, "workers": c.workers, "servers": c.servers, "limit": c.limit,
-            "shed": c.shed, "refused": c.refused, "silent": c.silent, "denied": c.denied,
+            "shed": c.shed, "refused": c.refused, "silent": c.silent, "stalled": c.stalled, "denied": c.denied,
         })),
         "descriptors": r.descriptors, "descriptors_limit": r.descriptors_limit,
         "queued_bytes": r.queued_bytes, "queued_bytes_limit": r.queued_bytes_limit,

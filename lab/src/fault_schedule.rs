@@ -41,6 +41,8 @@ pub enum Kind {
     Clock,
     /// Somebody who is no part of the fleet sends every server valid messages of every kind, and bytes that are none.
     Stranger,
+    /// Readers ask every server for all weights, on more streams than one certificate may have, and take nothing.
+    Readers,
 }
 
 impl Kind {

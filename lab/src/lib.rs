@@ -2,7 +2,7 @@
 //!
 //! - [`mod@bench`]: figures, as ratios to something in the same run.
 //! - [`verify`], [`chaos`]: promises under faults; faults on a running fleet. `fault_schedule`: which fault comes next; `health`: whether a
-//!   fleet can bear it; `scarce`, `stranger`: resources that run out, and who speaks from outside.
+//!   fleet can bear it; `scarce`, `stranger`, `hanging`: resources that run out, who speaks from outside, and readers that take nothing.
 //! - [`compare`]: one job in many ways; [`sweep`]: with many settings. [`mod@simulate`]: a job on a fleet that does not exist.
 //!
 //! What it is not: nothing that a fleet needs to train.
@@ -14,6 +14,7 @@ pub mod bench;
 pub mod chaos;
 pub mod compare;
 mod fault_schedule;
+mod hanging;
 mod health;
 mod scarce;
 pub mod simulate;

@@ -187,8 +187,14 @@ fn connections(registry: &mut Registry, reply: &StatusReply) {
     }
     registry.register("connections", "Connections by what they have shown to be for", open);
     let closed = Family::<Labels, Counter>::default();
-    for (why, count) in [("shed", c.shed), ("refused", c.refused), ("silent", c.silent), ("denied", c.denied)]
-    {
+    let why_closed = [
+        ("shed", c.shed),
+        ("refused", c.refused),
+        ("silent", c.silent),
+        ("stalled", c.stalled),
+        ("denied", c.denied),
+    ];
+    for (why, count) in why_closed {
         closed.get_or_create(&[("why", why.to_string())]).inc_by(count);
     }
     registry.register("connections_closed", "Connections that this server has closed or not let in", closed);

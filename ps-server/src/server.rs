@@ -1,7 +1,7 @@
 //! A server: its replicas, their leaders, the services. Parse, build, run.
 
 use crate::{
-    connections::{self, Connections},
+    connections::{self, Connections, LOOK_INTERVAL, TAKE_TIMEOUT},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Shape, Timeouts},
     header, metrics,
     raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
@@ -327,6 +327,7 @@ impl Server {
                 status: status.clone(),
                 streams: Arc::default(),
                 unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
+                readers: Arc::default(),
                 audit: audit.clone(),
                 access: options.access.clone(),
             },
@@ -380,6 +381,7 @@ impl Server {
             drop(stop);
         });
         tokio::spawn(expire(self.connections.clone(), self.options.access.clone(), stopped.clone()));
+        tokio::spawn(close_stalled(self.connections.clone(), stopped.clone()));
         let until = |mut s: watch::Receiver<()>| async move { while s.changed().await.is_ok() {} };
         if let Some(l) = metrics_listener {
             let listener = connections::BoundedListener::new(l, self.connections.clone());
@@ -477,6 +479,12 @@ async fn expire(connections: Arc<Connections>, access: Access, mut stopped: watc
     while tokio::time::timeout(EXPIRE_EVERY, stopped.changed()).await.is_err() {
         let now = credentials.withdrawn();
         connections.expire(std::mem::replace(&mut withdrawn, now) != now);
+    }
+}
+
+async fn close_stalled(connections: Arc<Connections>, mut stopped: watch::Receiver<()>) {
+    while tokio::time::timeout(LOOK_INTERVAL, stopped.changed()).await.is_err() {
+        connections.close_stalled(TAKE_TIMEOUT);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What one fault does to the fleet under the ledger, and how it ends.
 
 use super::{clients::Clients, ledger::Storm};
-use crate::{fault_schedule::Kind, health::View, scarce, stranger};
+use crate::{fault_schedule::Kind, hanging, health::View, scarce, stranger};
 use paraft_fleet::{failure::Failure, faults::Faults};
 use paraft_worker::exit;
 use rand::SeedableRng;
@@ -128,6 +128,11 @@ impl Storm<'_> {
                 self.cluster.put(faults)?;
                 std::thread::sleep(lasting);
                 self.cluster.put(Faults { clock_s: Default::default(), ..self.cluster.faults() })?;
+            }
+            Kind::Readers => {
+                let (addresses, access) = (self.cluster.direct(), self.cluster.as_server()?);
+                let shards = self.cluster.at().shards;
+                self.cluster.ask(hanging::hang(&addresses, &access, shards, lasting));
             }
             Kind::Stranger => {
                 let mut rng = ChaCha8Rng::seed_from_u64(self.schedule.pick(usize::MAX) as u64);

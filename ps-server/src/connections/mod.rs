@@ -14,12 +14,15 @@
 //! What who was let in may ask for is decided in `rpc::rights`.
 
 mod accept;
+mod answers;
 mod door;
 mod guarded;
 mod lanes;
 mod table;
 
 pub use accept::{BoundedListener, Listen, incoming};
+pub use answers::{LOOK_INTERVAL, QUESTIONS, TAKE_TIMEOUT};
+pub(crate) use answers::{WatchedBody, watched};
 pub use guarded::Guarded;
 pub use lanes::Lane;
 pub use table::{Bounds, Origin, Rank};
@@ -77,6 +80,7 @@ pub struct Connections {
     room: Box<dyn Fn() -> usize + Send + Sync>,
     access: Access,
     refusals: Refusals,
+    answers: answers::Answers,
     preface: Duration,
     state: Mutex<State>,
     began: Instant,
@@ -130,6 +134,8 @@ pub struct Counts {
     pub refused: u64,
     /// Closed because they did not begin to speak in time.
     pub silent: u64,
+    /// Closed because their clients took nothing of an answer.
+    pub stalled: u64,
     /// Not let in, or asked for what they may not.
     pub denied: u64,
 }
@@ -163,6 +169,7 @@ impl Connections {
             room: Box::new(room),
             access,
             refusals: Refusals::default(),
+            answers: answers::Answers::default(),
             preface,
             state: Mutex::default(),
             began: Instant::now(),
@@ -186,6 +193,7 @@ impl Connections {
             shed: self.shed.load(Relaxed),
             refused: self.refused.load(Relaxed),
             silent: self.silent.load(Relaxed),
+            stalled: self.answers.stalled(),
             denied: self.refusals.count(),
         }
     }
@@ -206,6 +214,11 @@ impl Connections {
             }
             held.waker.wake();
         }
+    }
+
+    /// Closes the connections whose clients have taken nothing of an answer for so long.
+    pub fn close_stalled(&self, timeout: Duration) {
+        self.answers.close_stalled(timeout);
     }
 
     /// Takes a connection in, and lets others go for it; `None`: there is no room for it.
@@ -303,6 +316,13 @@ impl Visitor {
         if self.held.used.swap(now, Relaxed) != now {
             self.connections.state.lock().table.used(self.held.id, now);
         }
+    }
+
+    /// Closes it. False where that was to happen already.
+    fn close(&self) -> bool {
+        let first = !self.held.shed.swap(true, Relaxed);
+        self.held.waker.wake();
+        first
     }
 
     fn is_shed(&self) -> bool {

@@ -1,6 +1,8 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's leader, in order.
 
-use super::{audit::Audit, checkpoint, convert, rights::visitor, status::StatusService, switch};
+use super::{
+    audit::Audit, checkpoint, convert, readers::Readers, rights::visitor, status::StatusService, switch,
+};
 use crate::{
     connections::{self, Rank, Visitor},
     control::Agent,
@@ -72,6 +74,8 @@ pub struct ShardsService {
     pub streams: Arc<AtomicU64>,
     /// Room for those that have not said what they want: [`UNOPENED`].
     pub unopened: Arc<Semaphore>,
+    /// Those who read weights.
+    pub readers: Arc<Readers>,
     /// What is asked of jobs by people.
     pub audit: Arc<Audit>,
     /// How other servers are reached, for weights of theirs.

@@ -34,6 +34,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// For a server's next weights, before another is asked.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Under which name this server is among its readers.
+const OWN: &str = "this server";
+
 /// Whose weights they are.
 pub(super) struct Source(String);
 
@@ -144,7 +147,8 @@ impl ShardsService {
             ReadRequest { protocol: PROTOCOL, shard: shard.0, only, job: from.into(), ..Default::default() };
         if let Some(here) = self.replicas.get(name) {
             let (tx, mut rx) = mpsc::channel(reads::QUEUE);
-            let pours = tokio::spawn(async move { reads::pour(&here, request, &tx).await });
+            let reader = self.readers.reader(OWN).map_err(|full| passing(&full.to_string()))?;
+            let pours = tokio::spawn(async move { reads::pour(&here, request, &reader, &tx).await });
             while let Some(reply) = rx.recv().await {
                 if let Reply::Weights(w) = reply {
                     give(to, w.bucket, w.payload.into(), from).await?;

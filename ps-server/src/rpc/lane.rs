@@ -4,7 +4,7 @@ use super::{
     exchange::ShardsService,
     peers::{self, PeersService},
 };
-use crate::connections::{Lane, Visitor};
+use crate::connections::{Lane, Visitor, watched};
 use futures::{Stream, StreamExt};
 use paraft_lanes::{
     DENIED, LaneError, Pool, Purpose, Receiver, answer, send,
@@ -76,8 +76,8 @@ impl Lanes {
         let messages = self.messages::<ToShard>(read, limits::MAX_MESSAGE_BYTES).inspect(move |_| {
             let _ = &over;
         });
-        let replies = self.shards.exchange(Incoming::of(messages), Some(visitor), shared.clone());
-        let sends = send(write, shared, replies.filter_map(|r| ready(r.ok())));
+        let replies = self.shards.exchange(Incoming::of(messages), Some(visitor.clone()), shared.clone());
+        let sends = send(write, shared, watched(replies.filter_map(|r| ready(r.ok())), &visitor));
         let ended = async {
             let _ = ended.await;
             tokio::time::sleep(LAST_WORDS).await;

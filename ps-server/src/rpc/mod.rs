@@ -9,7 +9,7 @@
 //! - [`exchange`]: a worker's stream to a shard; `lane`: this and the peers' appends over lanes.
 //! - `inherit`: weights for a job that begins with another's.
 //! - [`peers`]: Raft messages of the other servers.
-//! - `reads`: weights for readers, from a replica that need not lead.
+//! - `reads`: weights for readers, from a replica that need not lead; [`readers`]: what they may hold.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
@@ -26,6 +26,7 @@ pub mod jobs;
 mod lane;
 pub mod memory;
 pub mod peers;
+pub mod readers;
 mod reads;
 pub mod rights;
 pub mod status;

@@ -3,6 +3,7 @@
 use super::{
     convert,
     exchange::{Replies, ShardsService, nobody},
+    readers::Reader,
 };
 use crate::{
     connections::{Rank, Visitor},
@@ -11,11 +12,15 @@ use crate::{
 };
 use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};
 use paraft_tls::Need;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
-/// Answers that may wait for a slow reader; only its own stream waits with them.
-pub(super) const QUEUE: usize = 8;
+/// Copies that wait in a stream for the transport: the room of all is bounded, and this is a stream's part.
+pub(super) const QUEUE: usize = 1;
+/// A reader that waits for a version looks again this long after something was applied: many readers are not to wake as often as there
+/// are updates.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 impl ShardsService {
     pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
@@ -45,15 +50,17 @@ impl ShardsService {
             // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
             return Err(RefusalKind::OtherFounding(shard).into());
         }
+        let reader = self.readers.reader(&by.rights().to_string())?;
         visitor.iter().for_each(|v| v.is(Rank::Reader));
-        pour(&hosted, request, out).await
+        pour(&hosted, request, &reader, out).await
     }
 }
 
-/// Hands out weights of a replica, as they are there, until there are no more or nobody reads.
+/// Hands out weights of a replica, as they are there, until there are no more or the client has gone.
 pub(super) async fn pour(
     hosted: &Replica,
     request: ReadRequest,
+    reader: &Reader,
     out: &mpsc::Sender<Reply>,
 ) -> Result<(), Refusal> {
     let shard = hosted.shard.id();
@@ -65,9 +72,15 @@ pub(super) async fn pour(
     loop {
         // Before it looks: what is applied while it does is news.
         applied.mark_unchanged();
-        for weights in read.take(&hosted.shard, &hosted.counters) {
-            if out.send(Reply::Weights(Box::new(weights))).await.is_err() {
-                return Ok(()); // nobody reads any more
+        while let Some(due) = read.due(&hosted.shard) {
+            // A copy is made when there is room for it, and the client has taken the one before.
+            let Ok(place) = out.reserve().await else { return Ok(()) };
+            let room = tokio::select! {
+                room = reader.room(due.bytes) => room,
+                () = out.closed() => return Ok(()),
+            };
+            if let Some(weights) = read.take(due, &hosted.shard, &hosted.counters, room) {
+                place.send(Reply::Weights(Box::new(weights)));
             }
         }
         if read.is_over() {
@@ -79,5 +92,6 @@ pub(super) async fn pour(
             })?,
             () = out.closed() => return Ok(()),
         }
+        tokio::time::sleep(LOOK_PAUSE).await;
     }
 }

@@ -4,12 +4,13 @@
 //! its handler asks again once it knows for which ([`Visitor::may`]).
 
 use super::audit::Audit;
-use crate::connections::{self, Visitor};
+use crate::connections::{self, QUESTIONS, Visitor, WatchedBody};
 use http::{Request, Response};
 use paraft_proto::services::{APPEND, CALL, CHECKPOINT, EXCHANGE, READ};
 use paraft_tls::{Need, access::DENIED};
 use std::{
     convert::Infallible,
+    future::ready,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -132,7 +133,22 @@ where
         };
         let audit = self.1.clone();
         match refused {
-            None => Box::pin(self.0.call(request)),
+            None => {
+                let watched = need_of(path).zip(connections::of(request.extensions()));
+                // Answers to other servers have times of their own.
+                let answer = match watched.filter(|(need, _)| *need != Need::Peer) {
+                    None => return Box::pin(self.0.call(request)),
+                    Some((Need::Any | Need::Reader, visitor)) => visitor.answer_question(),
+                    Some((_, visitor)) => Some(visitor.answer()),
+                };
+                let Some(answer) = answer else {
+                    let why =
+                        format!("{QUESTIONS} answers to this certificate are not taken yet: take them first");
+                    return Box::pin(ready(Ok(Status::resource_exhausted(why).into_http())));
+                };
+                let call = self.0.call(request);
+                Box::pin(async move { Ok(call.await?.map(|body| WatchedBody::of(body, answer))) })
+            }
             Some(refused) => Box::pin(async move {
                 let status = match refused {
                     Err(status) => status,

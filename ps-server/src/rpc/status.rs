@@ -114,6 +114,7 @@ impl From<Counts> for proto::Connections {
             shed: c.shed,
             refused: c.refused,
             silent: c.silent,
+            stalled: c.stalled,
             denied: c.denied,
         }
     }

@@ -4,7 +4,7 @@ use super::{
     command::{Contribution, InitPart},
     configured::Configured,
     kept::{FLEET, Kept, OfWorker},
-    weights::Weights,
+    weights::{Slots, Weights, read_elsewhere},
 };
 use crate::{raft::Unable, room::Room};
 use bytes::Bytes;
@@ -19,13 +19,13 @@ use paraft_lanes::shared::Memory;
 use parking_lot::RwLock;
 use std::{collections::TryReserveError, sync::Arc};
 
-/// What is replicated of a bucket.
+/// What is replicated of a bucket. A clone shares the vectors: a change of one of the two copies what it changes, and no more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketData {
     /// `spec.len` values.
     pub weights: Weights,
     /// The state vectors of the optimizer and the algorithm, each as long as `weights`.
-    pub slots: Vec<Vec<f32>>,
+    pub slots: Slots,
     /// What the algorithm keeps of each worker.
     pub kept: Kept,
     /// Updates applied.
@@ -79,19 +79,12 @@ impl BucketData {
             TensorKind::Buffer => Vec::new(),
         };
         let (weights, kept) = (vec![0.0; spec.len].into(), Kept::new());
-        Self { weights, slots, kept, version: Version(0), clock: 0.0, initialised: false }
+        Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised: false }
     }
 
     /// A copy of its own, where there is memory for it.
-    fn try_clone(&self) -> Result<Self, TryReserveError> {
-        let copy = |v: &Vec<f32>| {
-            let mut own = Vec::new();
-            own.try_reserve_exact(v.len())?;
-            own.extend_from_slice(v);
-            Ok::<_, TryReserveError>(own)
-        };
-        let (weights, slots) =
-            (self.weights.try_clone()?, self.slots.iter().map(copy).collect::<Result<_, _>>()?);
+    fn try_copy(&self) -> Result<Self, TryReserveError> {
+        let (weights, slots) = (self.weights.try_copy()?, self.slots.try_copy()?);
         Ok(Self { weights, slots, kept: self.kept.clone(), ..*self })
     }
 
@@ -199,18 +192,23 @@ impl BucketData {
     }
 }
 
-/// A vector of a bucket as the little-endian bytes that travel: they share the bucket, and an update that comes
+/// A vector of a bucket as the little-endian bytes that travel: they share this vector alone, and an update that comes
 /// before they are sent copies it first (as it does for a snapshot).
-pub fn vector_bytes(data: &Arc<BucketData>, vector: usize) -> Bytes {
-    struct VectorOf(Arc<BucketData>, usize);
+pub fn vector_bytes(data: &BucketData, vector: usize) -> Bytes {
+    struct SlotOf(Slots, usize);
 
-    impl AsRef<[f32]> for VectorOf {
+    impl AsRef<[f32]> for SlotOf {
         fn as_ref(&self) -> &[f32] {
-            self.0.vector(self.1).unwrap_or_default()
+            &self.0[self.1]
         }
     }
 
-    value_bytes(VectorOf(data.clone(), vector))
+    let Some(slot) = vector.checked_sub(1) else { return value_bytes(data.weights.clone()) };
+    if slot < data.slots.len() {
+        return value_bytes(SlotOf(data.slots.clone(), slot));
+    }
+    let kept = data.kept.values().flat_map(OfWorker::vectors).nth(slot - data.slots.len());
+    kept.map_or_else(Bytes::new, |kept| value_bytes(Shared(kept.clone())))
 }
 
 /// A shared vector, as the owner of bytes.
@@ -223,7 +221,7 @@ impl AsRef<[f32]> for Shared {
 }
 
 /// The weights that a worker gets, as the bytes that travel.
-pub fn pulled_bytes(job: &ServerJob, spec: BucketSpec, data: &Arc<BucketData>) -> Bytes {
+pub fn pulled_bytes(job: &ServerJob, spec: BucketSpec, data: &BucketData) -> Bytes {
     data.look_ahead(job, spec).map_or_else(|| vector_bytes(data, 0), value_bytes)
 }
 
@@ -271,6 +269,7 @@ impl Bucket {
             return;
         }
         if let Some(data) = Arc::get_mut(&mut self.data.write())
+            && data.weights.read_elsewhere().is_none()
             && let Some(shared) = data.weights.to_shared(memory)
         {
             data.weights = shared;
@@ -290,7 +289,7 @@ impl Bucket {
             data.clone()
         };
         room.take(blank.bytes() as u64)?;
-        let own = blank.try_clone().map_err(|e| {
+        let own = blank.try_copy().map_err(|e| {
             Unable::NoRoom(format!("{} needs {}: {e}", self.id, need::Bytes(blank.bytes() as u64)))
         })?;
         *self.data.write() = Arc::new(own);
@@ -324,15 +323,18 @@ impl Bucket {
         Ok(())
     }
 
-    /// Applies one update; returns the version that contains it. Where somebody still reads the data as it was, it is
-    /// copied first and stays among `replaced`.
+    /// Applies one update; returns the version that contains it. A vector that a reader still has is copied first, and
+    /// what the reader has stays among `replaced`.
     pub(super) fn update(&self, update: Incoming<'_>, conf: &Configured) -> Version {
         let mut data = self.data.write();
-        if Arc::strong_count(&data) > 1 {
-            conf.replaced.add(&data);
-        }
         let keeps = update.job.keeps().of_workers();
         let data = Arc::make_mut(&mut data);
+        conf.replaced.add(data.weights.read_elsewhere());
+        conf.replaced.add(data.slots.read_elsewhere());
+        if keeps && let [one] = update.contributions {
+            let slots = data.kept.get(&one.worker).into_iter().flat_map(|kept| &kept.slots);
+            slots.for_each(|slot| conf.replaced.add(read_elsewhere(slot)));
+        }
         let before = if keeps { data.kept_bytes() } else { 0 };
         let version = data.update(self.spec, update);
         if keeps {
@@ -341,12 +343,9 @@ impl Bucket {
         version
     }
 
-    /// So many pushes are skipped; gives the version that was there and stays.
-    pub(super) fn pass(&self, pushes: usize, members: usize, conf: &Configured) -> Version {
+    /// So many pushes are skipped; gives the version that was there and stays. No vector changes, and none is copied.
+    pub(super) fn pass(&self, pushes: usize, members: usize) -> Version {
         let mut data = self.data.write();
-        if Arc::strong_count(&data) > 1 {
-            conf.replaced.add(&data);
-        }
         let data = Arc::make_mut(&mut data);
         data.pass(pushes, members);
         data.version
@@ -355,9 +354,6 @@ impl Bucket {
     /// Notes that a worker gets the weights as they are; later updates do not change what it got.
     pub(super) fn record_pull(&self, worker: WorkerId, conf: &Configured) {
         let mut data = self.data.write();
-        if Arc::strong_count(&data) > 1 {
-            conf.replaced.add(&data);
-        }
         let data = Arc::make_mut(&mut data);
         let before = data.kept_bytes();
         data.record_pull(worker);

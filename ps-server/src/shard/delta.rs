@@ -182,7 +182,8 @@ fn images(
             Ok::<_, String>(Arc::unwrap_or_clone(v))
         };
         let weights = vector(0)?;
-        let slots = (1..=conf.slots(bucket.spec.kind) as u32).map(&mut vector).collect::<Result<_, _>>()?;
+        let slots =
+            (1..=conf.slots(bucket.spec.kind) as u32).map(&mut vector).collect::<Result<Vec<_>, _>>()?.into();
         let (version, clock) = (b.version, b.clock);
         let kept = Default::default(); // jobs that keep something have no deltas
         let data = BucketData { weights: weights.into(), slots, kept, version, clock, initialised: true };

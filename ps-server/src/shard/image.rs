@@ -112,7 +112,7 @@ impl Image {
         let mut blanks: Vec<Arc<BucketData>> = Vec::new();
         for BucketHeader { version, clock, initialised, len, slots, kept } in header.buckets {
             let weights = next(len)?;
-            let slots = (0..slots).map(|_| next(len)).collect::<Result<_, _>>()?;
+            let slots = (0..slots).map(|_| next(len)).collect::<Result<Vec<_>, _>>()?.into();
             let kept = kept.into_iter().map(|k| k.assemble(|| next(len))).collect::<Result<_, _>>()?;
             let data = BucketData { weights: weights.into(), slots, kept, version, clock, initialised };
             // Those that nothing has come for share their data, as before the snapshot.

@@ -1,11 +1,13 @@
 //! Weights for readers that do not train, from what a replica has applied, whether it leads or not.
 
 use super::{
-    bucket::vector_bytes,
     leader::{Counters, Weights},
     state::Shard,
 };
-use paraft_common::{Step, Version};
+use paraft_common::{
+    Step, Version,
+    codec::{F32_BYTES, value_bytes},
+};
 use paraft_trace::Moment;
 use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
 
@@ -30,46 +32,78 @@ impl Read {
         self.todo.as_ref().is_some_and(BTreeSet::is_empty)
     }
 
-    /// Takes the buckets that are here at their versions, by rising number; the last of all says so. To be called again
-    /// after the shard has applied something.
-    pub fn take(&mut self, shard: &Shard, counters: &Counters) -> Vec<Weights> {
-        let since = Moment::now();
-        let here = shard.view(|conf, m| {
-            let conf = conf.filter(|c| c.buckets.iter().all(|b| b.initialised()))?;
-            Some((conf.clone(), m.in_force, m.stop))
-        });
-        let Some((conf, in_force, stop)) = here else { return Vec::new() };
+    /// The next bucket that is here at its version, by rising number. To be asked again after the shard has applied something.
+    pub fn due(&mut self, shard: &Shard) -> Option<Due> {
+        let conf = shard.configured().filter(|c| c.is_initialised())?;
         let todo = self.todo.get_or_insert_with(|| (0..conf.buckets.len()).collect());
-        let mut out = Vec::new();
-        for bucket in todo.iter().copied().collect::<Vec<_>>() {
-            let Some(data) = conf.buckets.get(bucket).map(|b| b.image()) else { continue };
-            let version = data.version;
-            if self.at_least.get(bucket).is_some_and(|least| version < *least) {
-                continue;
-            }
-            todo.remove(&bucket);
-            let payload = vector_bytes(&data, 0);
-            counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
-            out.push(Weights {
-                bucket: conf.buckets[bucket].id,
-                version,
-                payload,
-                not_modified: false,
-                last: todo.is_empty(),
-                done: Step(0),
-                slowest: Step(0),
-                stop,
-                in_force,
-                clock: Step(0),
-                finishers: Vec::new(),
-                checkpoint: false,
-                save: false,
-                skipped: 0,
-                share: None,
-                since,
-            });
+        let here = |place: &usize| {
+            let least = self.at_least.get(*place);
+            conf.buckets.get(*place).filter(|b| least.is_none_or(|least| b.version() >= *least))
+        };
+        let (place, bucket) = todo.iter().find_map(|place| Some((*place, here(place)?)))?;
+        Some(Due { place, bytes: bucket.spec.len * F32_BYTES })
+    }
+
+    /// Takes a copy of a bucket that is due; `with` is kept as long as the copy. `None`: it is not due any more, since the shard has another
+    /// state.
+    pub fn take(
+        &mut self,
+        due: Due,
+        shard: &Shard,
+        counters: &Counters,
+        with: impl Send + 'static,
+    ) -> Option<Weights> {
+        let since = Moment::now();
+        let (conf, in_force, stop) = shard.view(|conf, m| Some((conf?.clone(), m.in_force, m.stop)))?;
+        let bucket = conf.buckets.get(due.place)?;
+        // A copy, and not a share as for workers: however slowly a reader takes it, no update has to copy the bucket for it.
+        let (version, values) =
+            bucket.peek(|data| data.initialised.then(|| (data.version, data.weights.to_vec())))?;
+        let todo = self.todo.as_mut().filter(|todo| todo.contains(&due.place))?;
+        if self.at_least.get(due.place).is_some_and(|least| version < *least) {
+            return None;
         }
-        out
+        todo.remove(&due.place);
+        let payload = value_bytes(Copied { values, _with: with });
+        counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
+        Some(Weights {
+            bucket: bucket.id,
+            version,
+            payload,
+            not_modified: false,
+            last: todo.is_empty(),
+            done: Step(0),
+            slowest: Step(0),
+            stop,
+            in_force,
+            clock: Step(0),
+            finishers: Vec::new(),
+            checkpoint: false,
+            save: false,
+            skipped: 0,
+            share: None,
+            since,
+        })
+    }
+}
+
+/// A bucket that a reader may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Its place among the shard's.
+    place: usize,
+    /// Bytes of its weights.
+    pub bytes: usize,
+}
+
+struct Copied<W> {
+    values: Vec<f32>,
+    _with: W,
+}
+
+impl<W> AsRef<[f32]> for Copied<W> {
+    fn as_ref(&self) -> &[f32] {
+        &self.values
     }
 }
 
@@ -122,11 +156,17 @@ mod tests {
 
     /// Buckets, versions and values that go out; a full stop behind the last.
     fn take(read: &mut Read, shard: &Shard) -> Vec<String> {
+        let next = || {
+            let due = read.due(shard)?;
+            read.take(due, shard, &Counters::default(), ())
+        };
+        let all = std::iter::from_fn(next);
+        let all: Vec<Weights> = all.collect();
         let name = |w: &Weights| {
             let value = f32::from_le_bytes(w.payload[..].try_into().expect("one value"));
             format!("{}v{}: {value}{}", w.bucket.0, w.version.0, if w.last { "." } else { "" })
         };
-        read.take(shard, &Counters::default()).iter().map(name).collect()
+        all.iter().map(name).collect()
     }
 
     #[test]
@@ -149,6 +189,22 @@ mod tests {
         push(&world, 1, 1);
         assert_eq!(take(&mut Read::new(Vec::new(), Vec::new()), &world.0), ["0v0: 0", "1v1: -1."]);
         assert_eq!(take(&mut Read::new(vec![1], Vec::new()), &world.0), ["1v1: -1."]);
+    }
+
+    #[test]
+    fn a_reader_holds_nothing_of_the_state_and_its_room_until_it_lets_go() {
+        let world = shard();
+        let mut read = Read::new(vec![1], Vec::new());
+        let room = std::sync::Arc::new(());
+        let due = read.due(&world.0).expect("it is there");
+        assert_eq!(due.bytes, 4);
+        let weights = read.take(due, &world.0, &Counters::default(), room.clone()).expect("it is due");
+        push(&world, 1, 1);
+        let conf = world.0.configured().expect("a job");
+        assert_eq!(conf.outdated_bytes(), 0, "the update has copied nothing");
+        assert_eq!((&weights.payload[..], std::sync::Arc::strong_count(&room)), (&[0; 4][..], 2));
+        drop(weights);
+        assert_eq!(std::sync::Arc::strong_count(&room), 1);
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! What copy-on-write costs: data of buckets that an update has replaced while somebody still reads it (a snapshot that is
+//! What copy-on-write costs: vectors of buckets that an update has replaced while they are still read (by a snapshot that is
 //! being written, a digest, a checkpoint, weights on their way to a worker).
 //!
 //! Not replicated state: who reads what, and for how long, is each replica's own affair.
 
-use super::bucket::BucketData;
+use super::weights::Read;
 use crate::raft::Outdated;
 use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
+use std::{any::Any, sync::Weak};
 
 /// Keeps nothing alive: it only counts.
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub struct Replaced(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    data: Vec<(Weak<BucketData>, u64)>,
+    data: Vec<(Weak<dyn Any + Send + Sync>, u64)>,
     /// Of `data`, some of which may be gone.
     bytes: u64,
     /// Counted anew when there are more.
@@ -27,15 +27,15 @@ struct Inner {
 const FEW: usize = 1024;
 
 impl Replaced {
-    /// An update is about to replace `data`, which has other readers.
-    pub(super) fn add(&self, data: &Arc<BucketData>) {
+    /// An update is about to replace a vector of so many bytes, if it has other readers.
+    pub(super) fn add(&self, read: Option<Read>) {
+        let Some((data, bytes)) = read else { return };
         let mut inner = self.0.lock();
         if inner.data.len() >= inner.look_at.max(FEW) {
             inner.look();
             inner.look_at = 2 * inner.data.len();
         }
-        let bytes = data.bytes() as u64;
-        inner.data.push((Arc::downgrade(data), bytes));
+        inner.data.push((data, bytes));
         inner.bytes += bytes;
     }
 
@@ -64,41 +64,41 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::weights::Weights;
     use super::*;
-    use paraft_common::Version;
 
-    fn data(values: usize) -> Arc<BucketData> {
-        let (weights, slots) = (vec![0.0; values], vec![vec![0.0; values]; 2]);
-        Arc::new(BucketData {
-            weights: weights.into(),
-            slots,
-            kept: Default::default(),
-            version: Version(0),
-            clock: 0.0,
-            initialised: true,
-        })
+    /// Of so many values, which a reader has.
+    fn read(values: usize) -> Weights {
+        vec![0.0; values].into()
+    }
+
+    fn replaces(replaced: &Replaced, read: &Weights) {
+        let other = read.clone();
+        replaced.add(other.read_elsewhere());
     }
 
     #[test]
-    fn what_nobody_reads_any_more_does_not_count() {
+    fn vectors_without_readers_do_not_count() {
         let replaced = Replaced::default();
-        let (read, gone) = (data(10), data(100));
-        replaced.add(&read);
-        replaced.add(&gone);
+        let (kept, gone) = (read(30), read(300));
+        replaced.add(kept.read_elsewhere());
+        assert_eq!(replaced.outdated(0).bytes, 0, "it has no other reader");
+        replaces(&replaced, &kept);
+        replaces(&replaced, &gone);
         assert_eq!(replaced.outdated(0).bytes, 1320);
         drop(gone);
-        assert_eq!(replaced.outdated(2000).bytes, 1320, "not more than asked: nobody looks");
+        assert_eq!(replaced.outdated(2000).bytes, 1320, "not more than asked: it is not counted again");
         assert_eq!(replaced.outdated(1000).bytes, 120);
     }
 
     #[test]
     fn the_list_does_not_grow_with_what_is_gone() {
         let replaced = Replaced::default();
-        let read = data(1);
+        let kept = read(3);
         for _ in 0..10 * FEW {
-            replaced.add(&data(1));
+            replaces(&replaced, &read(3));
         }
-        replaced.add(&read);
+        replaces(&replaced, &kept);
         assert!(replaced.0.lock().data.len() <= FEW);
         assert_eq!(replaced.outdated(0).bytes, 12);
     }

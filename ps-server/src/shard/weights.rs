@@ -1,14 +1,19 @@
-//! The weights of a bucket: in memory of this process, or, where workers of this host pull them, in memory that those map.
+//! The vectors of a bucket, copied on write: who reads one shares it, and a change copies that vector alone, if a reader still has it.
+//!
+//! Weights are in memory of this process, or, where workers of this host pull them, in memory that those map.
 
 use paraft_lanes::shared::{Memory, Slot};
 use std::{
+    any::Any,
+    collections::TryReserveError,
     fmt,
     ops::{Deref, DerefMut},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
-/// Values of a bucket. Where they are makes no difference to what they are.
-pub struct Weights(Place);
+/// Values of a bucket. Where they are makes no difference to what they are. A clone shares them until one of the two is written to.
+#[derive(Clone)]
+pub struct Weights(Arc<Place>);
 
 enum Place {
     Own(Vec<f32>),
@@ -18,39 +23,105 @@ enum Place {
 impl Weights {
     /// Whether workers of this host can read them where they are.
     pub fn is_shared(&self) -> bool {
-        matches!(self.0, Place::Shared(_))
+        matches!(*self.0, Place::Shared(_))
+    }
+
+    /// See [`read_elsewhere`].
+    pub(super) fn read_elsewhere(&self) -> Option<Read> {
+        read_elsewhere(&self.0)
     }
 
     /// A copy in shared memory; `None`: there is no room.
     pub fn to_shared(&self, memory: &Arc<Memory>) -> Option<Self> {
         let mut slot = memory.slot(size_of_val(&**self))?;
         bytemuck::cast_slice_mut(slot.as_mut()).copy_from_slice(self);
-        Some(Self(Place::Shared(slot)))
+        Some(Self(Arc::new(Place::Shared(slot))))
     }
 
-    /// A copy, where there is memory for it.
-    pub fn try_clone(&self) -> Result<Self, std::collections::TryReserveError> {
-        if let Place::Shared(slot) = &self.0
-            && let Some(copy) = self.to_shared(slot.memory())
-        {
-            return Ok(copy);
+    /// A copy of its own, where there is memory for it.
+    pub fn try_copy(&self) -> Result<Self, TryReserveError> {
+        self.0.try_copy().map(|place| Self(Arc::new(place)))
+    }
+}
+
+impl Place {
+    fn values(&self) -> &[f32] {
+        match self {
+            Self::Own(own) => own,
+            // A slot begins with a page.
+            Self::Shared(slot) => bytemuck::cast_slice(slot.as_ref()),
         }
-        let mut own = Vec::new();
-        own.try_reserve_exact(self.len())?;
-        own.extend_from_slice(self);
-        Ok(own.into())
+    }
+
+    /// In memory of the same kind, where there is room.
+    fn try_copy(&self) -> Result<Self, TryReserveError> {
+        let values = self.values();
+        if let Self::Shared(slot) = self
+            && let Some(mut copy) = slot.memory().slot(size_of_val(values))
+        {
+            bytemuck::cast_slice_mut(copy.as_mut()).copy_from_slice(values);
+            return Ok(Self::Shared(copy));
+        }
+        try_copy(values).map(Self::Own)
+    }
+}
+
+/// A vector that a reader has, and its bytes.
+pub(super) type Read = (Weak<dyn Any + Send + Sync>, u64);
+
+/// Values that may have several readers.
+pub(super) trait Values: Any + Send + Sync {
+    /// Of all of them.
+    fn bytes(&self) -> usize;
+}
+
+impl Values for Place {
+    fn bytes(&self) -> usize {
+        size_of_val(self.values())
+    }
+}
+
+impl Values for Vec<f32> {
+    fn bytes(&self) -> usize {
+        size_of_val(&**self)
+    }
+}
+
+impl Values for Vec<Vec<f32>> {
+    fn bytes(&self) -> usize {
+        self.iter().map(Values::bytes).sum()
+    }
+}
+
+/// What [`super::replaced`] notes of values that are about to change; `None` where no reader has them, so that the change copies nothing.
+pub(super) fn read_elsewhere<V: Values>(values: &Arc<V>) -> Option<Read> {
+    let weak = || Arc::downgrade(values) as Weak<dyn Any + Send + Sync>;
+    (Arc::strong_count(values) > 1).then(|| (weak(), values.bytes() as u64))
+}
+
+/// A copy, where there is memory for it.
+pub(super) fn try_copy(values: &[f32]) -> Result<Vec<f32>, TryReserveError> {
+    let mut own = Vec::new();
+    own.try_reserve_exact(values.len())?;
+    own.extend_from_slice(values);
+    Ok(own)
+}
+
+impl AsRef<[f32]> for Weights {
+    fn as_ref(&self) -> &[f32] {
+        self
     }
 }
 
 impl From<Vec<f32>> for Weights {
     fn from(own: Vec<f32>) -> Self {
-        Self(Place::Own(own))
+        Self(Arc::new(Place::Own(own)))
     }
 }
 
-impl Clone for Weights {
+impl Clone for Place {
     fn clone(&self) -> Self {
-        self.try_clone().unwrap_or_else(|_| self.to_vec().into())
+        self.try_copy().unwrap_or_else(|_| Self::Own(self.values().to_vec()))
     }
 }
 
@@ -58,17 +129,13 @@ impl Deref for Weights {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        match &self.0 {
-            Place::Own(own) => own,
-            // A slot begins with a page.
-            Place::Shared(slot) => bytemuck::cast_slice(slot.as_ref()),
-        }
+        self.0.values()
     }
 }
 
 impl DerefMut for Weights {
     fn deref_mut(&mut self) -> &mut [f32] {
-        match &mut self.0 {
+        match Arc::make_mut(&mut self.0) {
             Place::Own(own) => own,
             Place::Shared(slot) => bytemuck::cast_slice_mut(slot.as_mut()),
         }
@@ -84,5 +151,44 @@ impl PartialEq for Weights {
 impl fmt::Debug for Weights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(&**self).finish()
+    }
+}
+
+/// The state vectors of the optimizer and the algorithm. A clone shares them until one of the two is written to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Slots(Arc<Vec<Vec<f32>>>);
+
+impl Slots {
+    /// See [`read_elsewhere`].
+    pub(super) fn read_elsewhere(&self) -> Option<Read> {
+        read_elsewhere(&self.0)
+    }
+
+    /// A copy of its own, where there is memory for it.
+    pub fn try_copy(&self) -> Result<Self, TryReserveError> {
+        let slots = self.iter().map(|slot| try_copy(slot)).collect::<Result<Vec<_>, _>>()?;
+        Ok(slots.into())
+    }
+}
+
+impl From<Vec<Vec<f32>>> for Slots {
+    fn from(slots: Vec<Vec<f32>>) -> Self {
+        Self(Arc::new(slots))
+    }
+}
+
+impl Deref for Slots {
+    type Target = [Vec<f32>];
+
+    fn deref(&self) -> &[Vec<f32>] {
+        &self.0
+    }
+}
+
+impl DerefMut for Slots {
+    fn deref_mut(&mut self) -> &mut [Vec<f32>] {
+        // A bucket without any has nothing to copy.
+        let slots: &mut Vec<Vec<f32>> = Arc::make_mut(&mut self.0);
+        slots
     }
 }

@@ -180,3 +180,69 @@ fn a_push_that_follows_one_that_is_not_applied_yet_waits_for_it() -> Result<()> 
     ensure!(refused.message.contains("next is step"), "{}", refused.message);
     Ok(())
 }
+
+/// More streams than a server takes, of each of which nothing is read.
+#[test]
+fn readers_that_take_nothing_stop_no_update_and_are_closed() -> Result<()> {
+    const STREAMS: usize = 300;
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    fleet.whole()?;
+    // 12 buckets of 1 MiB, and one that shows the steps.
+    let ledger = Ledger { bucket_len: 1 << 18, slot: true, extra: 12 << 18, ..Ledger::new(Mode::Asp, 1, 60) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let here =
+        |address: &&String| read(address, ReadRequest { only: vec![0], ..request(Vec::new()) }).is_ok();
+    wait::until("the job to be everywhere", || fleet.at.addresses.iter().filter(here).count(), |n| *n == 3);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let hang = |address: String| async move {
+        // A stream takes 64 KiB and no more.
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?;
+        let channel = endpoint.initial_stream_window_size(1 << 16).connect().await?;
+        let mut open = Vec::new();
+        for _ in 0..STREAMS {
+            open.push(services::read(&channel, request(Vec::new())).await?);
+        }
+        anyhow::Ok((channel, open))
+    };
+    let hanging: Vec<_> =
+        fleet.at.addresses.iter().cloned().map(|a| runtime.block_on(hang(a))).collect::<Result<_>>()?;
+    while page.done.0 < ledger.steps {
+        page.step()?;
+    }
+    let weights = page.finish()?;
+    ensure!(shown(&ledger, &weights)? == ledger.steps, "each push once");
+    // What the worker pulled is taken; what readers wait for is not part of the state.
+    let copied = || -> Result<Vec<u64>> {
+        fleet.alive().into_iter().map(|id| Ok(fleet.status(id, false)?.shards[0].memory_copies)).collect()
+    };
+    wait::until("no vector to be kept for a reader", || copied().unwrap_or_default(), |c| *c == [0; 3]);
+    let stalled = || {
+        fleet
+            .alive()
+            .into_iter()
+            .map(|id| fleet.status(id, false))
+            .map(|s| s.ok()?.connections.map(|c| c.stalled))
+            .collect()
+    };
+    wait::until("the readers' connections to be closed", stalled, |s: &Vec<Option<u64>>| {
+        s.iter().all(|n| *n >= Some(1))
+    });
+    let refused = hanging.into_iter().map(|(_, open)| open).next().context("the first server")?;
+    let (mut ended, mut over) = (0, 0);
+    for mut inbound in refused {
+        match runtime.block_on(async { tokio::time::timeout(DEADLINE, inbound.message()).await? }) {
+            Err(_) => ended += 1,
+            Ok(Some(m)) => over += usize::from(matches!(m.message.kind, Some(from_shard::Kind::Refused(_)))),
+            Ok(None) => {}
+        }
+    }
+    ensure!(
+        over > 0 && ended > 0 && over + ended <= STREAMS,
+        "{over} were refused and {ended} closed of {STREAMS}"
+    );
+    for address in &fleet.at.addresses {
+        ensure!(read(address, request(Vec::new()))?.len() == 13, "others are served");
+    }
+    Ok(())
+}

@@ -18,6 +18,9 @@ use paraft_common::{
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+/// A job of few workers may have so many more than it was begun with; another one, twice as many.
+const MORE_WORKERS: usize = 64;
+
 /// Who opens a stream: the worker, the session that it wants to take up again, its signs of life.
 type Opens = (WorkerId, Option<SessionId>, Arc<Liveness>);
 
@@ -68,6 +71,7 @@ impl Leader {
         if let Err(kind) = self.same_job(job) {
             return self.refuse(conn, kind);
         }
+        let full = self.is_full();
         let Some(e) = &mut self.epoch else { return };
         let Some(stream) = e.streams.get(conn) else { return };
         let (worker, session) = (stream.worker, stream.session);
@@ -86,12 +90,28 @@ impl Leader {
                 }
             }
             None if e.streams.of(worker).is_some() => self.refuse(conn, RefusalKind::RankTaken(worker)),
+            None if full => {
+                let why = format!(
+                    "as many workers train as this job may have at a time, and {worker} would be one more"
+                );
+                self.refuse(conn, RefusalKind::Overloaded(why));
+            }
             None => {
                 e.pending.forget_room(worker);
                 let join = Command::JoinAs { worker, session: (self.draw_session)() };
                 self.propose_behind_cut(Purpose::Join(conn), join.into());
             }
         }
+    }
+
+    /// Whether there are as many workers as the job may have. What one pulls and does not take stays in memory for a while, so that their
+    /// number has a bound, wide enough for workers that take the places of others.
+    fn is_full(&self) -> bool {
+        let expected = self.shard.configured().map_or(1, |conf| conf.job.workers as usize);
+        let most = (2 * expected).max(expected + MORE_WORKERS);
+        let open = self.epoch.as_ref().map_or(0, |e| e.streams.len());
+        // The stream of who asks is open already.
+        open > most || self.shard.read(|m| m.members.unfinished().count()) >= most
     }
 
     /// What this replica knows of the session is so.

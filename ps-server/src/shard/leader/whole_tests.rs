@@ -438,3 +438,29 @@ fn a_leader_begins_again_behind_a_fence_and_gives_up_where_nobody_answers() {
     world.hears(Input::Open { conn: 3, worker, session, job, liveness });
     assert!(matches!(world.sent().last(), Some((3, Reply::Opened { .. }))));
 }
+
+#[test]
+fn workers_beyond_the_bound_of_a_job_are_refused() {
+    let mut world = World::new(Mode::Asp);
+    let mut open = |conn: ConnId| {
+        let (worker, job, liveness) = (WorkerId(conn as u32), world.job.clone(), Arc::default());
+        world.hears(Input::Open { conn, worker, session: None, job, liveness });
+        world.commit();
+        match world.sent() {
+            [(to, Reply::Opened { .. })] if *to == conn => true,
+            [(to, Reply::Refused(r))] if *to == conn && matches!(r.kind, RefusalKind::Overloaded(_)) => false,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The job was begun with one, which has stream 1.
+    let taken = (2..200).take_while(|conn| open(*conn)).count();
+    assert_eq!(taken, 64);
+    world.hears(Input::Message(2, Message::Finish));
+    world.commit();
+    world.hears(Input::Closed(2));
+    world.sent();
+    let (conn, worker, job, liveness) = (300, WorkerId(300), world.job.clone(), Arc::default());
+    world.hears(Input::Open { conn, worker, session: None, job, liveness });
+    world.commit();
+    assert!(matches!(world.sent(), [(300, Reply::Opened { .. })]), "another one has finished");
+}

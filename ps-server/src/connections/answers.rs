@@ -1,0 +1,267 @@
+//! Answers on their way to clients. A client that takes nothing of an answer must not keep it in this server's memory: its connection is
+//! closed after [`TAKE_TIMEOUT`], and with it goes everything that waits there, in whatever buffer it has come to.
+//!
+//! An answer waits for its client from the moment at which the transport got a part of it until the transport asks for the next one (it asks
+//! when the client has made room), or has sent the last. An answer that waits for this server, as a worker's stream does between
+//! two replies, waits for no client.
+
+use super::Visitor;
+use bytes::Bytes;
+use futures::Stream;
+use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::{Status, body::Body};
+
+/// A client must take a part of its answer within this time. A part has 1 MiB at most, so this is a network of 100 KiB/s.
+pub const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two looks at all answers.
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Questions of one certificate (how things are, weights to read) whose answers it has not taken whole, at most.
+pub const QUESTIONS: usize = 512;
+
+/// All answers of a server.
+pub(super) struct Answers {
+    began: Instant,
+    last: AtomicU64,
+    open: Mutex<HashMap<u64, Weak<Answer>>>,
+    /// How many more questions each certificate may ask.
+    questions: Mutex<HashMap<String, Weak<Semaphore>>>,
+    /// Of which connections were closed.
+    stalled: AtomicU64,
+}
+
+/// One of them.
+pub struct Answer {
+    id: u64,
+    visitor: Visitor,
+    /// Milliseconds after the server began, and one, at which the transport got a part and did not ask for the next; 0: it has asked.
+    waits: AtomicU64,
+    /// Among the questions of its certificate.
+    _question: Option<OwnedSemaphorePermit>,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            last: AtomicU64::new(0),
+            open: Mutex::default(),
+            questions: Mutex::default(),
+            stalled: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Answers {
+    /// How many connections were closed because their client took nothing.
+    pub fn stalled(&self) -> u64 {
+        self.stalled.load(Relaxed)
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64 + 1
+    }
+
+    /// Closes the connections of answers of which nothing was taken for so long.
+    pub fn close_stalled(&self, timeout: Duration) {
+        let (now, timeout) = (self.now(), timeout.as_millis() as u64);
+        // Not dropped under the lock, which they take as they go.
+        let open: Vec<_> = self.open.lock().values().filter_map(Weak::upgrade).collect();
+        for answer in open {
+            let since = answer.waits.load(Relaxed);
+            if since > 0 && now.saturating_sub(since) >= timeout && answer.visitor.close() {
+                self.stalled.fetch_add(1, Relaxed);
+                let (from, rights) = (answer.visitor.origin(), answer.visitor.rights());
+                tracing::warn!(%from, %rights, seconds = timeout / 1000, "closed: it took nothing of its answer");
+            }
+        }
+    }
+}
+
+impl Answers {
+    fn question(&self, of: String) -> Option<OwnedSemaphorePermit> {
+        let mut questions = self.questions.lock();
+        let left = questions.get(&of).and_then(Weak::upgrade).unwrap_or_else(|| {
+            questions.retain(|_, left| left.strong_count() > 0);
+            let left = Arc::new(Semaphore::new(QUESTIONS));
+            questions.insert(of, Arc::downgrade(&left));
+            left
+        });
+        left.try_acquire_owned().ok()
+    }
+}
+
+impl Visitor {
+    /// The answer to a request of this connection begins.
+    pub(crate) fn answer(&self) -> Arc<Answer> {
+        self.begin(None)
+    }
+
+    /// As [`Self::answer`], to one of the questions that its certificate may ask at a time; `None`: there are [`QUESTIONS`].
+    pub(crate) fn answer_question(&self) -> Option<Arc<Answer>> {
+        let question = self.connections.answers.question(self.rights().to_string())?;
+        Some(self.begin(Some(question)))
+    }
+
+    fn begin(&self, question: Option<OwnedSemaphorePermit>) -> Arc<Answer> {
+        let answers = &self.connections.answers;
+        let id = answers.last.fetch_add(1, Relaxed);
+        let waits = AtomicU64::new(0);
+        let answer = Arc::new(Answer { id, visitor: self.clone(), waits, _question: question });
+        answers.open.lock().insert(id, Arc::downgrade(&answer));
+        answer
+    }
+}
+
+impl Answer {
+    fn gives<T>(&self, part: &Poll<Option<T>>) {
+        let waits = match part {
+            Poll::Ready(Some(_)) => self.visitor.connections.answers.now(),
+            Poll::Ready(None) | Poll::Pending => 0,
+        };
+        self.waits.store(waits, Relaxed);
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.visitor.connections.answers.open.lock().remove(&self.id);
+    }
+}
+
+/// The body of a response, watched until its last byte is sent.
+pub(crate) struct WatchedBody {
+    body: Body,
+    answer: Arc<Answer>,
+}
+
+impl WatchedBody {
+    /// Watches the body of a response.
+    pub fn of(body: Body, answer: Arc<Answer>) -> Body {
+        Body::new(Self { body, answer })
+    }
+}
+
+impl http_body::Body for WatchedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.answer.gives(&frame);
+        let answer = &self.answer;
+        frame.map_ok(|frame| {
+            // The transport may have the bytes longer than it has this body: the answer is over when they are gone.
+            frame.map_data(|bytes| Bytes::from_owner(Sent { bytes, _answer: answer.clone() }))
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+struct Sent {
+    bytes: Bytes,
+    _answer: Arc<Answer>,
+}
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The messages of a lane, watched likewise.
+pub(crate) fn watched<S: Stream + Unpin>(
+    mut messages: S,
+    visitor: &Visitor,
+) -> impl Stream<Item = S::Item> + Unpin {
+    let answer = visitor.answer();
+    futures::stream::poll_fn(move |cx| {
+        let message = Pin::new(&mut messages).poll_next(cx);
+        answer.gives(&message);
+        message
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Connections, Origin};
+    use super::*;
+    use futures::{StreamExt, stream};
+    use http_body::Body as _;
+    use paraft_tls::Access;
+
+    /// A connection of a client.
+    fn visitor(connections: &Arc<Connections>) -> Visitor {
+        connections.admit(Origin::Here).expect("there is room")
+    }
+
+    #[tokio::test]
+    async fn a_connection_whose_client_takes_nothing_is_closed() {
+        let connections = Connections::new(|| 10, Access::Insecure);
+        let (takes, stalls, idles) = (visitor(&connections), visitor(&connections), visitor(&connections));
+        let parts = || stream::iter([1, 2]).chain(stream::pending());
+        let (mut taken, mut stalled, mut idle) =
+            (watched(parts(), &takes), watched(parts(), &stalls), watched(parts(), &idles));
+        assert_eq!((taken.next().await, stalled.next().await), (Some(1), Some(1)));
+        // The transport has asked for more than there is: it waits for this server.
+        while futures::poll!(idle.next()).is_ready() {}
+        while futures::poll!(taken.next()).is_ready() {}
+        connections.close_stalled(Duration::from_secs(3600));
+        assert_eq!(connections.counts().stalled, 0, "an hour has not passed");
+        for _ in 0..2 {
+            connections.close_stalled(Duration::ZERO);
+            assert_eq!([&takes, &stalls, &idles].map(Visitor::is_shed), [false, true, false]);
+            assert_eq!(connections.counts().stalled, 1);
+        }
+        drop((taken, stalled, idle));
+        assert!(connections.answers.open.lock().is_empty(), "answers leave the table");
+    }
+
+    #[tokio::test]
+    async fn an_answer_lasts_until_its_last_byte_is_sent() {
+        let connections = Connections::new(|| 10, Access::Insecure);
+        let visitor = visitor(&connections);
+        let mut body = WatchedBody::of(Body::new(String::from("weights")), visitor.answer());
+        let part = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+        let bytes = part.expect("a part").expect("no error").into_data().expect("data");
+        drop(body);
+        assert_eq!(&bytes[..], b"weights");
+        connections.close_stalled(Duration::ZERO);
+        assert!(visitor.is_shed(), "the transport still has its bytes");
+        drop(bytes);
+        assert!(connections.answers.open.lock().is_empty());
+    }
+
+    #[test]
+    fn questions_of_a_certificate_have_a_bound() {
+        let connections = Connections::new(|| 10, Access::Insecure);
+        let visitor = visitor(&connections);
+        let asked: Vec<_> = (0..=QUESTIONS).map_while(|_| visitor.answer_question()).collect();
+        assert_eq!(asked.len(), QUESTIONS);
+        let other = visitor.connections.answers.question("another certificate".into());
+        assert!(other.is_some(), "it has its own");
+        drop(asked);
+        assert!(visitor.answer_question().is_some(), "they were taken");
+    }
+}
