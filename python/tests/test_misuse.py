@@ -53,18 +53,6 @@ def test_a_scaler_does_not_hide_the_scripts_own_clipping(start_fleet: Callable[.
         run.close()
 
 
-def test_weights_that_a_script_writes_itself_are_told_of_once(fleet: paraft.Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    run, m, o = prepared(fleet)
-    with caplog.at_level(logging.WARNING, "paraft"):
-        steps(m, o, 3)
-        assert not caplog.records
-        m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()})
-        steps(m, o, 3)
-    (said,) = caplog.messages
-    assert "`0.weight`" in said and "before run.prepare()" in said
-    run.finish()
-
-
 def test_what_is_trained_stays_so(fleet: paraft.Fleet) -> None:
     run, m, o = prepared(fleet)
     steps(m, o)

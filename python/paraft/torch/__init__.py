@@ -123,7 +123,8 @@ def local(
         raise ConfigError("leased data goes with the servers' optimizer, and not with local steps or apply=\"worker\": take DistributedSampler")
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
     settings = [f"local={toml(rule)}", *push_settings(encoding, None, None)]
-    return OnWorker(run, model, optimizer, settings=settings, turns=every if fragments > 1 else 1)
+    whole = fragments == 1 and not overlap and not mix
+    return OnWorker(run, model, optimizer, settings=settings, turns=1 if fragments == 1 else every, every=every if whole else 0)
 
 
 class DiLoCo:
