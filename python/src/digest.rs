@@ -8,8 +8,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub const WHOLE_BYTES: usize = 1024;
 
 /// Of larger ones every so many blocks, such that it is about this much of all together: some microseconds of a step.
-const SAMPLE_BYTES: usize = 64 << 10;
-const BLOCK_BYTES: usize = 256;
+const SAMPLE_BYTES: usize = 32 << 10;
+const BLOCK_BYTES: usize = 512;
 
 /// Of each tensor, by address and bytes, a digest of a sample. Samples of one number are of the same blocks, and following ones of
 /// others, until all were in one. An address of 0: there is nothing to be looked at.

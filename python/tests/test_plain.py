@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
 
 import models  # noqa: E402
 import paraft  # noqa: E402
@@ -348,3 +352,71 @@ def test_reentrant_checkpoints_with_overlap_are_an_error_at_once(fleet: Any) -> 
         train(m, o, "mlp", 1)
     assert run.step == 0
     run.close()
+
+
+def test_layer_replaced_after_prepare_is_named(fleet: Any) -> None:
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run = paraft.init(fleet)
+    run.prepare(m, o)
+    train(m, o, "mlp", 1)
+    m[0] = compiled(m[0])
+    train(m, o, "mlp", 1)
+    before, m[2] = m[2], nn.Linear(64, 10)
+    with pytest.raises(paraft.MisuseError, match="`2.weight` was replaced"):
+        train(m, o, "mlp", 1)
+    m[2] = before
+    train(m, o, "mlp", 1)
+    run.finish()
+
+
+def test_model_saved_midway_loads_without_paraft(fleet: Any, tmp_path: Path) -> None:
+    m = models.model("mlp")
+    run = paraft.init(fleet)
+    run.prepare(m, models.optimizer("sgd", m))
+    torch.save(m, tmp_path / "model.pt")
+    code = f"import sys, torch; m = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False); print(m(torch.ones(1, 20)).tolist(), 'paraft' in sys.modules)"
+    said = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    assert said.split()[-1] == "False"
+    assert torch.equal(copy.deepcopy(m)(torch.ones(1, 20)), m(torch.ones(1, 20)))
+    run.close()
+
+
+def test_prepare_in_inference_mode_trains(fleet: Any) -> None:
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run = paraft.init(fleet)
+    with torch.inference_mode():
+        run.prepare(m, o)
+    train(m, o, "mlp", 1)
+    run.finish()
+
+
+def test_type_changed_after_prepare_is_named(fleet: Any) -> None:
+    m = models.model("mlp").double()
+    o = models.optimizer("sgd", m)
+    run = paraft.init(fleet)
+    run.prepare(m, o)
+    train(m, o, "mlp", 1)
+    m.float()
+    with pytest.raises(paraft.MisuseError, match="`0.weight` was torch.float64 on cpu.*before"):
+        train(m, o, "mlp", 1)
+    run.close()
+
+
+@pytest.mark.parametrize("how", ["share_memory", "numpy"])
+def test_memory_of_others_holds_the_trained_weights(how: str, fleet: Any) -> None:
+    m = nn.Linear(20, 10)
+    if how == "numpy":
+        array = np.ones((10, 20), "float32")
+        m.weight = nn.Parameter(torch.from_numpy(array))
+    else:
+        m.share_memory()
+        array = m.weight.detach().numpy()
+    o = torch.optim.SGD(m.parameters(), lr=0.1)
+    run = paraft.init(fleet)
+    run.prepare(m, o)
+    train(m, o, "mlp", 2)
+    run.finish()
+    assert m.weight.is_shared() == (how == "share_memory")
+    assert (torch.from_numpy(array) == m.weight).all()

@@ -112,7 +112,7 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.large = nn.Linear(1024, 1024)
+        self.large = nn.Linear(256, 256)
         self.scale = nn.Parameter(torch.tensor(3.0))
 
     def forward(self, x: Any) -> Any:
@@ -126,7 +126,7 @@ def scaled(fleet: Any) -> tuple[Any, Any, Any, Callable[[], None]]:
     run.prepare(m, o)
 
     def step() -> None:
-        m(torch.ones(2, 1024)).sum().backward()
+        m(torch.ones(2, 256)).sum().backward()
         o.step()
         o.zero_grad()
 
@@ -139,7 +139,7 @@ def test_write_to_one_value_of_a_large_model_is_found(of: str, fleet: Any, caplo
     for _ in range(3):
         step()
         with torch.no_grad():
-            (m.scale if of == "scale" else m.large.weight[700, 3]).add_(0.5)
+            (m.scale if of == "scale" else m.large.weight[70, 3]).add_(0.5)
     step()
     run.finish()
     name = "scale" if of == "scale" else "large.weight"
@@ -148,9 +148,9 @@ def test_write_to_one_value_of_a_large_model_is_found(of: str, fleet: Any, caplo
 
 def test_data_write_outside_the_sample_is_found_in_turn(fleet: Any, caplog: Any) -> None:
     run, m, _, step = scaled(fleet)
-    for _ in range(70):  # every value of 4 MiB is looked at in 65 steps
+    for _ in range(12):  # every value of 257 KiB is looked at in 9 steps
         step()
-        m.large.weight.data[700, 3] += 0.5
+        m.large.weight.data[70, 3] += 0.5
     assert any("`large.weight` was written to" in line for line in caplog.messages)
     run.close()
 

@@ -93,11 +93,8 @@ class Flat:
                     "trains (as of a GAN) is another run's model, with servers of its own"
                 )
         self._trained = [(names.of(p), p, p.requires_grad) for p in given if p in names]
-        trains = set(map(id, self.params))
-        #: Where the trained ones stand.
-        self._stands = [
-            (m, key, p) for m in model.modules() for key, p in m._parameters.items() if p is not None and id(p) in trains and not is_sharded(p)
-        ]
+        self._root = model
+        self._stand()
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
         self.buffers: list[torch.Tensor] = []
@@ -131,6 +128,31 @@ class Flat:
         self.tensors: list[Tensor] = [
             (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
         ]
+
+    def _stand(self) -> None:
+        """Notes where the trained parameters stand in the model: wrapped modules are in other places than before.
+
+        Raises:
+            MisuseError: one is not in the model any more.
+        """
+        missing = set(map(id, self.params))
+        holders: set[torch.nn.Module] = set()
+        self._stands: list[tuple[dict[str, Any], str, Any]] = []
+        # From the leaves to the root: what holds something that is trained is in its place, too.
+        for module in reversed(list(self._root.modules())):
+            its = {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad and not is_sharded(p)}
+            inner = {key: m for key, m in module._modules.items() if m is not None and m in holders}
+            missing.difference_update(map(id, (p for p in module._parameters.values() if p is not None)))
+            if its or inner:
+                holders.add(module)
+            self._stands += [(module._parameters, key, p) for key, p in its.items()]
+            self._stands += [(module._modules, key, m) for key, m in inner.items()]
+        for p in self.params:
+            if id(p) in missing and not is_sharded(p):
+                raise MisuseError(
+                    f"`{self._model.of(p)}` was replaced by another parameter, or taken out, after run.prepare(): the servers, and checkpoints, "
+                    "have the one of then. Change the model before"
+                )
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -229,6 +251,7 @@ class Flat:
             elif is_param or buffers:
                 self._copied.append(i)
         self._with_buffers = buffers
+        self._kinds = [(p.dtype, p.device) for p in self.params]
         self._spans = [_span(view) for view in self.views[: len(self.params)]]
         self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
         self.mark()
@@ -245,14 +268,16 @@ class Flat:
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
                     f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and go on with a new run and resume="
                 )
-        for module, key, p in self._stands:
-            if module._parameters.get(key) is not p:
-                raise MisuseError(
-                    f"`{self._model.of(p)}` was replaced by another parameter, or taken out, after run.prepare(): the servers, and checkpoints, have "
-                    "the one of then. Change the model before"
-                )
+        if any(place.get(key) is not it for place, key, it in self._stands):
+            self._stand()
         if self._with_buffers:
             self._follow_buffers()
+        for i in self._copied:
+            if i < len(self.params) and (self.params[i].dtype, self.params[i].device) != self._kinds[i]:
+                raise MisuseError(
+                    f"`{self.names[i]}` was {self._kinds[i][0]} on {self._kinds[i][1]} at run.prepare(), and is {self.params[i].dtype} on "
+                    f"{self.params[i].device}: call model.to(), .half(), .float() before"
+                )
         for i, at in self._at:
             if self._tensors[i].data_ptr() != at:
                 raise MisuseError(
@@ -405,7 +430,8 @@ def _uses(t: torch.Tensor) -> int:
 def _is_held(t: torch.Tensor) -> bool:
     """Whether others may have its memory, too: another tensor, another process (``share_memory()``), or NumPy."""
     alone = torch.nn.Parameter(torch.empty(1, dtype=torch.float32, device="cpu"))
-    return t.is_shared() or not t.untyped_storage().resizable() or _uses(t) > _uses(alone)
+    shared: Any = t  # torch leaves this without a type
+    return bool(shared.is_shared()) or not t.untyped_storage().resizable() or _uses(t) > _uses(alone)
 
 
 def is_sharded(t: torch.Tensor) -> bool:

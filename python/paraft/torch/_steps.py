@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import sys
 import tempfile
 import types
 import weakref
@@ -23,6 +24,8 @@ _LOG = logging.getLogger("paraft")
 
 #: From so many bytes on, pushes that go out during the backward pass are worth a hook for each parameter.
 OVERLAP_BYTES = 4 << 20
+#: What a hook of ours is in a copy of the model, pickled or not: a function that does nothing, and needs nothing of this package.
+_NOTHING: tuple[Any, ...] = (functools.partial, (sys.audit, "torch.nn.Module.forward"))
 _STRIDED, _FLOAT32 = torch.strided, torch.float32
 
 
@@ -44,8 +47,8 @@ class Seen:
     A copy of the model, pickled or not, is no run's.
     """
 
-    def __init__(self, run: Optional[Run]) -> None:
-        self._run: Callable[[], Optional[Run]] = weakref.ref(run) if run is not None else lambda: None
+    def __init__(self, run: Run) -> None:
+        self._run = weakref.ref(run)
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = self._run()
@@ -60,15 +63,15 @@ class Seen:
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Seen, (None,)
+        return _NOTHING
 
 
 class _Notes:
     """Behind each forward pass of a group's rank, whose gradients torch writes until the backward pass is over: has them noted when it is,
     behind all that torch does then."""
 
-    def __init__(self, front: Optional[OnServers]) -> None:
-        self._front: Callable[[], Optional[OnServers]] = weakref.ref(front) if front is not None else lambda: None
+    def __init__(self, front: OnServers) -> None:
+        self._front = weakref.ref(front)
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         front = self._front()
@@ -81,7 +84,7 @@ class _Notes:
             computed.register_hook(lambda _: engine.queue_callback(lambda: engine.queue_callback(note)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Notes, (None,)
+        return _NOTHING
 
 
 def _stamp(gradient: torch.Tensor) -> float:
