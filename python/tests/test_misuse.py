@@ -240,3 +240,17 @@ def test_leased_data_says_what_it_goes_with(start_fleet: Callable[..., paraft.Fl
                 o.step()
                 o.zero_grad()
     run.close()
+
+
+def test_clipping_that_begins_later_is_named_too(fleet: paraft.Fleet) -> None:
+    run, m, o = prepared(fleet)
+    steps(m, o, 3)
+    with pytest.raises(paraft.MisuseError, match="clip_norm="):
+        for batch in models.batches("mlp", 0, 8):
+            models.loss(m, batch).backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 0.01)
+            o.step()
+            o.zero_grad()
+    o.zero_grad()
+    steps(m, o, 20)
+    run.finish()

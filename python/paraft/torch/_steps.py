@@ -154,10 +154,12 @@ class OnServers:
         self._hooks: list[Any] = []
         if self._push is _Push.LOOK and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
+            run._hooks += self._hooks
         elif self._push is _Push.LOOK:
-            params: list[tuple[int, Any]] = list(self._params)
-            self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
-        run._hooks += self._hooks
+            self._hook_all()
+        #: Steps until it is looked again whether a script changes gradients, where they are pushed late: as many as there were before.
+        self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
+        self._steps = 0
 
     def _shared_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         group, params = self.run._group, self.flat.params
@@ -165,6 +167,11 @@ class OnServers:
             return []
         wholes = apart(group.memory(sum(p.numel() for p in params)), [p.shape for p in params])
         return [(whole, part(whole, p)) for whole, p in zip(wholes, params)]
+
+    def _hook_all(self) -> None:
+        params: list[tuple[int, Any]] = list(self._params)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
+        self.run._hooks[1:] = self._hooks  # behind the model's own
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -233,6 +240,11 @@ class OnServers:
         self._pushed.clear()
         if self._push is _Push.LOOK:
             self._pushes(self._then)
+        self._steps += 1
+        if self._looks_in and self._push is _Push.LATE and self._steps == self._looks_in:
+            self._looks_in *= 2
+            self._hook_all()
+            self._push = _Push.LOOK
         self.run._goes(gradients)
 
     def tell_rates(self) -> None:
@@ -338,6 +350,7 @@ class OnServers:
             raise MisuseError(f"{why}, and some are pushed already: prepare(..., overlap=False)")
         if self._asked:
             raise MisuseError(f"{why}: prepare(..., overlap=False)")
+        self._looks_in = 0
         if self._then is _Push.EARLY:
             _LOG.info("%s: gradients are pushed by optimizer.step(), not during the backward pass", why)
         self._pushes(_Push.LATE)
