@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -115,12 +116,16 @@ class Run:
         self._closed = False
         #: As of the last time that the session was asked.
         self._last: dict[str, Any] = {}
+        #: On the model, which is as plain behind the run as it was before.
+        self._hooks: list[Any] = []
         self._quiet = 0
         self._moves = 0
         #: A step is pushed, and its wait was interrupted, or goes on.
         self._waits = False
         #: A thread is in that wait.
         self._waiting = False
+        #: The call that waits for the servers, and its thread.
+        self._call: Optional[tuple[str, int]] = None
         self._leased: dict[str, Any] = {}
         self._loss = math.nan
         self._samples = 0
@@ -136,6 +141,7 @@ class Run:
         Raises:
             MisuseError: it has one, has had one, or the servers are done.
         """
+        self._not_inside("run.prepare()")
         if self._session is not None:
             raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
         if self._closed:
@@ -200,7 +206,9 @@ class Run:
             certs=self._fleet.certs if self._fleet is not None else None,
         )
         try:
-            self._session = join() if self._group is None else self._group.open(join)
+            with self._inside("run.prepare()"):
+                session = join() if self._group is None else self._group.open(join)
+            self._session = session
         except ParaftError as e:
             if "is connected from another process" in str(e) and any(self._is_beside(other) for other in _RUNS):
                 raise MisuseError(
@@ -215,6 +223,28 @@ class Run:
                 "the job is at step %d: this worker goes on with the servers' weights, not with its own; run.step says where", self._step,
             )
         return self._session
+
+    def _not_inside(self, call: str) -> None:
+        """Whether a call may talk to the servers.
+
+        Raises:
+            MisuseError: this thread waits for them already, further up: the handler of a signal makes the call.
+        """
+        waits = self._call
+        if waits is not None and waits[1] == threading.get_ident():
+            raise MisuseError(
+                f"{call} is called while {waits[0]} waits, as by a signal's handler: have the handler set a flag, and make the call behind {waits[0]}"
+            )
+
+    @contextlib.contextmanager
+    def _inside(self, call: str) -> Iterator[None]:
+        """What is done in this block waits for the servers."""
+        self._not_inside(call)
+        before, self._call = self._call, (call, threading.get_ident())
+        try:
+            yield
+        finally:
+            self._call = before
 
     def _is_beside(self, other: Run) -> bool:
         """Whether the other run trains, as this worker of these servers."""
@@ -243,13 +273,15 @@ class Run:
             self._waited(lambda session: session.go_on())
 
     def _waited(self, wait: Callable[[Any], tuple[int, bool, bool]]) -> None:
+        self._not_inside("optimizer.step()")
         if self._waiting:
             raise MisuseError("another thread is in optimizer.step() of this run: one thread trains")
         session, self._waits = self._joined(), True
         self._waiting = True
         try:
             try:
-                stands = wait(session)
+                with self._inside("optimizer.step()"):
+                    stands = wait(session)
             finally:
                 self._waiting = False
         except DivergedError:
@@ -304,6 +336,8 @@ class Run:
     def _stands(self) -> dict[str, Any]:
         if self._closed and self._last:
             return dict(self._last)
+        if self._last and self._call is not None:  # a signal's handler asks while it waits, or another thread
+            return {**self._last, "step": self._step, "over": self._over}
         self._last = self._joined().stands()
         self._step, self._over = self._last["step"], self._last["over"]
         return dict(self._last)
@@ -329,7 +363,8 @@ class Run:
     def report(self, epoch: int, loss_sum: float, correct: int = 0, count: int = 0) -> None:
         """This worker's share of a held-out evaluation, as sums over ``count`` samples; the record has the mean over all workers.
         ``epoch`` from 1."""
-        self._joined().report(epoch, loss_sum, correct, count)
+        with self._inside("run.report()"):
+            self._joined().report(epoch, loss_sum, correct, count)
 
     def save(self) -> Path:
         """Writes a checkpoint of this worker's step: the weights and the servers' optimizer state. Waits until it is whole on the disk,
@@ -341,7 +376,8 @@ class Run:
 
         Raises:
             ConfigError: the job has no place for checkpoints.
-            MisuseError: gradients of the next step are pushed already, or the run is over.
+            MisuseError: gradients of the next step are pushed already, the run is over, or a signal's handler calls it while another call
+                waits: let it set a flag.
             UnavailableError: the servers cannot be reached, or came to no common step.
             RecordError: the files cannot be written.
         """
@@ -351,11 +387,13 @@ class Run:
         if self._finished:
             raise MisuseError("the run is finished, and with it the servers' part: call run.save() before run.finish()")
         self._joined()
+        self._not_inside("run.save()")
         self._settle()
         tell_rates = getattr(self._front(), "tell_rates", None)
         if tell_rates is not None:
             tell_rates()
-        saved: str = self._joined().save(folder)
+        with self._inside("run.save()"):
+            saved: str = self._joined().save(folder)
         return saved
 
     # ---- the end ----
@@ -366,11 +404,13 @@ class Run:
         Raises:
             UnavailableError: the servers cannot be reached.
         """
+        self._not_inside("run.finish()")
         if not self._finished:
             ends = getattr(self._front(), "ends", None)
             if ends is not None:
                 ends()
-            self._joined().finish()
+            with self._inside("run.finish()"):
+                self._joined().finish()
             self._stands()
             self._finished = self._over = True
             self._last["over"] = True
@@ -382,10 +422,17 @@ class Run:
     def close(self) -> None:
         """Leaves the job, where it is not finished: the others go on without this worker. A fleet that this run was made with ends
         with the fleet's own :meth:`Fleet.close`."""
+        self._not_inside("run.close()")
         session, self._session = self._session, None
         self._closed |= session is not None
+        self._unhook()
         if session is not None and os.getpid() == self._owner:
             session.leave()
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def _forgotten(self) -> None:
         """Nobody finished it, or closed it. A script that failed has said so."""
@@ -397,6 +444,7 @@ class Run:
 
     def __del__(self) -> None:
         self._forgotten()
+        self._unhook()
 
     def __enter__(self) -> Run:
         return self

@@ -4,6 +4,7 @@
 //! of the interpreter while it waits and looks after its signals meanwhile ([`signals`]), and says errors and log lines in Python's
 //! way ([`errors`], [`logs`]).
 
+mod digest;
 mod errors;
 mod logs;
 mod memory;
@@ -16,6 +17,8 @@ use pyo3::prelude::*;
 fn _paraft(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_class::<run::Run>()?;
+    m.add("WHOLE_BYTES", digest::WHOLE_BYTES)?;
+    m.add_function(wrap_pyfunction!(digest::digest, m)?)?;
     m.add_function(wrap_pyfunction!(end_with, m)?)?;
     Ok(())
 }

@@ -58,3 +58,13 @@ pub fn with<T>(address: usize, len: usize, read: impl FnOnce(&[f32]) -> T) -> Op
     #[allow(unsafe_code)]
     Some(read(unsafe { std::slice::from_raw_parts(at, len) }))
 }
+
+/// Reads the bytes of a tensor: as of [`with`], of any type.
+pub fn with_bytes<T>(address: usize, bytes: usize, read: impl FnOnce(&[u8]) -> T) -> Option<T> {
+    if address == 0 {
+        return None;
+    }
+    // SAFETY: the front end gives the address of a CPU tensor whose values lie in these bytes, and keeps it until the call is over.
+    #[allow(unsafe_code)]
+    Some(read(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }))
+}

@@ -15,7 +15,10 @@ use pyo3::{prelude::*, types::PyDict};
 use std::{
     path::{Path, PathBuf},
     process,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 /// A worker's part in a job.
@@ -25,10 +28,14 @@ use std::{
 #[pyclass(module = "paraft._paraft", name = "Run")]
 pub struct Run {
     inner: Mutex<Inner>,
+    /// The thread that is in a call, by [`this_thread`]; 0: none.
+    holder: AtomicUsize,
     signals: Arc<Signals>,
     process: u32,
     /// Of the tensors, in order.
     lengths: Vec<usize>,
+    /// Where the loop's own weights lie, and how many.
+    weights: (usize, usize),
 }
 
 struct Inner {
@@ -144,9 +151,11 @@ impl Run {
         });
         let this = Self {
             inner: Mutex::new(Inner { run: None, zeros: Vec::new() }),
+            holder: AtomicUsize::new(0),
             signals,
             process: process::id(),
             lengths,
+            weights: (address, values),
         };
         let run = joined.map_err(|e| this.raised(py, &e))?;
         this.inner.lock().run = Some(run);
@@ -194,6 +203,16 @@ impl Run {
         self.on(py, |inner, _| inner.run()?.skip())
     }
 
+    /// With local steps: whether the loop's weights are others than the servers', as they were pulled last.
+    fn moved(&self, py: Python<'_>) -> PyResult<bool> {
+        let (address, len) = self.weights;
+        self.on(py, |inner, _| {
+            let bits = |w: &f32| w.to_bits();
+            let theirs = inner.run()?.weights().iter().map(bits);
+            Ok(memory::with(address, len, |own| own.iter().map(bits).ne(theirs)).unwrap_or(false))
+        })
+    }
+
     /// The epoch, from 0, and the samples of the chunk that is to be trained; None: none is to be begun.
     fn chunk(&self, py: Python<'_>) -> PyResult<Option<(u64, Vec<u32>)>> {
         self.on(py, |inner, _| Ok(inner.run()?.chunk().map(|(epoch, samples)| (epoch, samples.to_vec()))))
@@ -227,6 +246,7 @@ impl Run {
         if process::id() != self.process {
             return Ok(());
         }
+        self.not_inside(py)?;
         let left = py.detach(|| self.inner.lock().run.take().map(OpenRun::leave));
         left.map_or(Ok(()), |()| logs::hand_over(py))
     }
@@ -290,15 +310,38 @@ impl Run {
                        DataLoader's workers need no run; a worker of its own calls paraft.init()";
             return Err(errors::misuse(py, why));
         }
-        let done = py.detach(|| act(&mut self.inner.lock(), &self.lengths));
+        self.not_inside(py)?;
+        let done = py.detach(|| {
+            let mut inner = self.inner.lock();
+            self.holder.store(this_thread(), Relaxed);
+            let done = act(&mut inner, &self.lengths);
+            self.holder.store(0, Relaxed);
+            done
+        });
         logs::hand_over(py)?;
         done.map_err(|e| self.raised(py, &e))
+    }
+
+    /// Whether this thread isn't in a call already: the handler of a signal, which runs while one waits, would wait for itself.
+    fn not_inside(&self, py: Python<'_>) -> PyResult<()> {
+        if self.holder.load(Relaxed) != this_thread() {
+            return Ok(());
+        }
+        let why = "this run waits for its servers, and the handler of a signal asks it for more: have the handler set a flag, and make \
+                   the call behind that which waits";
+        Err(errors::misuse(py, why))
     }
 
     fn raised(&self, py: Python<'_>, e: &WorkerError) -> PyErr {
         // What the handler of a signal raised goes to whoever waited.
         self.signals.take().unwrap_or_else(|| errors::raised(py, e))
     }
+}
+
+/// What tells a thread from the others: where its own copy of a variable lies.
+fn this_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| std::ptr::from_ref(mark) as usize)
 }
 
 impl Drop for Run {

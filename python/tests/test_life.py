@@ -462,3 +462,51 @@ def test_another_job_on_the_same_servers_is_refused_with_the_difference(fleet: A
     one_step(m, o)
     assert run.step == 2
     run.finish()
+
+
+def asks_in_a_handler(folder: str) -> list[Any]:
+    """Worker 0 of two is interrupted by a signal while it waits for worker 1 in a step, and its handler asks the run."""
+    run = paraft.init(settings={"checkpoint.dir": folder})
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+    said: dict[str, str] = {}
+    batches = list(models.batches("mlp", 0, 4))
+    calls: dict[str, Any] = {
+        "stats": lambda: run.stats()["step"],
+        "mode": lambda: run.mode,
+        "save": run.save,
+        "finish": run.finish,
+        "close": run.close,
+        "report": lambda: run.report(1, 1.0),
+        "step": o.step,
+        "state": o.state_dict,
+        "prepare": lambda: run.prepare(m, o),
+        "backward": lambda: run._session.ready(0, 0),
+    }
+
+    def handler(*_: Any) -> None:
+        for what, call in calls.items():
+            try:
+                said[what] = f"{call()}"
+            except Exception as e:
+                said[what] = type(e).__name__
+
+    signal.signal(signal.SIGALRM, handler)
+    for i, batch in enumerate(batches):
+        models.loss(m, batch).backward()
+        if i == 2 and run.rank == 1:
+            time.sleep(1.5)
+        if i == 2 and run.rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+        o.step()
+        o.zero_grad()
+    run.finish()
+    return [run.step, said]
+
+
+def test_signal_handler_is_answered_while_a_step_waits(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    step, said = run_workers(fleet, asks_in_a_handler, 2, str(tmp_path)).values[0]
+    assert step == 4
+    assert (said.pop("stats"), said.pop("mode")) == ("2", "bsp")
+    assert said == dict.fromkeys(("save", "finish", "close", "report", "step", "state", "prepare", "backward"), "MisuseError")

@@ -53,18 +53,6 @@ def test_a_scaler_does_not_hide_the_scripts_own_clipping(start_fleet: Callable[.
         run.close()
 
 
-def test_weights_that_a_script_writes_itself_are_told_of_once(fleet: paraft.Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    run, m, o = prepared(fleet)
-    with caplog.at_level(logging.WARNING, "paraft"):
-        steps(m, o, 3)
-        assert not caplog.records
-        m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()})
-        steps(m, o, 3)
-    (said,) = caplog.messages
-    assert "`0.weight`" in said and "before run.prepare()" in said
-    run.finish()
-
-
 def test_what_is_trained_stays_so(fleet: paraft.Fleet) -> None:
     run, m, o = prepared(fleet)
     steps(m, o)
@@ -252,3 +240,17 @@ def test_leased_data_says_what_it_goes_with(start_fleet: Callable[..., paraft.Fl
                 o.step()
                 o.zero_grad()
     run.close()
+
+
+def test_clipping_that_begins_later_is_named_too(fleet: paraft.Fleet) -> None:
+    run, m, o = prepared(fleet)
+    steps(m, o, 3)
+    with pytest.raises(paraft.MisuseError, match="clip_norm="):
+        for batch in models.batches("mlp", 0, 8):
+            models.loss(m, batch).backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 0.01)
+            o.step()
+            o.zero_grad()
+    o.zero_grad()
+    steps(m, o, 20)
+    run.finish()

@@ -67,7 +67,8 @@ def prepare(
             )
         else:
             settings = [f"optimizer={toml(table)}", *push_settings(encoding, clip_norm, clip_value)]
-            front = OnServers(run, model, optimizer, overlap=overlap, settings=settings)
+            with torch.inference_mode(False):  # what is made in it can't be trained on
+                front = OnServers(run, model, optimizer, overlap=overlap, settings=settings)
             on_servers(optimizer, front)
             return model, optimizer
     if clip_norm is not None or clip_value is not None:
@@ -123,7 +124,9 @@ def local(
         raise ConfigError("leased data goes with the servers' optimizer, and not with local steps or apply=\"worker\": take DistributedSampler")
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
     settings = [f"local={toml(rule)}", *push_settings(encoding, None, None)]
-    return OnWorker(run, model, optimizer, settings=settings, turns=every if fragments > 1 else 1)
+    whole = fragments == 1 and not overlap and not mix
+    with torch.inference_mode(False):
+        return OnWorker(run, model, optimizer, settings=settings, turns=1 if fragments == 1 else every, every=every if whole else 0)
 
 
 class DiLoCo:

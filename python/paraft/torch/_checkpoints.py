@@ -14,8 +14,11 @@ from typing import Any, Optional, Union
 
 import torch
 
+from .._run import Run
 from ..errors import DataError
 from . import _optim
+from ._flat import Flat, own, part
+from ._names import Names, as_in
 
 _LOG = logging.getLogger("paraft")
 
@@ -25,25 +28,29 @@ _DTYPES = {"F32": torch.float32, "I64": torch.int64}
 _Path = Union[str, "PathLike[str]"]
 
 
-def load_checkpoint(checkpoint: _Path) -> dict[str, Any]:
+def load_checkpoint(checkpoint: _Path, model: Optional[torch.nn.Module] = None) -> dict[str, Any]:
     """A checkpoint as a script without Paraft goes on from it::
 
         saved = paraft.torch.load_checkpoint("checkpoints")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
 
-    ``model`` has what is trained, and the running statistics; parameters that are frozen are not in a checkpoint (``strict=False``, over
-    a model that has them). ``optimizer`` is what ``optimizer.state_dict()`` would be, had torch made the steps itself; ``None`` where
+    ``model`` has what is trained, and the running statistics, by the names of the model itself, without those of wrappers (``_orig_mod.``,
+    ``module.``), and under all names that a tensor has. Parameters that are frozen are not in a checkpoint, nor what is each worker's own
+    (integer buffers). With ``model=`` it is the whole of what ``model.load_state_dict()`` takes: by that model's names, wrappers' included, and
+    what is not in the checkpoint as the model has it now. ``optimizer`` is what ``optimizer.state_dict()`` would be, had torch made the steps itself; ``None`` where
     the workers ran optimizers of their own. ``step``: so many are done.
 
     Args:
         checkpoint: a checkpoint, a folder of them, or the folder of a run: of several the latest.
+        model: the model that is to be given the values.
 
     Raises:
         DataError: there is none, or it is cut off or damaged.
     """
     found = opened(checkpoint)
-    return {"model": found.model(), "optimizer": found.optimizer(), "step": found.step}
+    state = found.model() if model is None else as_in(model, found.model())
+    return {"model": state, "optimizer": found.optimizer(), "step": found.step}
 
 
 def export_dcp(checkpoint: _Path, to: _Path) -> None:
@@ -97,8 +104,26 @@ class Checkpoint:
         """``state_dict()`` of the model, but for what is frozen."""
         tensors = dict(self._model)
         for alias, name in self._said.get("tied", {}).items():
-            tensors[alias] = tensors[name]
+            if name in tensors:
+                tensors[alias] = tensors[name]
+            counter = name.removesuffix("running_mean") + "num_batches_tracked"  # which the servers add
+            if name.endswith("running_mean") and counter in tensors:
+                tensors[alias.removesuffix("running_mean") + "num_batches_tracked"] = tensors[counter]
         return tensors
+
+    @property
+    def frozen(self) -> list[str]:
+        """Parameters that the model had, and that were not trained."""
+        return list(self._said.get("frozen", []))
+
+    @property
+    def kind(self) -> str:
+        """Of the servers' optimizer."""
+        return str(self._manifest["optimizer"]["kind"])
+
+    def trained(self) -> dict[str, list[int]]:
+        """Shapes of what is trained, by name, in the order of the checkpoint."""
+        return {t["name"]: list(t["shape"]) for t in self._trained()}
 
     def optimizer(self) -> Optional[dict[str, Any]]:
         """``state_dict()`` of the optimizer, by torch's indices; none where it was not the servers'."""
@@ -117,10 +142,12 @@ class Checkpoint:
         """The optimizer's groups, with the names of their parameters, at their rates of then."""
         trained = {t["name"] for t in self._trained()}
         groups = [dict(g) for g in self._said.get("groups", [])] or self._own_groups()
-        rates = iter(self._manifest.get("rates", []))
-        for group in groups:
-            if any(name in trained for name in group["params"]):
-                group["lr"] = next(rates, group["lr"])
+        rates = self._manifest.get("rates", [])
+        of = iter(range(len(groups)))
+        classes = self._said.get("classes") or [next(of) if any(n in trained for n in g["params"]) else -1 for g in groups]
+        for group, c in zip(groups, classes):
+            if 0 <= c < len(rates):
+                group["lr"] = rates[c]
             if "betas" in group:
                 group["betas"] = tuple(group["betas"])
         return groups
@@ -234,21 +261,56 @@ class Checkpoint:
             raise self._broken(piece, "is damaged: its header can't be read") from None
 
 
-def note(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module) -> str:
+def note(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module, flat: Flat) -> str:
     """What a checkpoint is to say of a script besides weights and state, such that :func:`load_checkpoint` gives torch's objects.
     ``optimizer``: none where it is the worker's own."""
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model = model.module  # its names are the model's
-    names = {id(p): name for name, p in model.named_parameters()}
-    every = model.named_parameters(remove_duplicate=False)
-    said: dict[str, Any] = {"tied": {name: names[id(p)] for name, p in every if name != names[id(p)]}}
+    names = Names(model)
+    said: dict[str, Any] = {"tied": flat.aliases, "frozen": flat.frozen}
     if optimizer is None:
         said["local"] = True
     else:
-        said["groups"] = [
-            {**_optim.plain(group), "params": [names.get(id(p), "") for p in group["params"]]} for group in optimizer.param_groups
-        ]
+        said["classes"] = flat.classes
+        said["groups"] = [{**_optim.plain(group), "params": [names.of(p) for p in group["params"]]} for group in optimizer.param_groups]
     return json.dumps({"torch": said})
+
+
+def resumes_elsewhere(run: Run, model: torch.nn.Module, flat: Flat, optimizer: Optional[torch.optim.Optimizer]) -> None:
+    """Where the run is to go on from a checkpoint of this model with other layers frozen, a new job has to begin: gives model and optimizer
+    what the checkpoint has of them, from which it does. Any other checkpoint is left to the servers' job.
+
+    ``optimizer``: none where it is the worker's own."""
+    if run._resume is None:
+        return
+    try:
+        found = opened(run._resume)
+    except DataError:
+        return  # the job says what is wrong with it
+    before, now = found.trained(), dict(zip(flat.names, ([*p.shape] for p in flat.params)))
+    begun, ended = [n for n in now if n not in before], [n for n in before if n not in now]
+    if not begun and not ended or any(n not in found.frozen for n in begun) or any(n not in flat.frozen for n in ended):
+        return
+    if any(before[n] != now[n] for n in now if n in before):
+        return
+    if optimizer is not None and found.kind != _optim.table(optimizer)["kind"]:
+        return
+    values, names = found.model(), Names(model)
+    with torch.no_grad():
+        for name, t in (*model.named_parameters(), *model.named_buffers()):
+            value = values.get(names.plain(name))
+            if value is not None and list(value.shape) == list(t.shape):
+                own(t.data).copy_(part(value, t))
+        for name, into in zip(flat.names, flat.views):
+            if name in values:
+                into.copy_(values[name])
+        if optimizer is not None:
+            for name, p in zip(flat.names, flat.params):
+                if name in before:
+                    optimizer.state[p] = dict(found.state_of(name))
+    run._resume = None
+    _LOG.warning(
+        "%s: other layers were frozen there (`%s`), so that a new job begins, with its weights and the optimizer's state. run.step counts from 0; "
+        "%d steps were made before", found.path, (begun or ended)[0], found.step,
+    )
 
 
 def _len(tensors: list[dict[str, Any]]) -> int:

@@ -1,8 +1,8 @@
 """A model as one flat vector: what the servers hold, and where its parameters lie in it.
 
 A parameter of float32 on the CPU, contiguous, *is* a view of the vector: what is pulled is where the model computes, and nothing is
-converted on a step's path. Any other (half precision, channels-last, on a GPU) keeps memory of its own and is copied; so does one that is
-sharded over the ranks of a group (FSDP2), of which each rank copies its own part.
+converted on a step's path. Any other (half precision, channels-last, on a GPU, or memory that another tensor has too) keeps its memory and
+is copied; so does one that is sharded over the ranks of a group (FSDP2), of which each rank copies its own part.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from typing import Any, Optional
 import torch
 from torch.nn.parameter import is_lazy
 
+from .._paraft import WHOLE_BYTES, digest
 from .._run import Tensor
 from ..errors import ConfigError, MisuseError
 from ._group import Group
+from ._names import Names
 
 _LOG = logging.getLogger("paraft")
 
 
+#: The most classes of parameters that the servers hold, each with a rate and a decay of its own.
+MAX_CLASSES = 1024
+#: With more groups than these, those of one rate and decay become one class: each class has buckets of its own.
+_FEW_GROUPS = 32
+
+
 class Flat:
-    """The trained parameters of a model in the order of an optimizer's groups, then its running statistics.
+    """The trained parameters of a model, class by class, then its running statistics.
 
     ``group``: whose ranks the vector belongs to; it lies in memory that they share.
 
@@ -32,34 +40,49 @@ class Flat:
         values: the vector, on the CPU.
         params: the parameters, in order.
         names: theirs and the statistics'.
-        group_values: how many values each of the optimizer's groups has.
-        buffers: the running statistics: persistent buffers of floating numbers, all of them finite.
+        classes: of each of the optimizer's groups the class that its parameters are in; -1: nothing of it is trained.
+        class_values: how many values each class has.
+        buffers: the running statistics as ``prepare`` found them: persistent buffers of floating numbers, all of them finite.
+            :meth:`statistics` has them as they are now.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group]) -> None:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = model.module  # its names are the model's
-        names = {id(p): name for name, p in model.named_parameters()}
+        self._model = names = Names(model)
         lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
         if lazy is not None:
             raise ConfigError(f"`{lazy}` has no shape yet (a lazy module): run one batch through the model before prepare()")
         order = {id(p): i for i, p in enumerate(model.parameters())}
         self.params: list[torch.nn.Parameter] = []
-        self.names: list[str] = []
-        self.group_values: list[int] = []
         for i, of in enumerate(optimizer.param_groups):
-            trained = [p for p in of["params"] if p.requires_grad]
-            for p in trained:
-                if id(p) not in names:
+            seen: set[int] = set()
+            for p in of["params"]:
+                if id(p) in seen:
+                    raise ConfigError(
+                        f"parameter group {i} of the optimizer has `{names.of(p)}` twice: name each parameter once "
+                        "(a tied one is the same parameter)"
+                    )
+                seen.add(id(p))
+                if not p.requires_grad:
+                    continue
+                if p not in names:
                     raise ConfigError(
                         f"parameter group {i} of the optimizer has a parameter of shape {list(p.shape)} that is not the model's"
                     )
                 if not p.is_floating_point():
-                    raise ConfigError(f"`{names[id(p)]}` is {p.dtype}: what is trained is of floating numbers; split complex ones")
+                    raise ConfigError(f"`{names.of(p)}` is {p.dtype}: what is trained is of floating numbers; split complex ones")
+                if repeats(p):
+                    raise ConfigError(
+                        f"`{names.of(p)}` is expanded: several of its values are one in memory, and no optimizer can write them. "
+                        "Make it of a copy: nn.Parameter(t.clone())"
+                    )
+        self.classes = _classes(optimizer)
+        self.class_values: list[int] = []
+        for c in range(max(self.classes, default=-1) + 1):
+            trained = [p for of, its in zip(optimizer.param_groups, self.classes) if its == c for p in of["params"] if p.requires_grad]
             trained.sort(key=lambda p: order[id(p)])
             self.params += trained
-            self.names += [names[id(p)] for p in trained]
-            self.group_values.append(sum(p.numel() for p in trained))
+            self.class_values.append(sum(p.numel() for p in trained))
+        self.names = [names.of(p) for p in self.params]
         given = [p for of in optimizer.param_groups for p in of["params"]]
         held = {id(p) for p in given}
         for name, p in model.named_parameters():
@@ -69,18 +92,17 @@ class Flat:
                     "keep its own: freeze it (requires_grad_(False)), or give it to the optimizer. A run has one optimizer; what another one "
                     "trains (as of a GAN) is another run's model, with servers of its own"
                 )
-        self._trained = [(names[id(p)], p, p.requires_grad) for p in given if id(p) in names]
+        self._trained = [(names.of(p), p, p.requires_grad) for p in given if p in names]
+        self._root = model
+        self._stand()
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
-        kept = set(model.state_dict(keep_vars=True))
         self.buffers: list[torch.Tensor] = []
-        for name, b in model.named_buffers():
-            if name in kept and b.is_floating_point() and b.numel():
-                if not bool(own(b).isfinite().all()):
-                    _LOG.info("`%s` holds infinities: it is a constant, as of a mask, and each worker's own", name)
-                    continue
-                self.buffers.append(b)
-                self.names.append(name)
+        #: The module that has each, and by what name: a script may put another tensor there.
+        self._places: list[tuple[torch.nn.Module, str]] = []
+        self._find_buffers(model)
+        #: The parameters that aren't trained.
+        self.frozen = [names.of(p) for p in model.parameters() if not p.requires_grad]
         tensors = [*self.params, *self.buffers]
         if any(t.numel() == 0 for t in tensors):
             empty = self.names[next(i for i, t in enumerate(tensors) if t.numel() == 0)]
@@ -91,13 +113,14 @@ class Flat:
         shapes, length = [t.shape for t in tensors], sum(t.numel() for t in tensors)
         if self._group is None:
             on_gpu = any(t.is_cuda for t in tensors)
-            self.values = torch.empty(length, dtype=torch.float32, pin_memory=on_gpu)
+            self.values = torch.empty(length, dtype=torch.float32, device="cpu", pin_memory=on_gpu)
         else:
             self.values = self._group.memory(length)
         self.views = apart(self.values, shapes)
         #: Of each tensor, this rank's part of its place in the vector.
         self.parts = [part(view, t) for view, t in zip(self.views, tensors)]
         self._copied: list[int] = []
+        self._sample = 0
         with torch.no_grad():
             for into, tensor in zip(self.parts, tensors):
                 if self._group is None or self._group.leads or is_sharded(tensor):
@@ -105,6 +128,79 @@ class Flat:
         self.tensors: list[Tensor] = [
             (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
         ]
+
+    def _stand(self) -> None:
+        """Notes where the trained parameters stand in the model: wrapped modules are in other places than before.
+
+        Raises:
+            MisuseError: one is not in the model any more.
+        """
+        missing = set(map(id, self.params))
+        holders: set[torch.nn.Module] = set()
+        self._stands: list[tuple[dict[str, Any], str, Any]] = []
+        # From the leaves to the root: what holds something that is trained is in its place, too.
+        for module in reversed(list(self._root.modules())):
+            its = {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad and not is_sharded(p)}
+            inner = {key: m for key, m in module._modules.items() if m is not None and m in holders}
+            missing.difference_update(map(id, (p for p in module._parameters.values() if p is not None)))
+            if its or inner:
+                holders.add(module)
+            self._stands += [(module._parameters, key, p) for key, p in its.items()]
+            self._stands += [(module._modules, key, m) for key, m in inner.items()]
+        for p in self.params:
+            if id(p) in missing and not is_sharded(p):
+                raise MisuseError(
+                    f"`{self._model.of(p)}` was replaced by another parameter, or taken out, after run.prepare(): the servers, and checkpoints, "
+                    "have the one of then. Change the model before"
+                )
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Names under which the model has one of these tensors a second time, each with the first."""
+        known = set(self.names)
+        return {alias: name for alias, name in self._model.aliases.items() if name in known}
+
+    def _find_buffers(self, model: torch.nn.Module) -> None:
+        seen: set[int] = set()
+        for module in model.modules():
+            for key, b in module._buffers.items():
+                if b is None or id(b) in seen or key in module._non_persistent_buffers_set:
+                    continue
+                seen.add(id(b))
+                if not b.is_floating_point() or not b.numel():
+                    continue
+                name = self._model.of(b)
+                if not bool(own(b).to(torch.float32).isfinite().all()):
+                    _LOG.info("`%s` holds infinities: it is a constant, as of a mask, and each worker's own", name)
+                    continue
+                self.buffers.append(self._whole(module, key, b))
+                self._places.append((module, key))
+                self.names.append(name)
+
+    @staticmethod
+    def _whole(module: torch.nn.Module, key: str, b: torch.Tensor) -> torch.Tensor:
+        """A buffer with memory for each of its values: one that was ``expand()``ed can't be written."""
+        if repeats(b):
+            b = module._buffers[key] = b.detach().clone(memory_format=torch.contiguous_format)
+        return b
+
+    def statistics(self) -> list[torch.Tensor]:
+        """The running statistics as the modules have them now: a script may have assigned others.
+
+        Raises:
+            MisuseError: one is gone, or has another shape.
+        """
+        now = []
+        for (module, key), name, before in zip(self._places, self.names[len(self.params) :], self.buffers):
+            b = module._buffers.get(key)
+            if b is None or b.shape != before.shape or not b.is_floating_point():
+                is_ = "gone" if b is None else f"{b.dtype} {list(b.shape)}"
+                raise MisuseError(
+                    f"the buffer `{name}` was {before.dtype} {list(before.shape)} at run.prepare(), and is {is_}: the servers hold as many values "
+                    "as then. Register it with persistent=False, or give it its shape before"
+                )
+            now.append(b if b is before else self._whole(module, key, b))
+        return now
 
     def _check_shards(self) -> None:
         if not self.sharded:
@@ -126,21 +222,39 @@ class Flat:
                     f"`{name}` is sharded over ranks {mesh}, and the group has {self._group.ranks}: a group's ranks are those of the mesh"
                 )
 
+    def check_ties(self) -> None:
+        """Whether each trained value has memory of its own.
+
+        Raises:
+            ConfigError: two tensors have some in common.
+        """
+        pair = _overlapping([own(t) for t in (*self.params, *self.buffers)], len(self.params))
+        if pair is not None:
+            a, b = (self.names[i] for i in pair)
+            raise ConfigError(
+                f"`{a}` and `{b}` share memory (tied by .data, or one is a view of the other), and the servers would train them as two. Tie them "
+                f"as one parameter (`{b}` = `{a}`); a transposed one is computed: F.linear(x, weight.t()). prepare(..., apply=\"worker\") keeps "
+                "what shares memory"
+            )
+
     def attach(self, *, buffers: bool, shared: bool = True) -> None:
         """Makes the parameters views of the vector where they can be; ``buffers``: the running statistics too. ``shared``: what all ranks of
         a group may have in common; else the first rank has it, and the others have weights of their own."""
-        tensors = [*self.params, *self.buffers]
-        for i, (view, t) in enumerate(zip(self.views, tensors)):
+        self._tensors = [*self.params, *self.buffers]
+        for i, (view, t) in enumerate(zip(self.views, self._tensors)):
             is_param = i < len(self.params)
-            plain = t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not is_sharded(t)
+            # What others hold the memory of, as p.data or a flat vector of weights, stays where it is.
+            plain = t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not is_sharded(t) and not _is_held(t)
             direct = plain and (shared or self._group is None or self._group.leads)
             if direct and (is_param or buffers):
                 t.data = view
             elif is_param or buffers:
                 self._copied.append(i)
-        self._tensors = tensors
-        self._versions = [p._version for p in self.params]
+        self._with_buffers = buffers
+        self._kinds = [(p.dtype, p.device) for p in self.params]
+        self._spans = [_span(view) for view in self.views[: len(self.params)]]
         self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
+        self.mark()
 
     def check(self) -> None:
         """Whether the parameters are still where they were put, and the same ones are trained.
@@ -154,6 +268,16 @@ class Flat:
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
                     f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and go on with a new run and resume="
                 )
+        if any(place.get(key) is not it for place, key, it in self._stands):
+            self._stand()
+        if self._with_buffers:
+            self._follow_buffers()
+        for i in self._copied:
+            if i < len(self.params) and (self.params[i].dtype, self.params[i].device) != self._kinds[i]:
+                raise MisuseError(
+                    f"`{self.names[i]}` was {self._kinds[i][0]} on {self._kinds[i][1]} at run.prepare(), and is {self.params[i].dtype} on "
+                    f"{self.params[i].device}: call model.to(), .half(), .float() before"
+                )
         for i, at in self._at:
             if self._tensors[i].data_ptr() != at:
                 raise MisuseError(
@@ -161,16 +285,63 @@ class Flat:
                     "do that before"
                 )
 
+    def _follow_buffers(self) -> None:
+        """Statistics that the script has assigned anew have memory of their own from then on."""
+        for i, b in enumerate(self.statistics(), len(self.params)):
+            if b is not self._tensors[i]:
+                self._tensors[i] = b
+                self._own_memory(i)
+
+    def _own_memory(self, i: int) -> None:
+        if i not in self._copied:
+            self._copied.append(i)
+            self._at = [(other, at) for other, at in self._at if other != i]
+
+    # ---- what a script writes to weights itself ----
+
+    def mark(self) -> None:
+        """The parameters are as the servers have them."""
+        self._versions = [p._version for p in self.params]
+        self._sample += 1
+        self._digests = self._digest()
+
+    def _digest(self) -> list[int]:
+        """Of each parameter that lies on the CPU, a digest of a sample of its bytes: in another step others are in it."""
+        for i in self._copied:
+            if i < len(self.params):
+                self._spans[i] = _span(own(self.params[i]))
+        return digest(self._spans, self._sample)
+
+    @torch.no_grad()
     def written(self) -> Optional[str]:
-        """The name of a parameter that somebody has written to since :meth:`attach`: what is pulled is not counted by torch."""
-        now = [p._version for p in self.params]
-        if now == self._versions:
+        """The name of a parameter that has other values than at the last :meth:`mark`.
+
+        Torch counts writes, but for those to ``.data``; a digest sees these, in a sample. Weights that were swapped out and in again
+        count as not written.
+        """
+        now, digests = [p._version for p in self.params], self._digest()
+        if now == self._versions and digests == self._digests:
             return None
-        return next(name for name, a, b in zip(self.names, now, self._versions) if a != b)
+        for i, p in enumerate(self.params):
+            if digests[i] != self._digests[i]:
+                return self.names[i]
+            if now[i] == self._versions[i]:
+                continue
+            mine, servers = own(p.detach()), self.parts[i]
+            if i in self._copied:
+                if not torch.equal(mine.cpu(), servers.to(mine.dtype)):
+                    return self.names[i]
+            elif mine.numel() * mine.element_size() > WHOLE_BYTES:
+                # The sample can't tell whether all of it is as before. From now on the vector keeps the servers' values beside it.
+                p.data = mine.clone()
+                self._own_memory(i)
+        return None
 
     def spread(self) -> None:
         """Copies the vector to the tensors that have memory of their own."""
         if self._copied:
+            if self._with_buffers:
+                self._follow_buffers()
             with torch.no_grad():
                 torch._foreach_copy_([own(self._tensors[i].data) for i in self._copied], [self.parts[i] for i in self._copied], True)
             self._synchronize()
@@ -186,6 +357,81 @@ class Flat:
         device = next((self._tensors[i].device for i in self._copied if self._tensors[i].is_cuda), None)
         if device is not None:
             torch.cuda.current_stream(device).synchronize()  # the vector is the next pull's
+
+
+def _classes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Of each parameter group its class. Where there are many groups, as of builders that make one for each tensor, those of one rate
+    and decay are one."""
+    trains = [any(p.requires_grad for p in g["params"]) for g in optimizer.param_groups]
+    few = sum(trains) <= _FEW_GROUPS
+    known: dict[Any, int] = {}
+    classes = []
+    for i, (g, trained) in enumerate(zip(optimizer.param_groups, trains)):
+        key = i if few else tuple(float(g.get(k, g["lr"])) for k in ("lr", "initial_lr", "weight_decay"))
+        classes.append(known.setdefault(key, len(known)) if trained else -1)
+    if len(known) > MAX_CLASSES:
+        raise ConfigError(
+            f"the optimizer has {len(optimizer.param_groups)} parameter groups with {len(known)} different pairs of lr and weight_decay, and the "
+            f"servers hold at most {MAX_CLASSES}: give more parameters the same lr and weight_decay"
+        )
+    return classes
+
+
+def repeats(t: torch.Tensor) -> bool:
+    """Whether several values of it are one in memory, as of ``expand()``."""
+    mine = own(t)
+    return any(stride == 0 and size > 1 for size, stride in zip(mine.shape, mine.stride()))
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    """Where its bytes lie on the CPU, and how many; 0 where they aren't there, or others lie between them."""
+    bytes_ = t.numel() * t.element_size()
+    alone = t.is_cpu and (t.is_contiguous() or _reach(t) == bytes_)
+    return (t.data_ptr(), bytes_) if alone else (0, 0)
+
+
+def _reach(t: torch.Tensor) -> int:
+    """Bytes from its first value to the end of its last one."""
+    return (1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))) * t.element_size()
+
+
+def _overlapping(tensors: list[torch.Tensor], trained: int) -> Optional[tuple[int, int]]:
+    """Two tensors that have a value in common, at least one of them among the first ``trained``."""
+    spans = sorted(
+        (t.untyped_storage().data_ptr(), t.data_ptr(), t.data_ptr() + _reach(t), i) for i, t in enumerate(tensors) if t.data_ptr()
+    )
+    for at, (storage, _, end, i) in enumerate(spans):
+        for other, begin, _, j in spans[at + 1 :]:
+            if other != storage or begin >= end:
+                break
+            if min(i, j) < trained and _common(tensors[i], tensors[j]):
+                return min(i, j), max(i, j)
+    return None
+
+
+def _common(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors whose bytes lie between each other have a byte in common: columns of one matrix have none."""
+    first = min(a.data_ptr(), b.data_ptr())
+
+    def places(t: torch.Tensor) -> torch.Tensor:
+        size, begin = t.element_size(), t.data_ptr() - first
+        every = torch.arange(_reach(t) // size, dtype=torch.int64, device="cpu").as_strided(t.shape, t.stride()).reshape(-1)
+        return (every * size + begin).unsqueeze(1) + torch.arange(size, dtype=torch.int64, device="cpu")
+
+    return bool(torch.isin(places(a), places(b)).any())
+
+
+def _uses(t: torch.Tensor) -> int:
+    """How many tensors have its memory. (Torch's own count; a release without it: one.)"""
+    count: Any = getattr(torch._C, "_storage_Use_Count", None)
+    return int(count(t.untyped_storage()._cdata)) if count is not None else 0
+
+
+def _is_held(t: torch.Tensor) -> bool:
+    """Whether others may have its memory, too: another tensor, another process (``share_memory()``), or NumPy."""
+    alone = torch.nn.Parameter(torch.empty(1, dtype=torch.float32, device="cpu"))
+    shared: Any = t  # torch leaves this without a type
+    return bool(shared.is_shared()) or not t.untyped_storage().resizable() or _uses(t) > _uses(alone)
 
 
 def is_sharded(t: torch.Tensor) -> bool:
@@ -225,5 +471,5 @@ def apart(values: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tens
 def staged(gradient: torch.Tensor, stage: Optional[torch.Tensor]) -> torch.Tensor:
     """A gradient as the servers take it: contiguous float32 on the CPU. ``stage``: memory for it, kept from step to step."""
     if stage is None:
-        stage = torch.empty(gradient.shape, dtype=torch.float32, pin_memory=gradient.is_cuda)
+        stage = torch.empty(gradient.shape, dtype=torch.float32, device="cpu", pin_memory=gradient.is_cuda)
     return stage.copy_(gradient)

@@ -50,8 +50,8 @@ class Group:
         self.ranks = dist.get_process_group_ranks(group)
         self.place_inside = self.ranks.index(dist.get_rank())
         self.leads = self.place_inside == 0
-        self._word = torch.zeros(_TOLD_BYTES, dtype=torch.uint8)
-        self._mark = torch.zeros(1)
+        self._word = torch.zeros(_TOLD_BYTES, dtype=torch.uint8, device="cpu")
+        self._mark = torch.zeros(1, dtype=torch.float32, device="cpu")
 
     def place(self) -> tuple[int, int]:
         """Which worker this is, and how many there are, where all groups have the same size and consecutive ranks.
@@ -90,7 +90,7 @@ class Group:
                     shared = mmap.mmap(descriptor, size)
         except OSError as e:
             why = f"{e}; rank {self.ranks[0]} must be of the same user and container"
-        failed = torch.tensor([0 if shared is not None else 1])
+        failed = torch.tensor([0 if shared is not None else 1], device="cpu")
         dist.all_reduce(failed, group=self._group)  # until all have it
         if made is not None:
             os.close(made)
@@ -143,7 +143,7 @@ class Group:
 
     def sum(self, numbers: list[float]) -> list[float]:
         """Over the ranks, on the first one."""
-        total = torch.tensor(numbers, dtype=torch.float64)
+        total = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         dist.reduce(total, self.ranks[0], group=self._group)
         return total.tolist()
 
@@ -228,6 +228,11 @@ class Member:
         loss_sum, *whole = self._of.sum([loss_sum, correct, count])
         if self._of.leads:
             self._session.report(epoch, loss_sum, *map(int, whole))
+
+    def moved(self) -> bool:
+        """Whether the first rank's weights aren't the servers' any more, with local steps."""
+        moved: bool = self._of.share(self._session.moved() if self._of.leads else None)
+        return moved
 
     def rates(self, rates: list[float]) -> None:
         """Those of the first rank count."""

@@ -101,9 +101,10 @@ def table(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {**tables[0], "lr": float(first["lr"]), "weight_decay": float(first["weight_decay"])}
 
 
-def groups(optimizer: torch.optim.Optimizer, values: list[int]) -> list[tuple[int, float, float]]:
-    """Values, rate and decay of each group that has anything to train, where there are several."""
-    of = [(n, float(g["lr"]), float(g["weight_decay"])) for n, g in zip(values, optimizer.param_groups) if n]
+def groups(optimizer: torch.optim.Optimizer, classes: list[int], values: list[int]) -> list[tuple[int, float, float]]:
+    """Values, rate and decay of each class of groups, where there are several."""
+    first = [optimizer.param_groups[classes.index(c)] for c in range(len(values))]
+    of = [(n, float(g["lr"]), float(g["weight_decay"])) for n, g in zip(values, first)]
     return of if len(of) > 1 else []
 
 
@@ -153,7 +154,7 @@ def brought(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) 
         for p in params:
             own = optimizer.state.get(p, {}).get(name)
             own = own.full_tensor() if own is not None and is_sharded(own) else own
-            parts.append(torch.zeros(p.numel()) if own is None else own.detach().to("cpu", torch.float32).contiguous().reshape(-1))
+            parts.append(torch.zeros(p.numel(), dtype=torch.float32, device="cpu") if own is None else own.detach().to("cpu", torch.float32).contiguous().reshape(-1))
         vectors.append(torch.cat(parts))
     return vectors, most
 
@@ -165,14 +166,14 @@ def state_of(of: dict[str, Any], vectors: dict[str, torch.Tensor], updates: int)
         return {}
     if kind in ("sgd", "momentum", "nesterov"):
         return vectors
-    step = {"step": torch.tensor(float(updates))}
+    step = {"step": torch.tensor(float(updates), dtype=torch.float32, device="cpu")}
     if kind == "nadam":
         # Torch keeps the product of the momenta, which is a function of the number of steps, and soon nothing.
         product, t = 1.0, 1
         while t <= updates and product > 1e-50:
             product *= of["beta1"] * (1 - 0.5 * 0.96 ** (t * of["momentum_decay"]))
             t += 1
-        step["mu_product"] = torch.tensor(product, dtype=torch.float32)
+        step["mu_product"] = torch.tensor(product, dtype=torch.float32, device="cpu")
     return {**step, **vectors}
 
 
@@ -202,7 +203,7 @@ def group(of: dict[str, Any]) -> dict[str, Any]:
     if make is None:
         raise DataError(f"torch has no optimizer that is `{kind}`")
     make_any: Any = make
-    whole: dict[str, Any] = make_any([torch.zeros(1)], **options).param_groups[0]
+    whole: dict[str, Any] = make_any([torch.zeros(1, device="cpu")], **options).param_groups[0]
     return {k: v for k, v in whole.items() if k != "params"}
 
 
@@ -210,11 +211,11 @@ class Watch:
     """What a script may change in an optimizer's groups while it trains: the rates, which schedulers set. Anything else the servers
     would not hear of."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, classes: list[int]) -> None:
+        """``classes``: of each group its class on the servers; -1: it has none, as all its parameters are frozen."""
         self._groups = optimizer.param_groups
         self._fixed = [self._of(g) for g in self._groups]
-        # Groups of nothing but frozen parameters are not on the servers.
-        self._trained = [any(p.requires_grad for p in g["params"]) for g in self._groups]
+        self._classes = classes
         self._last = self.rates()
         self._note()
 
@@ -228,8 +229,21 @@ class Watch:
         return {k: v for k, v in group.items() if k not in _SPEED and k not in ("params", "lr", "initial_lr", "param_names")}
 
     def rates(self) -> list[float]:
-        """The rate of each group that the servers have, now."""
-        return [float(g["lr"]) for g, trained in zip(self._groups, self._trained) if trained]
+        """The rate of each class that the servers have, now.
+
+        Raises:
+            ConfigError: groups that are one class have got different ones.
+        """
+        rates: dict[int, tuple[int, float]] = {}
+        for i, (g, c) in enumerate(zip(self._groups, self._classes)):
+            first, rate = rates.setdefault(c, (i, float(g["lr"])))
+            if c >= 0 and float(g["lr"]) != rate:
+                raise ConfigError(
+                    f"parameter groups {first} and {i} had the same lr and weight_decay at run.prepare(), so that the servers, with so many groups, "
+                    f"keep them as one, and now have lr {rate:g} and {float(g['lr']):g}. Give them different ones (or initial_lr) before, or "
+                    "make fewer groups: up to 32 are kept apart"
+                )
+        return [rates[c][1] for c in sorted(rates) if c >= 0]
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has other groups, with options that were loaded."""
@@ -252,8 +266,8 @@ class Watch:
                         f"{key} of parameter group {i} was changed from {value!r} to {group.get(key)!r}: on the servers only lr "
                         "changes while a job trains (OneCycleLR: cycle_momentum=False); or prepare(..., apply=\"worker\")"
                     )
-        self._note()
         rates = self.rates()
+        self._note()
         if rates == self._last:
             return None
         self._last = rates

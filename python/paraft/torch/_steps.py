@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import sys
 import tempfile
 import types
 import weakref
@@ -16,13 +17,15 @@ import torch
 from .._run import Run
 from ..errors import MisuseError
 from . import _optim
-from ._checkpoints import note, opened
+from ._checkpoints import note, opened, resumes_elsewhere
 from ._flat import Flat, apart, is_sharded, own, part, staged
 
 _LOG = logging.getLogger("paraft")
 
 #: From so many bytes on, pushes that go out during the backward pass are worth a hook for each parameter.
 OVERLAP_BYTES = 4 << 20
+#: What a hook of ours is in a copy of the model, pickled or not: a function that does nothing, and needs nothing of this package.
+_NOTHING: tuple[Any, ...] = (functools.partial, (sys.audit, "torch.nn.Module.forward"))
 _STRIDED, _FLOAT32 = torch.strided, torch.float32
 
 
@@ -44,8 +47,8 @@ class Seen:
     A copy of the model, pickled or not, is no run's.
     """
 
-    def __init__(self, run: Optional[Run]) -> None:
-        self._run: Callable[[], Optional[Run]] = weakref.ref(run) if run is not None else lambda: None
+    def __init__(self, run: Run) -> None:
+        self._run = weakref.ref(run)
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = self._run()
@@ -60,15 +63,15 @@ class Seen:
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Seen, (None,)
+        return _NOTHING
 
 
 class _Notes:
     """Behind each forward pass of a group's rank, whose gradients torch writes until the backward pass is over: has them noted when it is,
     behind all that torch does then."""
 
-    def __init__(self, front: Optional[OnServers]) -> None:
-        self._front: Callable[[], Optional[OnServers]] = weakref.ref(front) if front is not None else lambda: None
+    def __init__(self, front: OnServers) -> None:
+        self._front = weakref.ref(front)
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         front = self._front()
@@ -81,7 +84,7 @@ class _Notes:
             computed.register_hook(lambda _: engine.queue_callback(lambda: engine.queue_callback(note)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Notes, (None,)
+        return _NOTHING
 
 
 def _stamp(gradient: torch.Tensor) -> float:
@@ -106,10 +109,10 @@ class OnServers:
         self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, overlap: Optional[bool], settings: list[str]
     ) -> None:
         flat = Flat(model, optimizer, run._group)
+        flat.check_ties()
         self.run = run
         self.flat = flat
-        self._watch = _optim.Watch(optimizer)
-        model.register_forward_pre_hook(Seen(run), with_kwargs=True)
+        self._watch = _optim.Watch(optimizer, flat.classes)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
         #: Where each rank of a group puts its part of the gradients, by parameter: the whole, and this rank's.
@@ -117,24 +120,27 @@ class OnServers:
         self._kept: Optional[dict[torch.Tensor, dict[str, torch.Tensor]]] = None
         #: It was said that the script's own writes to weights do not last.
         self._told = False
+        #: Steps that undid some.
+        self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
         # What the optimizer knows of steps that it has made: worker 0's, as its weights.
+        resumes_elsewhere(run, model, flat, optimizer)
         vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
         self._session = run._join(
             flat.tensors,
             flat.values.data_ptr(),
             flat.values.numel(),
             flat.values,
-            groups=_optim.groups(optimizer, flat.group_values),
+            groups=_optim.groups(optimizer, flat.classes, flat.class_values),
             settings=settings,
             state=([v.data_ptr() for v in vectors], updates),
-            note=note(optimizer, model),
+            note=note(optimizer, model, flat),
         )
         self.forget(optimizer)
         run._front = weakref.ref(self)
         flat.attach(buffers=False)
         # What a worker's own forward passes have done to the running statistics since the pull is what it pushes of them.
-        self._moved: torch.Tensor = torch.zeros(sum(b.numel() for b in flat.buffers))
+        self._moved = torch.zeros(sum(b.numel() for b in flat.buffers), dtype=torch.float32, device="cpu")
         self._moves = [v.view(b.shape) for v, b in zip(torch.split(self._moved, [b.numel() for b in flat.buffers]), flat.buffers)]
         self.pulled()
         large = flat.values.numel() * 4 >= OVERLAP_BYTES
@@ -142,12 +148,18 @@ class OnServers:
         self._push = _Push.LATE if overlap is False else _Push.LOOK
         self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
         self._asked = bool(overlap)
+        #: Whether a gradient came twice before the first step.
+        self._twice = False
+        run._hooks.append(model.register_forward_pre_hook(Seen(run), with_kwargs=True))
         self._hooks: list[Any] = []
         if self._push is _Push.LOOK and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
+            run._hooks += self._hooks
         elif self._push is _Push.LOOK:
-            params: list[tuple[int, Any]] = list(self._params)
-            self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
+            self._hook_all()
+        #: Steps until it is looked again whether a script changes gradients, where they are pushed late: as many as there were before.
+        self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
+        self._steps = 0
 
     def _shared_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         group, params = self.run._group, self.flat.params
@@ -155,6 +167,11 @@ class OnServers:
             return []
         wholes = apart(group.memory(sum(p.numel() for p in params)), [p.shape for p in params])
         return [(whole, part(whole, p)) for whole, p in zip(wholes, params)]
+
+    def _hook_all(self) -> None:
+        params: list[tuple[int, Any]] = list(self._params)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
+        self.run._hooks[1:] = self._hooks  # behind the model's own
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -174,8 +191,10 @@ class OnServers:
         if i in self._pushed and self._push is _Push.EARLY:
             raise MisuseError(
                 f"the gradient of `{self.flat.names[i]}` was computed a second time before optimizer.step(), and the first is pushed: "
-                "put all backward passes but the last into `with run.no_sync():`, or prepare(..., overlap=False)"
+                "put all backward passes but the last into `with run.no_sync():`, or prepare(..., overlap=False), as for a layer that is in "
+                "several checkpoint(use_reentrant=True)"
             )
+        self._twice |= i in self._pushed
         if self._push is _Push.EARLY:
             self._session.ready(i, self._address(i, gradient))
         self._pushed[i] = (gradient, gradient._version)
@@ -197,6 +216,7 @@ class OnServers:
         """Pushes what is not pushed, waits as the mode says, and pulls."""
         if self.run._waits:
             return self.run._settle()  # called again: its gradients are pushed
+        self.run._joined()
         self.flat.check()
         self._own_writes()
         scaled = found_inf is not None
@@ -205,6 +225,11 @@ class OnServers:
             self._look(_unscaling_writes() if scaled and scale is None else 0)
         if scaled and self._push is not _Push.LATE:
             self._push_at_step("a GradScaler scales the gradients")
+        elif self._twice and self._push is _Push.LOOK and self._then is _Push.EARLY:
+            self._push_at_step(
+                "gradients came more than once in the first step, as those of a layer in several checkpoint(use_reentrant=True), or of several "
+                "backward passes outside of run.no_sync()"
+            )
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for _, p in self._params if p.grad is not None], inverse)
@@ -215,6 +240,11 @@ class OnServers:
         self._pushed.clear()
         if self._push is _Push.LOOK:
             self._pushes(self._then)
+        self._steps += 1
+        if self._looks_in and self._push is _Push.LATE and self._steps == self._looks_in:
+            self._looks_in *= 2
+            self._hook_all()
+            self._push = _Push.LOOK
         self.run._goes(gradients)
 
     def tell_rates(self) -> None:
@@ -235,7 +265,7 @@ class OnServers:
             n = len(flat.params)
             with torch.no_grad():
                 torch._foreach_copy_(self._moves, flat.views[n:])
-                torch._foreach_sub_(self._moves, [b if b.is_cpu else b.cpu() for b in flat.buffers])
+                torch._foreach_sub_(self._moves, [b if b.is_cpu else b.cpu() for b in flat.statistics()])
             gradients += [(n + i, move.data_ptr()) for i, move in enumerate(self._moves)]
         return gradients
 
@@ -271,17 +301,34 @@ class OnServers:
             )
 
     def _own_writes(self) -> None:
-        """Weights that the script has written itself: the pull brings back the servers'. (An average of weights that is swapped in for an
-        evaluation, and out again, comes by here too, and is right.)"""
-        name = None if self._told else self.flat.written()
-        if name is not None:
+        """Weights that the script has written itself: the pull brings back the servers'."""
+        name = self.flat.written()
+        if name is None:
+            return
+        self._undone += 1
+        if not self._told:
             self._told = True
-            _LOG.warning(
-                "`%s` was written to outside of optimizer.step(), as load_state_dict() and clamp_() do. The weights are the servers', and come "
-                "back with each step: load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...); "
-                "prepare(..., apply=\"worker\") keeps what a script does to its weights",
+            _LOG.error(
+                "`%s` was written to outside of optimizer.step(), as p.data.clamp_(), load_state_dict() and Embedding(max_norm=) do, and this step "
+                "undoes it: the weights are the servers'. To bound them, prepare(..., constraints=...); to keep what the script writes, "
+                "prepare(..., apply=\"worker\"); load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...)",
                 name,
             )
+
+    def ends(self) -> None:
+        """No step follows."""
+        self.run._settle()
+        self._own_writes()
+        if self._undone:
+            _LOG.error("what the script wrote to weights was undone by %d of %d steps, at least", self._undone, self.run.step)
+        n = len(self.flat.params)
+        for name, b, view in zip(self.flat.names[n:], self.flat.statistics(), self.flat.views[n:]):
+            if not torch.equal(b.cpu(), view.to(b.dtype)):
+                _LOG.warning(
+                    "`%s` has moved since the last optimizer.step(), by forward passes or by the script, and run.finish() brings the mean of that "
+                    "step: set such statistics (update_bn()) after run.finish()", name,
+                )
+                break
 
     def _look(self, unscaled: int) -> None:
         """Whether gradients are as they were pushed, or, at the first step, as the backward pass has left them; ``unscaled``: but for so
@@ -303,6 +350,7 @@ class OnServers:
             raise MisuseError(f"{why}, and some are pushed already: prepare(..., overlap=False)")
         if self._asked:
             raise MisuseError(f"{why}: prepare(..., overlap=False)")
+        self._looks_in = 0
         if self._then is _Push.EARLY:
             _LOG.info("%s: gradients are pushed by optimizer.step(), not during the backward pass", why)
         self._pushes(_Push.LATE)
@@ -320,35 +368,38 @@ class OnServers:
         flat.spread()
         if flat.buffers:
             with torch.no_grad():
-                torch._foreach_copy_([b.data for b in flat.buffers], flat.views[len(flat.params) :])
+                torch._foreach_copy_([b.data for b in flat.statistics()], flat.views[len(flat.params) :])
+        flat.mark()
 
 
 @functools.lru_cache(maxsize=None)
 def _unscaling_writes() -> int:
     """How often ``GradScaler.unscale_`` writes to a gradient, by torch's own count."""
-    gradient = torch.ones(1)
-    torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros(1), torch.ones(1))
+    gradient, zero = torch.ones(1, dtype=torch.float32, device="cpu"), torch.zeros(1, dtype=torch.float32, device="cpu")
+    torch._amp_foreach_non_finite_check_and_unscale_([gradient], zero, zero + 1)
     return gradient._version
 
 
 class OnWorker:
     """The script's optimizer moves this worker's weights; the servers average how far they went. ``turns``: steps in which each of
-    several fragments has its turn."""
+    several fragments has its turn. ``every``: steps after which the weights are the servers'; 0: they never are."""
 
     def __init__(
-        self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str], turns: int = 1
+        self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str], turns: int, every: int
     ) -> None:
         self.run = run
+        self._every = every
         self._turns = turns
         self._steps = 0
         self.flat = Flat(model, optimizer, run._group)
-        model.register_forward_pre_hook(Seen(run), with_kwargs=True)
+        resumes_elsewhere(run, model, self.flat, None)
         values = self.flat.values
-        said = note(None, model)
+        said = note(None, model, self.flat)
         self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings, note=said)
         run._front = weakref.ref(self)
         self.flat.attach(buffers=True, shared=False)
         self.flat.spread()
+        run._hooks.append(model.register_forward_pre_hook(Seen(run), with_kwargs=True))
         me = weakref.ref(self)
 
         def stepped(*_: Any) -> None:
@@ -356,7 +407,11 @@ class OnWorker:
             if front is not None:
                 front.step()
 
-        optimizer.register_step_pre_hook(lambda *_: run._settle())
+        def steps(*_: Any) -> None:
+            run._joined()
+            run._settle()
+
+        optimizer.register_step_pre_hook(steps)
         optimizer.register_step_post_hook(stepped)
         optimizer._paraft = self  # type: ignore[attr-defined]
         _with_skips(optimizer, self)
@@ -369,7 +424,11 @@ class OnWorker:
         self.run._goes([])
 
     def ends(self) -> None:
-        """No step follows."""
+        """No step follows. What the script has written to weights since the last one goes to the servers as one step more."""
+        self.run._settle()
+        self.flat.gather()
+        if self._every and self._steps % self._every == 0 and not self.run._over and self._session.moved():
+            self.step()
         rest = self._steps % self._turns
         if rest:
             _LOG.warning(

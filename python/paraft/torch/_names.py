@@ -1,0 +1,82 @@
+"""Names of a model's tensors: as the model itself has them, whatever is wrapped around it or around a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+#: Submodules by which wrappers hold the module that they wrap: ``torch.compile``'s, FSDP's, and that of checkpointed activations.
+_INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+#: Wrappers whose submodule has a name that models have, too.
+_BY_TYPE = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+
+class Names:
+    """Of each tensor of a model the name by which the servers, and checkpoints, have it.
+
+    A tensor that stands in the model under several names has its first one, as ``named_parameters()`` does.
+
+    Attributes:
+        aliases: the other names, each with the first.
+        wrapped: of names that wrappers have added something to, the whole one.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._dropped: set[str] = set()
+        for path, module in model.named_modules(remove_duplicate=False):
+            inner = [name for name in _INNER if name in module._modules]
+            if isinstance(module, _BY_TYPE):
+                inner.append("module")
+            self._dropped.update(f"{path}.{name}" if path else name for name in inner)
+        self._of: dict[int, str] = {}
+        self.aliases: dict[str, str] = {}
+        self.wrapped: dict[str, str] = {}
+        self._first: dict[str, int] = {}
+        for name, t in _tensors(model):
+            plain = self.plain(name)
+            if self._first.setdefault(plain, id(t)) != id(t):
+                plain = name  # the model has that name itself
+                self._first[plain] = id(t)
+            if plain != name:
+                self.wrapped[plain] = name
+            first = self._of.setdefault(id(t), plain)
+            if first != plain:
+                self.aliases[plain] = first
+
+    def plain(self, name: str) -> str:
+        """A name without what wrappers have added to it."""
+        if not self._dropped:
+            return name
+        kept, path = [], ""
+        for piece in name.split("."):
+            path = f"{path}.{piece}" if path else piece
+            if path not in self._dropped:
+                kept.append(piece)
+        return ".".join(kept)
+
+    def of(self, t: torch.Tensor) -> str:
+        """The name of one of the model's tensors; none: empty."""
+        return self._of.get(id(t), "")
+
+    def __contains__(self, t: torch.Tensor) -> bool:
+        return id(t) in self._of
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, each under all of its names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def as_in(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's values by the names that this model's ``state_dict()`` has, whole: what is not in the checkpoint (frozen parameters,
+    what is each worker's own) is as the model has it now."""
+    names = Names(model)
+    whole = {}
+    for name, now in model.state_dict().items():
+        plain = names.plain(name)
+        value = state.get(name, state.get(plain, state.get(names.aliases.get(plain, plain), now)))
+        whole[name] = value
+    return whole
