@@ -235,7 +235,7 @@ impl Fleet {
             let mut tries = 0..500;
             let server = loop {
                 match Server::start(options.clone()).await {
-                    Err(ServerError::Control(e)) if e.contains("is in use by") && tries.next().is_some() => {
+                    Err(ServerError::Storage(_)) if tries.next().is_some() => {
                         tokio::time::sleep(Duration::from_millis(10)).await;
                     }
                     started => break started?,

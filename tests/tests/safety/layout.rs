@@ -371,7 +371,7 @@ fn files_of_raft_and_of_the_store_s_log_do_not_need_each_other_in_circles() -> R
     Ok(())
 }
 
-/// `raft/` replicates what it is given: of the rest of the server it uses a thread pool and a codec, and its tests besides what
+/// `raft/` replicates what it is given: of the rest of the server it uses a thread pool, a codec and the names of files, and its tests besides what
 /// logs of this server hold.
 #[test]
 fn raft_does_not_know_what_it_replicates() -> Result<()> {
@@ -381,7 +381,7 @@ fn raft_does_not_know_what_it_replicates() -> Result<()> {
         let lines = code(&path)?;
         let text = lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n");
         for room in rooms_used(&text, "crate::") {
-            let may = ["raft", "compute", "header"].contains(&room.as_str()) || test && room == "replicated";
+            let may = ["raft", "compute", "header", "files"].contains(&room.as_str()) || test && room == "replicated";
             assert!(may, "{} uses {room}", path.display());
             seen += 1;
         }
