@@ -1,6 +1,6 @@
 //! Every file that a server writes into its data folder. Nothing here writes: small files go through
 //! [`Folder::write`](crate::raft::Folder::write), which takes one of these, and all of them through a
-//! [`Disk`](paraft_store::Disk), where tests make each fail. No other code of this crate writes files.
+//! [`Disk`](paraft_store::Disk), where tests make each fail. No other code of this crate writes files (a test holds that).
 //!
 //! ```text
 //! <data>/identity, settings, audit.jsonl
