@@ -93,7 +93,7 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
             Ok(exit::OK)
         }
         What::Delete { data, name } => {
-            aside::delete(data, name).map_err(|e| Failure::new(exit::DATA, e))?;
+            aside::delete(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
             out!("{name} is deleted");
             Ok(exit::OK)
         }

@@ -456,7 +456,7 @@ async fn start(options: ServerOptions) -> Result<Server, ServerError> {
             Err(ServerError::Storage(why)) if known.exists() => {
                 tracing::warn!(%why, again_in = ?pause, "the server cannot start on its storage, and tries again");
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(10));
+                pause = (pause * 2).min(Duration::from_secs(5));
             }
             other => return other,
         }

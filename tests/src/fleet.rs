@@ -14,13 +14,13 @@ use paraft_server::{
     replicas::{Replica, Replicas},
     server::Place,
 };
-use paraft_store::RealDisk;
+use paraft_store::{RealDisk, faulty::FaultyDisk};
 use paraft_tls::{Access, Credentials, access::As};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::TcpListener,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 use tempfile::TempDir;
@@ -41,6 +41,8 @@ pub struct Fleet {
     /// What a worker needs to know of it.
     pub at: At,
     slots: Vec<Slot>,
+    /// Under each server's folder.
+    disks: Vec<FaultyDisk>,
     /// Where the servers listen; their addresses are those of the proxies before them, if there are any.
     listens: Vec<String>,
     proxies: Option<Proxies>,
@@ -55,7 +57,8 @@ pub struct Fleet {
 enum Slot {
     /// Its port is taken, nobody answers yet.
     Bound(TcpListener),
-    Running(Runtime, Arc<Replicas>),
+    /// Its replicas are there once its disk has let it start.
+    Running(Runtime, Arc<OnceLock<Arc<Replicas>>>),
     Dead,
 }
 
@@ -141,6 +144,7 @@ impl Fleet {
         let addresses = proxies.as_ref().map_or(listens.clone(), |p| p.addresses().to_vec());
         Ok(Self {
             at: At { addresses, shards: options.shards, replicas: options.replicas, transport: transport() },
+            disks: listeners.iter().map(|_| FaultyDisk::new(Arc::new(RealDisk))).collect(),
             slots: listeners.into_iter().map(Slot::Bound).collect(),
             listens,
             proxies,
@@ -167,6 +171,23 @@ impl Fleet {
         self.run(id, listener)
     }
 
+    /// As [`Self::restart_server`], of a listed server or one that joined, whose disk may fail: it goes on trying until its disk lets it start.
+    pub fn restart_on_its_disk(&mut self, id: u32, joined: bool) -> Result<()> {
+        let address = &self.listens[id as usize];
+        let bind = || TcpListener::bind(address);
+        let listener = wait::until("the dead server's port", bind, |l| l.is_ok())?;
+        let place = match joined {
+            true => Place::Joins(self.at.addresses.clone()),
+            false => Place::Listed(ServerId(u64::from(id))),
+        };
+        self.run_at(id, listener, place, true)
+    }
+
+    /// The disk under a server's folder.
+    pub fn disk(&self, id: u32) -> &FaultyDisk {
+        &self.disks[id as usize]
+    }
+
     /// A new server joins the running fleet; gives its id.
     pub fn join_server(&mut self) -> Result<u32> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -174,7 +195,8 @@ impl Fleet {
         self.at.addresses.push(listener.local_addr()?.to_string());
         self.listens.push(listener.local_addr()?.to_string());
         self.slots.push(Slot::Dead);
-        self.run_at(id, listener, Place::Joins(known))?;
+        self.disks.push(FaultyDisk::new(Arc::new(RealDisk)));
+        self.run_at(id, listener, Place::Joins(known), false)?;
         Ok(id)
     }
 
@@ -186,7 +208,8 @@ impl Fleet {
         self.at.addresses.push(deaf.local_addr()?.to_string());
         self.listens.push(listener.local_addr()?.to_string());
         self.slots.push(Slot::Dead);
-        self.run_at(id, listener, Place::Joins(known))?;
+        self.disks.push(FaultyDisk::new(Arc::new(RealDisk)));
+        self.run_at(id, listener, Place::Joins(known), false)?;
         Ok((id, deaf))
     }
 
@@ -208,10 +231,10 @@ impl Fleet {
     }
 
     fn run(&mut self, id: u32, listener: TcpListener) -> Result<()> {
-        self.run_at(id, listener, Place::Listed(ServerId(u64::from(id))))
+        self.run_at(id, listener, Place::Listed(ServerId(u64::from(id))), false)
     }
 
-    fn run_at(&mut self, id: u32, listener: TcpListener, place: Place) -> Result<()> {
+    fn run_at(&mut self, id: u32, listener: TcpListener, place: Place, waits: bool) -> Result<()> {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
             page: String::new(),
@@ -220,7 +243,7 @@ impl Fleet {
             servers: self.at.addresses.clone(),
             shape: Shape { shards: self.at.shards, replicas: self.at.replicas, durability: self.durability },
             data: self.data(id),
-            disk: Arc::new(RealDisk),
+            disk: Arc::new(self.disks[id as usize].clone()),
             election: self.election,
             timeouts: Timeouts::new(self.election.min(ELECTION), REPLACE),
             check_every: Some(CHECK_EVERY),
@@ -229,22 +252,20 @@ impl Fleet {
             access: self.access.clone(),
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let (server, listener) = runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
+        let listener = runtime.block_on(async { tokio::net::TcpListener::from_std(listener) })?;
+        let replicas = Arc::new(OnceLock::new());
+        let started = replicas.clone();
+        let run = async move |server: Server| {
+            let _ = started.set(server.replicas());
+            server.run(listener, None, std::future::pending()).await
+        };
+        if waits {
+            runtime.spawn(async move { run(start(options, None).await?).await });
+        } else {
             // What `kill` took the runtime from may hold the files a moment longer, which a process that has ended does not.
-            let mut tries = 0..500;
-            let server = loop {
-                match Server::start(options.clone()).await {
-                    Err(ServerError::Control(e)) if e.contains("is in use by") && tries.next().is_some() => {
-                        tokio::time::sleep(Duration::from_millis(10)).await;
-                    }
-                    started => break started?,
-                }
-            };
-            anyhow::Ok((server, listener))
-        })?;
-        let replicas = server.replicas();
-        runtime.spawn(server.run(listener, None, std::future::pending()));
+            let server = runtime.block_on(start(options, Some(500)))?;
+            runtime.spawn(run(server));
+        }
         if let Some(proxies) = &self.proxies {
             proxies.point(id, self.listens[id as usize].parse()?);
         }
@@ -273,15 +294,22 @@ impl Fleet {
         let Slot::Running(runtime, replicas) = &self.slots[server as usize] else {
             bail!("server {server} is dead")
         };
+        let replicas = replicas.get().with_context(|| format!("server {server} waits for its disk"))?;
         runtime.block_on(replicas.retire(of_job_0(shard), node, index)).map_err(|e| anyhow::anyhow!(e))
     }
 
-    /// A replica, from inside its server.
+    /// A replica of the first job, from inside its server.
     pub fn replica(&self, server: u32, shard: ShardId) -> Result<Replica> {
+        self.replica_of(server, of_job_0(shard))
+    }
+
+    /// Likewise, of any job.
+    pub fn replica_of(&self, server: u32, shard: JobShard) -> Result<Replica> {
         let Slot::Running(_, replicas) = &self.slots[server as usize] else {
             bail!("server {server} is dead")
         };
-        replicas.get(of_job_0(shard)).with_context(|| format!("server {server} has no replica of {shard}"))
+        let replicas = replicas.get().with_context(|| format!("server {server} waits for its disk"))?;
+        replicas.get(shard).with_context(|| format!("server {server} has no replica of {shard}"))
     }
 
     /// Ids of the servers that run.
@@ -425,6 +453,20 @@ impl Fleet {
                 Ok((shard, first))
             })
             .collect()
+    }
+}
+
+/// Starts a server, again where its storage does not serve; so often, or for as long as it takes.
+async fn start(options: ServerOptions, tries: Option<u32>) -> Result<Server, ServerError> {
+    let mut tried = 0;
+    loop {
+        match Server::start(options.clone()).await {
+            Err(ServerError::Storage(_)) if tries.is_none_or(|most| tried < most) => {
+                tried += 1;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            started => return started,
+        }
     }
 }
 

@@ -87,6 +87,8 @@ pub struct Agent {
     /// How it asks the other servers.
     pub(super) calls: Box<dyn Calls>,
     complained: AtomicBool,
+    /// The fleet that this server belongs to is on its disk.
+    remembered: AtomicBool,
     /// Since when the leader has said that this server cannot take part.
     kept_out: Mutex<Option<Instant>>,
     pub(super) reach: Reach,
@@ -151,6 +153,7 @@ impl Agent {
             busy: Mutex::default(),
             calls,
             complained: AtomicBool::new(false),
+            remembered: AtomicBool::new(fleet != 0),
             kept_out: Mutex::default(),
             reach: Reach::default(),
             joins: Mutex::default(),
@@ -244,6 +247,7 @@ impl Agent {
             tokio::select! {
                 () = due => {
                     self.look_around();
+                    self.leave_what_it_cannot_serve().await;
                     let began = Instant::now();
                     let heard = match self.report().await {
                         Ok(heard) => heard,
@@ -303,6 +307,43 @@ impl Agent {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Why this server would refuse the sessions of a shard that it hosts: before the job has begun only the agreements say
+    /// which job it is, and its replica of the control group does not bring them. `None`: it serves them.
+    pub fn cannot_serve(&self, shard: JobShard, replica: &Replica) -> Option<String> {
+        let knows = || replica.shard.configured().is_some() || self.shape_of(shard.job()).is_some();
+        let stopped = self.control.stopped();
+        // One that runs and knows its fleet knows the job in a moment.
+        if stopped.is_none() && self.agreed.read(|s| s.fleet) != 0 || knows() {
+            return None;
+        }
+        let why = stopped.map(|(why, _)| format!(": its replica of the control group waits: {why}"));
+        Some(format!("it does not know its fleet's jobs{}", why.unwrap_or_default()))
+    }
+
+    /// Hands over the shards whose sessions this server would refuse, and stands for none of them until it can serve. Whether
+    /// it can, the log says, where the job has begun: so it is known when all of it is applied.
+    async fn leave_what_it_cannot_serve(&self) {
+        for (shard, replica) in self.replicas.all() {
+            let group = &replica.group;
+            let Some(why) = self.cannot_serve(shard, &replica) else {
+                group.may_lead(true);
+                continue;
+            };
+            if !group.leadership().borrow().leads || group.unapplied() > 0 {
+                continue;
+            }
+            if group.may_lead(false) {
+                tracing::warn!(%shard, "this server leads a shard that it cannot serve, and hands it over: {why}");
+            }
+            let (voters, caught_up) = (group.membership().voters, group.caught_up());
+            if let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
+                && let Err(e) = group.transfer(heir).await
+            {
+                tracing::debug!(%shard, %heir, error = %e, "cannot hand over");
+            }
         }
     }
 

@@ -116,7 +116,8 @@ pub enum Health {
     Repairing,
     /// Too few of its replicas answer to commit anything; nothing is lost, and it goes on when they do.
     NoMajority,
-    /// As `NoMajority`; and the storage of replicas that answer does not serve them. It goes on when it does.
+    /// As `NoMajority`; and the storage of replicas that answer does not serve them, or that of its leader's server does not
+    /// let it serve sessions. It goes on when it does.
     Stopped,
     /// A majority of its replicas has lost its log: what they held is gone.
     Lost,
@@ -148,7 +149,10 @@ pub fn plan(view: &View) -> Plan {
             let mv = mv.filter(|m| m.shard == shard);
             let shape = &job.shape;
             let health = match view.state.shards.get(&shard) {
-                Some(place) if place.founded => keep(view, shard, place, shape, mv, &mut plan),
+                Some(place) if place.founded => {
+                    let health = keep(view, shard, place, shape, mv, &mut plan);
+                    unless_refused(view, shard, place, health)
+                }
                 Some(place) => found(view, shard, place, shape, &mut plan),
                 // Nobody has begun it, and nobody will.
                 None if job.state.has_ended() => continue,
@@ -407,6 +411,17 @@ fn keep(
         }
         None => (Health::Serving, divided.unwrap_or_default()),
         Some(n) => (Health::Repairing, missing(view, shard, *n)),
+    }
+}
+
+/// A shard whose leader refuses its sessions serves nobody, however whole it is.
+fn unless_refused(view: &View, shard: JobShard, place: &Place, health: (Health, String)) -> (Health, String) {
+    let leader = view.leader(shard, place.founding).filter(|(_, lead)| lead.stopped.is_some());
+    match (health.0, leader) {
+        (Health::Serving | Health::Repairing, Some((at, lead))) => {
+            (Health::Stopped, format!("its leader {at} cannot serve its sessions: {}", lead.trouble))
+        }
+        _ => health,
     }
 }
 

@@ -195,15 +195,34 @@ pub enum Outcome {
 /// The replicated state, shared by the task that applies and those that read.
 #[derive(Debug, Default)]
 pub struct Agreed {
-    state: RwLock<Arc<State>>,
+    inner: RwLock<Inner>,
     /// Says the generation when it has changed.
     moved: watch::Sender<u64>,
 }
 
+#[derive(Debug, Default)]
+struct Inner {
+    /// What the log has brought since the replica was started.
+    now: Arc<State>,
+    /// What was known when it was last stopped, until the log has brought as much: while the replica's storage fails its
+    /// server serves with this.
+    before: Option<Arc<State>>,
+}
+
+impl Inner {
+    fn known(&self) -> &Arc<State> {
+        self.before.as_ref().unwrap_or(&self.now)
+    }
+
+    fn caught_up(&mut self) {
+        self.before.take_if(|before| before.generation <= self.now.generation);
+    }
+}
+
 impl Agreed {
-    /// As it is now.
+    /// As it is now, as far as is known here.
     pub fn get(&self) -> Arc<State> {
-        self.state.read().clone()
+        self.inner.read().known().clone()
     }
 
     /// The generation, as it changes.
@@ -211,14 +230,22 @@ impl Agreed {
         self.moved.subscribe()
     }
 
-    /// Forgets everything, before it is learned again from the log.
-    pub(super) fn reset(&self) {
-        *self.state.write() = Arc::default();
+    /// The replica is started again: it learns everything again, from the snapshot and the log. Until it has, what was known
+    /// stays readable.
+    pub(super) fn learn_again(&self) {
+        let mut inner = self.inner.write();
+        let known = inner.known().clone();
+        *inner = Inner { now: Arc::default(), before: (known.fleet != 0).then_some(known) };
+    }
+
+    /// The replica has applied everything that is agreed on: what was known before counts no more.
+    pub(super) fn is_current(&self) {
+        self.inner.write().before = None;
     }
 
     /// Reads; `f` must be quick.
     pub fn read<T>(&self, f: impl FnOnce(&State) -> T) -> T {
-        f(&self.state.read())
+        f(self.inner.read().known())
     }
 
     fn tell(&self, generation: u64) {
@@ -345,9 +372,11 @@ impl Replicated for Agreed {
 
     fn apply(&self, command: &Command) -> Result<Outcome, Unable> {
         let (outcome, generation) = {
-            let mut state = self.state.write();
-            let state = Arc::make_mut(&mut state);
-            (state.apply(command), state.generation)
+            let mut inner = self.inner.write();
+            let state = Arc::make_mut(&mut inner.now);
+            let applied = (state.apply(command), state.generation);
+            inner.caught_up();
+            applied
         };
         self.tell(generation);
         Ok(outcome)
@@ -358,7 +387,8 @@ impl Replicated for Agreed {
     }
 
     fn image(&self) -> RawImage {
-        RawImage { head: format::write(&self.get()).unwrap_or_default().into(), parts: Vec::new() }
+        let now = self.inner.read().now.clone();
+        RawImage { head: format::write(&now).unwrap_or_default().into(), parts: Vec::new() }
     }
 
     fn install_parts(
@@ -368,12 +398,57 @@ impl Replicated for Agreed {
     ) -> Result<(), Unable> {
         let state = format::read(head)?;
         let generation = state.generation;
-        *self.state.write() = Arc::new(state);
+        let mut inner = self.inner.write();
+        inner.now = Arc::new(state);
+        inner.caught_up();
+        drop(inner);
         self.tell(generation);
         Ok(())
     }
 
     fn bytes(&self) -> u64 {
         0 // no bulk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(agreed: &Agreed) {
+        let shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumDisk };
+        let servers = BTreeMap::from([(ServerId(0), "a:1".to_string())]);
+        agreed.apply(&Command::Found { fleet: 7, shape, servers }).expect("it is new");
+    }
+
+    fn join(agreed: &Agreed, address: &str) {
+        agreed.apply(&Command::Join { address: address.into() }).expect("applied");
+    }
+
+    #[test]
+    fn agreed_state_stays_readable_while_it_is_learned_again() {
+        let agreed = Agreed::default();
+        found(&agreed);
+        join(&agreed, "b:1");
+        let servers = |agreed: &Agreed| agreed.read(|s| s.servers.len());
+        for _ in 0..2 {
+            agreed.learn_again(); // each start of the replica that fails
+            assert_eq!((servers(&agreed), agreed.get().fleet), (2, 7));
+        }
+        found(&agreed);
+        assert_eq!(servers(&agreed), 2, "the log has not brought as much yet");
+        assert_eq!(
+            format::read(&agreed.image().head).expect("its own").servers.len(),
+            1,
+            "a snapshot has what is applied"
+        );
+        join(&agreed, "b:1");
+        join(&agreed, "c:1");
+        assert_eq!(servers(&agreed), 3);
+        // Who leads has applied everything.
+        agreed.learn_again();
+        found(&agreed);
+        agreed.is_current();
+        assert_eq!(servers(&agreed), 1);
     }
 }
