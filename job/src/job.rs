@@ -9,6 +9,7 @@ use crate::{
 use paraft_common::{
     AutoConfig,
     algorithm::AlgorithmConfig,
+    config::check_name,
     local::LocalConfig,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
@@ -92,14 +93,8 @@ pub(crate) fn default_optimizer() -> OptimizerConfig {
 impl Job {
     /// Whether a fleet can begin it. The first thing that does not fit is what is said.
     pub(crate) fn check(&self) -> Check {
-        let unfit = |c: char| c.is_control() || c == '/' || c == '\\';
-        if self.name.is_empty() || self.name.len() > 100 || self.name.contains(unfit) {
-            let shown: String = self.name.chars().take(100).collect();
-            return bad(
-                "name",
-                format!("`{}` is no name", shown.escape_debug()),
-                "use 1 to 100 characters without slashes and control characters",
-            );
+        if let Err(why) = check_name(&self.name) {
+            return bad("name", why, "choose such a `name`; without one it is that of the job file");
         }
         sections::model(self)?;
         self.train.check(self)?;

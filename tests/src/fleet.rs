@@ -2,7 +2,7 @@
 
 use crate::{closed::closed, wait};
 use anyhow::{Context, Result, bail, ensure};
-use paraft_client::{Transport, connect::lazy, status};
+use paraft_client::{Done, Order, Transport, connect::lazy, status};
 use paraft_common::{Durability, JobId, JobShard, ServerId, ShardId};
 use paraft_fleet::faults::{Faults, link::Links, proxy::Proxies};
 use paraft_proto::{
@@ -215,14 +215,8 @@ impl Fleet {
 
     /// Asks the leader of the control group to empty a server, or to stop that.
     pub fn drain(&self, id: u32, undo: bool) -> Result<()> {
-        let ask = || {
-            self.alive().into_iter().find_map(|at| {
-                let address = &self.at.addresses[at as usize];
-                let drain = paraft_client::drain(address, ServerId(u64::from(id)), undo, ASK);
-                self.asking.block_on(drain).ok()
-            })
-        };
-        wait::until("the drain to be agreed on", ask, Option::is_some).context("not agreed on")
+        let server = ServerId(u64::from(id));
+        self.order("the drain to be agreed on", &Order::Drain { server, undo }).map(drop)
     }
 
     /// A server's folder.
@@ -320,27 +314,22 @@ impl Fleet {
     /// Gives the fleet a job with so many shards, three replicas of each.
     pub fn submit(&self, name: &str, shards: u32) -> Result<JobId> {
         let shape = FleetShape { shards, replicas: 3, durability: self.durability.name().into() };
-        let (name, run, token) = (name.to_string(), String::new(), rand::random_range(1..u64::MAX));
-        let request = SubmitRequest { name, token, shape: Some(shape), keep_ms: None, run };
-        self.order("the job to be taken in", |address| {
-            self.asking.block_on(paraft_client::submit(address, request.clone(), ASK))
-        })
+        let (name, run) = (name.to_string(), String::new());
+        let request = SubmitRequest { name, token: 0, shape: Some(shape), keep_ms: None, run };
+        self.order("the job to be taken in", &Order::Submit(request)).map(|done| JobId(done.job))
     }
 
     /// Stops a job, or deletes it.
     pub fn end_job(&self, name: &str, delete: bool) -> Result<String> {
-        self.order("the job to be ended", |address| {
-            self.asking.block_on(paraft_client::end_job(address, name, delete, ASK))
-        })
+        let order = Order::EndJob { job: name.into(), delete };
+        self.order("the job to be ended", &order).map(|done| done.was)
     }
 
     /// Until a server takes it.
-    fn order<T: std::fmt::Debug>(
-        &self,
-        what: &str,
-        order: impl Fn(&str) -> Result<T, (String, String)>,
-    ) -> Result<T> {
-        let ask = || self.alive().into_iter().find_map(|id| order(&self.at.addresses[id as usize]).ok());
+    fn order(&self, what: &str, order: &Order) -> Result<Done> {
+        let token = rand::random_range(1..u64::MAX);
+        let give = |id: u32| paraft_client::order(&self.at.addresses[id as usize], order, token, ASK);
+        let ask = || self.alive().into_iter().find_map(|id| self.asking.block_on(give(id)).ok());
         wait::until(what, ask, Option::is_some).context("not taken")
     }
 
@@ -387,14 +376,7 @@ impl Fleet {
 
     /// Says that a server will not come back.
     pub fn forget(&self, id: u32) -> Result<()> {
-        let order = || {
-            let asked = self.alive().into_iter().map(|at| {
-                let address = &self.at.addresses[at as usize];
-                self.asking.block_on(paraft_client::forget(address, ServerId(u64::from(id)), ASK))
-            });
-            asked.filter_map(Result::ok).next()
-        };
-        wait::until("the server to be forgotten", order, Option::is_some).context("not forgotten")
+        self.order("the server to be forgotten", &Order::Forget { server: ServerId(u64::from(id)) }).map(drop)
     }
 
     /// What a server says of itself.

@@ -8,10 +8,11 @@ mod reporting;
 use super::{
     calls::Calls,
     groups::Groups,
+    orders::Order,
     plan::{LastReport, Report, Timeouts},
     reach::Reach,
     replica::ControlReplica,
-    state::{Agreed, Command, Outcome, Shape, State, UNKNOWN_JOB},
+    state::{Agreed, Command, Outcome, Refusal, Shape, UNKNOWN_JOB},
 };
 use crate::{
     raft::ReplicaId,
@@ -21,6 +22,7 @@ use crate::{
 pub(super) use leading::Leading;
 pub use leading::NotTaken;
 use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
+use paraft_proto::RefusalKind;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -358,6 +360,24 @@ impl Agent {
         }
     }
 
+    /// Agrees on what a person asks for; once, however often it is asked with this token.
+    ///
+    /// # Errors
+    /// It is refused, or it is not known whether it will be agreed on.
+    pub async fn order(&self, token: u64, order: Order) -> Result<Outcome, RefusalKind> {
+        match self.propose(Command::Order { token, order }).await {
+            Ok(Outcome::Refused(Refusal::NameTaken { job, name, state })) => {
+                Err(RefusalKind::NameTaken { job, name, state: state.name() })
+            }
+            Ok(Outcome::Refused(Refusal::NoServer(server))) => Err(RefusalKind::NoSuchServer(server)),
+            // What was agreed on meanwhile has changed it: it is looked at again.
+            Ok(Outcome::Refused(why @ Refusal::NoJob(_))) => Err(RefusalKind::NotAgreed(why.to_string())),
+            Ok(Outcome::Refused(Refusal::Other(why))) => Err(RefusalKind::BadOrder(why)),
+            Ok(done) => Ok(done),
+            Err(why) => Err(RefusalKind::NotAgreed(why)),
+        }
+    }
+
     /// Agrees on what a folder of checkpoints holds now, if that is not agreed on already. `job` is the founding of
     /// shard 0 that the job runs in.
     pub async fn note_checkpoints(
@@ -372,8 +392,8 @@ impl Agent {
         })?;
         let Some(difference) = difference else { return Ok(()) };
         match self.propose(Command::Checkpoints { job, difference }).await? {
-            Outcome::Refused(why) => Err(why),
-            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(()),
+            Outcome::Refused(why) => Err(why.to_string()),
+            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) | Outcome::Ended(_) => Ok(()),
         }
     }
 
@@ -413,11 +433,7 @@ impl Agent {
 
     /// The names of the jobs that have shards, a few of them.
     pub fn job_names(&self) -> Vec<String> {
-        let names = |s: &State| {
-            let held = s.jobs.iter().filter(|(_, j)| !j.released && !j.name.is_empty());
-            held.map(|(_, j)| format!("`{}`", j.name)).take(16).collect()
-        };
-        self.agreed.read(names)
+        self.agreed.read(|s| s.jobs.names())
     }
 
     /// What a job is, where that is known here: as it is agreed on, or, of the one that a fleet is founded for, as this server was

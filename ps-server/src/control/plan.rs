@@ -362,7 +362,12 @@ fn keep(
     // The worst first; one change at a time.
     let replace = now.voters.iter().copied().find_map(|n| {
         let server = n.server();
-        let may_host = || view.usable().any(|(s, _)| s == server) && view.no_room(server, shard).is_none();
+        // One that is being emptied keeps what nobody else can take, also where it has come back without it.
+        let keeps = || {
+            view.draining(server) && view.live(server).is_some() && view.reached(server) && spare().is_none()
+        };
+        let usable = || view.usable().any(|(s, _)| s == server);
+        let may_host = || (usable() || keeps()) && view.no_room(server, shard).is_none();
         if vanished(n) && may_host() {
             return Some((Some(n), server));
         }
@@ -476,16 +481,15 @@ fn is_lost(
     let seen = view.lost_since.get(&shard).map(|since| view.now.saturating_duration_since(*since));
     if seen.is_some_and(|seen| seen >= view.timeouts.silent) {
         tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
-        plan.commands.push(founding_anew(shard, view.founding));
+        let place = new_founding(shard, view.founding);
+        plan.commands.push(Command::Place { shard, place });
     }
     (Health::Lost, "every replica has lost its log".into())
 }
 
 /// Names a shard's next founding: what it held is given up.
-pub fn founding_anew(shard: JobShard, founding: u64) -> Command {
-    let place =
-        Place { founding: founding ^ u64::from(shard.number()), voters: BTreeSet::new(), founded: false };
-    Command::Place { shard, place }
+pub(super) fn new_founding(shard: JobShard, founding: u64) -> Place {
+    Place { founding: founding ^ u64::from(shard.number()), voters: BTreeSet::new(), founded: false }
 }
 
 /// Too few answer, and nothing is known to be lost.

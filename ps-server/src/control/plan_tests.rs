@@ -603,6 +603,18 @@ fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
 }
 
 #[test]
+fn drained_server_hosts_again_only_what_no_other_can() {
+    let mut sight = Sight::serving(3, &[0], 3);
+    sight.drain(2, true);
+    sight.report(2).replicas.clear();
+    assert!(matches!(sight.told()[..], [(2, Action::Host { .. })]), "{:?}", sight.told());
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.drain(2, true);
+    sight.report(2).replicas.clear();
+    assert!(matches!(sight.told()[..], [(3, Action::Host { .. })]), "{:?}", sight.told());
+}
+
+#[test]
 fn nothing_new_goes_to_a_server_that_is_silent_or_being_drained() {
     let mut sight = Sight::serving(6, &[0], 3);
     sight.silent(2, secs(31));

@@ -6,6 +6,7 @@
 use super::{
     format,
     jobs::{Difference, JobFacts, JobState, Jobs, Submission},
+    orders::{Done, Order, Orders},
 };
 use crate::raft::{RawImage, ReplicaId, Replicated, Unable};
 use paraft_common::{Durability, JobId, JobShard, Payload, ServerId};
@@ -98,6 +99,9 @@ pub struct State {
     pub jobs: Jobs,
     /// Servers that will not come back, as a person has said. Their ids are not given out again.
     pub forgotten: BTreeSet<ServerId>,
+    /// The last orders that were carried out. In a snapshot they stand behind the state (`format`).
+    #[serde(skip)]
+    pub orders: Orders,
 }
 
 /// A change of the agreed state.
@@ -180,6 +184,13 @@ pub enum Command {
         /// Which.
         job: JobId,
     },
+    /// What a person asks for; done once, however often it comes.
+    Order {
+        /// Random.
+        token: u64,
+        /// What.
+        order: Order,
+    },
 }
 
 /// What a command gave.
@@ -188,8 +199,29 @@ pub enum Command {
 pub enum Outcome {
     Done,
     Joined(ServerId),
-    Refused(String),
+    Refused(Refusal),
     Submitted(JobId),
+    Ended(JobState),
+}
+
+/// Why a command changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum Refusal {
+    #[error("{job} has the name `{name}` already, and is {}", state.name())]
+    NameTaken { job: JobId, name: String, state: JobState },
+    #[error("there is no {0}")]
+    NoServer(ServerId),
+    #[error("there is no {0}")]
+    NoJob(JobId),
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::Other(why)
+    }
 }
 
 /// The replicated state, shared by the task that applies and those that read.
@@ -268,9 +300,11 @@ impl State {
 
     /// What came of it, and whether servers or placement have changed.
     fn change(&mut self, command: &Command) -> (Outcome, bool) {
-        let refused = |why: String| (Outcome::Refused(why), false);
+        fn refused(why: impl Into<Refusal>) -> (Outcome, bool) {
+            (Outcome::Refused(why.into()), false)
+        }
         if self.fleet == 0 && !matches!(command, Command::Found { .. }) {
-            return refused("the fleet is not founded yet".into());
+            return refused("the fleet is not founded yet".to_string());
         }
         match command {
             Command::Found { fleet, shape, servers } => {
@@ -309,7 +343,7 @@ impl State {
                 (Outcome::Joined(id), true)
             }
             Command::Drain { server, draining } => match self.servers.get_mut(server) {
-                None => refused(format!("there is no {server}")),
+                None => refused(Refusal::NoServer(*server)),
                 Some(s) => (Outcome::Done, std::mem::replace(&mut s.draining, *draining) != *draining),
             },
             Command::Place { shard, place } => {
@@ -327,10 +361,10 @@ impl State {
             }
             Command::Checkpoints { job, difference } => match self.jobs.note_checkpoints(*job, difference) {
                 true => (Outcome::Done, false),
-                false => refused(UNKNOWN_JOB.into()),
+                false => refused(UNKNOWN_JOB.to_string()),
             },
             Command::Forget { server } => match self.servers.remove(server) {
-                None => refused(format!("there is no {server}")),
+                None => refused(Refusal::NoServer(*server)),
                 Some(_) => {
                     self.forgotten.insert(*server);
                     (Outcome::Done, true)
@@ -341,7 +375,7 @@ impl State {
                 Err(why) => refused(why),
             },
             Command::Stop { job, now_ms } => match self.jobs.stop(*job, *now_ms) {
-                Ok(()) => (Outcome::Done, false),
+                Ok(before) => (Outcome::Ended(before), false),
                 Err(why) => refused(why),
             },
             Command::Release { job } => match self.jobs.release(*job) {
@@ -349,9 +383,23 @@ impl State {
                 Err(why) => refused(why),
             },
             Command::Delete { job } => match self.jobs.delete(*job) {
-                Ok(()) => (Outcome::Done, self.unplace(*job)),
+                Ok(before) => (Outcome::Ended(before), self.unplace(*job)),
                 Err(why) => refused(why),
             },
+            Command::Order { token, order } => {
+                if let Some(done) = self.orders.of(*token) {
+                    return (done.into(), false);
+                }
+                let (outcome, moved) = self.change(&order.into());
+                // What is refused may be done when it is asked again.
+                match outcome {
+                    Outcome::Done => self.orders.keep(*token, Done::Done),
+                    Outcome::Submitted(job) => self.orders.keep(*token, Done::Submitted(job)),
+                    Outcome::Ended(before) => self.orders.keep(*token, Done::Ended(before)),
+                    Outcome::Joined(_) | Outcome::Refused(_) => {}
+                }
+                (outcome, moved)
+            }
         }
     }
 
@@ -360,6 +408,16 @@ impl State {
         let before = self.shards.len();
         self.shards.retain(|shard, _| shard.job() != job);
         self.shards.len() != before
+    }
+}
+
+impl From<Done> for Outcome {
+    fn from(done: Done) -> Self {
+        match done {
+            Done::Done => Self::Done,
+            Done::Submitted(job) => Self::Submitted(job),
+            Done::Ended(before) => Self::Ended(before),
+        }
     }
 }
 
