@@ -27,6 +27,11 @@ impl Engine for Systemd {
     fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
         let dir = fleet.run_dir.to_string_lossy();
         fleet.one_line([&*dir, &fleet.program])?;
+        // systemd itself refuses such a name, however it is quoted.
+        if fleet.program.contains(['"', '\'', '\\']) {
+            return Err(Wrong::usage(format!("`{}`: systemd starts no such program", fleet.program))
+                .help("choose a --program without quotes and backslashes"));
+        }
         if fleet.image.is_some() || fleet.disk.is_some() || !fleet.mounts.is_empty() || fleet.time.is_some() {
             return Err(Wrong::usage("systemd knows no --image, --mount, --server-disk and --time")
                 .help("leave them out; RuntimeMaxSec= and the like may be written into the units"));
@@ -240,6 +245,10 @@ mod tests {
             let program = scratch.path().join(odd);
             fs::copy("/bin/true", &program).expect("copied");
             let fleet = Fleet { program: program.to_string_lossy().into(), run_dir: program, ..fleet() };
+            if odd.contains(['"', '\'', '\\']) {
+                assert!(Systemd.render(&fleet).is_err(), "{odd}");
+                continue;
+            }
             let path = scratch.path().join("paraft-t-server@.service");
             fs::write(&path, &Systemd.render(&fleet).expect("rendered")[0].text).expect("written");
             // It says so of a program that is not there.
@@ -275,7 +284,8 @@ mod tests {
     fn commands_are_read_as_they_were_given() {
         for odd in ODD {
             let dir = format!("/runs/{odd}");
-            let fleet = Fleet { program: format!("/opt/{odd}"), run_dir: dir.clone().into(), ..fleet() };
+            let program = format!("/opt/{}", odd.replace(['"', '\'', '\\'], ""));
+            let fleet = Fleet { program, run_dir: dir.clone().into(), ..fleet() };
             for file in Systemd.render(&fleet).expect("rendered") {
                 let line = file.text.lines().find_map(|l| l.strip_prefix("ExecStart=")).expect("a command");
                 let words = read(line);
