@@ -13,9 +13,10 @@ const ANSWER: Duration = Duration::from_millis(500);
 
 /// Opens streams of readers to these servers and shards, and holds them for so long without taking anything; gives how many were open.
 pub async fn hang(addresses: &[String], access: &Access, shards: u32, lasting: Duration) -> usize {
-    let streams = addresses.iter().filter_map(|address| paraft_client::connect::lazy(address, access).ok()).flat_map(|channel| {
-        (0..STREAMS).map(move |i| (channel.clone(), i as u32 % shards.max(1)))
-    });
+    let streams = addresses
+        .iter()
+        .filter_map(|address| paraft_client::connect::lazy(address, access).ok())
+        .flat_map(|channel| (0..STREAMS).map(move |i| (channel.clone(), i as u32 % shards.max(1))));
     let opened = streams.map(|(channel, shard)| async move {
         let request = ReadRequest { protocol: PROTOCOL, shard, ..ReadRequest::default() };
         timeout(ANSWER, services::read(&channel, request)).await.ok()?.ok()

@@ -92,7 +92,8 @@ impl Storm<'_> {
     /// No room for a vote on one server, on two or on all, while a leader dies and is started again.
     fn no_votes(&mut self, place: usize, view: &View, clients: &Clients) -> Result<(), Failure> {
         let before = self.cluster.faults();
-        self.cluster.put(Faults { full_votes: self.some_of_all(place), ..before.clone() })?;
+        let full_votes = self.some_of_all(place);
+        self.cluster.put(Faults { full_votes, ..before.clone() })?;
         let victim = view.leaders[self.schedule.pick(view.leaders.len())];
         clients.leader_dies(view.ids[victim], &view.led_by(victim));
         self.cluster.kill(victim);

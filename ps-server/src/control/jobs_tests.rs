@@ -242,7 +242,7 @@ fn orders_that_are_kept_are_the_last_ones() {
     let mut state = state([]);
     let drain = |n: u64| Command::Order {
         token: n,
-        order: Order::Drain { server: ServerId(0), draining: n % 2 > 0 },
+        order: Order::Drain { server: ServerId(0), draining: !n.is_multiple_of(2) },
     };
     let given = MAX_ORDERS as u64 + 5;
     for n in 1..=given {

@@ -340,7 +340,6 @@ mod tests {
             host: "n1\u{1b}[2J\u{202e}".into(),
             device: "cuda:0\n".into(),
             said: vec!["a\rb".into(), "ü ok".into()],
-            ..wire::Heartbeat::default()
         };
         let About { host, device, said } = about(&h);
         assert_eq!((&*host, &*device), ("n1\u{fffd}[2J\u{fffd}", "cuda:0\u{fffd}"));

@@ -310,7 +310,7 @@ class OnServers:
             self._told = True
             _LOG.error(
                 "`%s` was written to outside of optimizer.step(), as p.data.clamp_(), load_state_dict() and Embedding(max_norm=) do, and this step "
-                "undoes it: the weights are the servers'. To bound them, prepare(..., constraints=...); to keep what the script writes, "
+                "undoes it: the weights are the servers'. To keep what the script writes, "
                 "prepare(..., apply=\"worker\"); load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...)",
                 name,
             )

@@ -1,6 +1,7 @@
 //! Every file that a server writes fails for a while, alone and with all others: every replica comes back by itself.
 
 use anyhow::{Context, Result};
+use paraft_client::Order;
 use paraft_common::{Durability, JobId, JobShard, Mode, ServerId, ShardId};
 use paraft_proto::{FleetShape, SubmitRequest};
 use paraft_server::{
@@ -78,7 +79,8 @@ fn train_a_job(fleet: &Fleet, name: &'static str) -> JoinHandle<Result<Vec<f32>>
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let submit = || {
-            let ask = |a: &String| runtime.block_on(paraft_client::submit(a, request.clone(), ASK)).ok();
+            let order = Order::Submit(request.clone());
+            let ask = |a: &String| runtime.block_on(paraft_client::order(a, &order, token, ASK)).ok();
             at.addresses.iter().find_map(ask)
         };
         wait::until("the job to be taken in", submit, Option::is_some);
@@ -128,7 +130,8 @@ fn suffer(fleet: &mut Fleet, cell: Cell, name: &'static str, lasting: Duration) 
     // Refused, and written down.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for address in &fleet.at.addresses {
-        let _ = runtime.block_on(paraft_client::drain(address, ServerId(99), true, ASK));
+        let order = Order::Drain { server: ServerId(99), undo: true };
+        let _ = runtime.block_on(paraft_client::order(address, &order, rand::random_range(1..u64::MAX), ASK));
     }
     if matches!(cell.file, None | Some(DataFile::Snapshot)) {
         for group in (0..SERVERS).filter_map(|s| Some(fleet.replica(s, ShardId(0)).ok()?.group)) {

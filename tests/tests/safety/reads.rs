@@ -231,7 +231,8 @@ fn readers_that_take_nothing_stop_no_update_and_are_closed() -> Result<()> {
     let refused = hanging.into_iter().map(|(_, open)| open).next().context("the first server")?;
     let (mut ended, mut over) = (0, 0);
     for mut inbound in refused {
-        match runtime.block_on(async { tokio::time::timeout(DEADLINE, inbound.message()).await? }) {
+        let ends = async { tokio::time::timeout(DEADLINE, inbound.message()).await };
+        match runtime.block_on(ends).context("it ends")? {
             Err(_) => ended += 1,
             Ok(Some(m)) => over += usize::from(matches!(m.message.kind, Some(from_shard::Kind::Refused(_)))),
             Ok(None) => {}
