@@ -349,7 +349,7 @@ impl Fleet {
     pub fn whole(&self) -> Result<DescribeReply> {
         let serves = |d: &Result<DescribeReply>| {
             d.as_ref().is_ok_and(|d| {
-                d.shards.len() == self.at.shards as usize && d.shards.iter().all(|s| s.state == "serving")
+                d.shards.len() >= self.at.shards as usize && d.shards.iter().all(|s| s.state == "serving")
             }) && (0..self.at.shards).all(|s| self.every_voter_runs(ShardId(s)))
         };
         wait::until("every shard serving with all its replicas", || self.describe(), serves)

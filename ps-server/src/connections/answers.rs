@@ -90,15 +90,18 @@ impl Answers {
 }
 
 impl Answers {
-    fn question(&self, of: String) -> Option<OwnedSemaphorePermit> {
+    async fn question(&self, of: String) -> Option<OwnedSemaphorePermit> {
+        self.questions_of(of).acquire_owned().await.ok()
+    }
+
+    fn questions_of(&self, of: String) -> Arc<Semaphore> {
         let mut questions = self.questions.lock();
-        let left = questions.get(&of).and_then(Weak::upgrade).unwrap_or_else(|| {
+        questions.get(&of).and_then(Weak::upgrade).unwrap_or_else(|| {
             questions.retain(|_, left| left.strong_count() > 0);
             let left = Arc::new(Semaphore::new(QUESTIONS));
             questions.insert(of, Arc::downgrade(&left));
             left
-        });
-        left.try_acquire_owned().ok()
+        })
     }
 }
 
@@ -108,10 +111,11 @@ impl Visitor {
         self.begin(None)
     }
 
-    /// As [`Self::answer`], to one of the questions that its certificate may ask at a time; `None`: there are [`QUESTIONS`].
-    pub(crate) fn answer_question(&self) -> Option<Arc<Answer>> {
-        let question = self.connections.answers.question(self.rights().to_string())?;
-        Some(self.begin(Some(question)))
+    /// As [`Self::answer`], to one of the questions that its certificate may ask at a time: a question beyond [`QUESTIONS`] waits for its
+    /// turn, and with it nothing but its own stream.
+    pub(crate) async fn answer_question(&self) -> Arc<Answer> {
+        let question = self.connections.answers.question(self.rights().to_string()).await;
+        self.begin(question)
     }
 
     fn begin(&self, question: Option<OwnedSemaphorePermit>) -> Arc<Answer> {
@@ -253,15 +257,19 @@ mod tests {
         assert!(connections.answers.open.lock().is_empty());
     }
 
-    #[test]
-    fn questions_of_a_certificate_have_a_bound() {
+    #[tokio::test]
+    async fn questions_of_a_certificate_have_a_bound() {
         let connections = Connections::new(|| 10, Access::Insecure);
         let visitor = visitor(&connections);
-        let asked: Vec<_> = (0..=QUESTIONS).map_while(|_| visitor.answer_question()).collect();
-        assert_eq!(asked.len(), QUESTIONS);
+        let mut asked = Vec::new();
+        for _ in 0..QUESTIONS {
+            asked.push(visitor.answer_question().await);
+        }
+        let mut next = std::pin::pin!(visitor.answer_question());
+        assert!(futures::poll!(&mut next).is_pending(), "its turn has not come");
         let other = visitor.connections.answers.question("another certificate".into());
-        assert!(other.is_some(), "it has its own");
-        drop(asked);
-        assert!(visitor.answer_question().is_some(), "they were taken");
+        assert!(futures::poll!(std::pin::pin!(other)).is_ready(), "it has its own");
+        asked.pop();
+        next.await;
     }
 }

@@ -21,7 +21,7 @@ mod lanes;
 mod table;
 
 pub use accept::{BoundedListener, Listen, incoming};
-pub use answers::{LOOK_INTERVAL, QUESTIONS, TAKE_TIMEOUT};
+pub use answers::{LOOK_INTERVAL, TAKE_TIMEOUT};
 pub(crate) use answers::{WatchedBody, watched};
 pub use guarded::Guarded;
 pub use lanes::Lane;

@@ -4,13 +4,12 @@
 //! its handler asks again once it knows for which ([`Visitor::may`]).
 
 use super::audit::Audit;
-use crate::connections::{self, QUESTIONS, Visitor, WatchedBody};
+use crate::connections::{self, Visitor, WatchedBody};
 use http::{Request, Response};
 use paraft_proto::services::{APPEND, CALL, CHECKPOINT, EXCHANGE, READ};
 use paraft_tls::{Need, access::DENIED};
 use std::{
     convert::Infallible,
-    future::ready,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -136,18 +135,19 @@ where
             None => {
                 let watched = need_of(path).zip(connections::of(request.extensions()));
                 // Answers to other servers have times of their own.
-                let answer = match watched.filter(|(need, _)| *need != Need::Peer) {
-                    None => return Box::pin(self.0.call(request)),
-                    Some((Need::Any | Need::Reader, visitor)) => visitor.answer_question(),
-                    Some((_, visitor)) => Some(visitor.answer()),
+                let Some((need, visitor)) = watched.filter(|(need, _)| *need != Need::Peer) else {
+                    return Box::pin(self.0.call(request));
                 };
-                let Some(answer) = answer else {
-                    let why =
-                        format!("{QUESTIONS} answers to this certificate are not taken yet: take them first");
-                    return Box::pin(ready(Ok(Status::resource_exhausted(why).into_http())));
-                };
-                let call = self.0.call(request);
-                Box::pin(async move { Ok(call.await?.map(|body| WatchedBody::of(body, answer))) })
+                // The service that was found ready takes it, and leaves a copy.
+                let mut inner = self.0.clone();
+                std::mem::swap(&mut inner, &mut self.0);
+                Box::pin(async move {
+                    let answer = match need {
+                        Need::Any | Need::Reader => visitor.answer_question().await,
+                        _ => visitor.answer(),
+                    };
+                    Ok(inner.call(request).await?.map(|body| WatchedBody::of(body, answer)))
+                })
             }
             Some(refused) => Box::pin(async move {
                 let status = match refused {
