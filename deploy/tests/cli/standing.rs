@@ -41,15 +41,7 @@ impl Standing {
     pub fn joining(&self, n: usize) -> Process {
         let mut c = paraft();
         c.arg("--certs").arg(self.folder.join("certs"));
-        c.args([
-            "server",
-            "--election-ms",
-            "200",
-            "--join",
-            self.any(),
-            "--advertise",
-            &free_addresses(1)[0],
-        ]);
+        c.args(["server", "--election-ms", "200", "--join", self.any(), "--listen", &free_addresses(1)[0]]);
         c.arg("--data").arg(self.folder.join(format!("more-{n}")));
         Process::start(format!("more-{n}"), c, &self.folder).expect("server")
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use paraft_client::Order;
-use paraft_common::{Durability, JobId, JobShard, Mode, ServerId, ShardId};
+use paraft_common::{Durability, JobId, JobShard, Mode, ServerId};
 use paraft_proto::{FleetShape, SubmitRequest};
 use paraft_server::{
     control::Command,
@@ -26,6 +26,8 @@ const ASK: Duration = Duration::from_secs(5);
 const SERVERS: u32 = 4;
 /// Joined, and so knows its fleet's settings from others.
 const JOINED: u32 = 3;
+/// The first job that is submitted. No worker begins it.
+const STAYS: JobId = JobId(1);
 /// Is emptied in the second half.
 const DRAINED: u32 = 1;
 
@@ -134,7 +136,9 @@ fn suffer(fleet: &mut Fleet, cell: Cell, name: &'static str, lasting: Duration) 
         let _ = runtime.block_on(paraft_client::order(address, &order, rand::random_range(1..u64::MAX), ASK));
     }
     if matches!(cell.file, None | Some(DataFile::Snapshot)) {
-        for group in (0..SERVERS).filter_map(|s| Some(fleet.replica(s, ShardId(0)).ok()?.group)) {
+        let stays = JobShard::all(STAYS, 2);
+        let groups = stays.flat_map(|shard| (0..SERVERS).map(move |s| (s, shard)));
+        for group in groups.filter_map(|(s, shard)| Some(fleet.replica_of(s, shard).ok()?.group)) {
             runtime.block_on(fill(group));
         }
     }
@@ -161,13 +165,15 @@ fn changed(fleet: &Fleet) -> BTreeSet<String> {
 }
 
 fn start() -> Result<Fleet> {
-    let options = FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(2) };
+    // It is founded for no job: all are submitted.
+    let options = FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(0) };
     let mut fleet = Fleet::bind(options)?;
     (0..JOINED).for_each(|id| fleet.disk(id).record());
     (0..JOINED).try_for_each(|id| fleet.start_server(id))?;
     fleet.whole()?;
     assert_eq!(fleet.join_server()?, JOINED);
     fleet.disk(JOINED).record();
+    assert_eq!(fleet.submit("stays", 2)?, STAYS);
     fleet.whole()?;
     Ok(fleet)
 }
@@ -251,7 +257,7 @@ fn joined_server_restarted_on_a_full_disk_serves_what_it_leads() -> Result<()> {
     fleet.restart_on_its_disk(JOINED, true)?;
     // A server that leads a shard serves it, whatever this one has read of what is agreed.
     train(&fleet)?;
-    for shard in JobShard::all(job, 2).chain(JobShard::all(JobId(0), 2)) {
+    for shard in JobShard::all(job, 2).chain(JobShard::all(STAYS, 2)) {
         let (leader, _) = fleet.leader_of(shard);
         let status = fleet.status(leader, false)?;
         let led = status.shards.iter().find(|s| s.name() == shard);
