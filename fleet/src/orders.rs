@@ -179,22 +179,30 @@ async fn at_leader<T>(
     deadline: Instant,
     asks: impl AsyncFn(String) -> Result<T, Refused>,
 ) -> Result<(T, Seen), Refused> {
-    let (began, mut known) = (Instant::now(), servers.to_vec());
+    let (began, mut known, mut asked) = (Instant::now(), servers.to_vec(), false);
     loop {
         let seen = seen(&mut known, job).await?;
         let why = match seen.leaders.get(&shard) {
-            None if seen.answers == 0 && began.elapsed() > ANYBODY => {
-                return Err(Refused::unheard(format!("no server answers at {}", servers.join(", "))));
+            None if seen.answers == 0 => {
+                let unchanged = if asked { "" } else { "; nothing has changed" };
+                let why = format!("no server answered at {}{unchanged}", servers.join(", "));
+                if began.elapsed() > ANYBODY {
+                    return Err(Refused::unheard(why));
+                }
+                why
             }
             None => format!("shard {shard} has no leader"),
-            Some(address) => match asks(address.clone()).await {
-                Ok(done) => return Ok((done, seen)),
-                Err(refused) if refused.is_final() => {
-                    let message = format!("shard {shard}: {}", refused.message);
-                    return Err(Refused { message, ..refused });
+            Some(address) => {
+                asked = true;
+                match asks(address.clone()).await {
+                    Ok(done) => return Ok((done, seen)),
+                    Err(refused) if refused.is_final() => {
+                        let message = format!("shard {shard}: {}", refused.message);
+                        return Err(Refused { message, ..refused });
+                    }
+                    Err(refused) => format!("shard {shard} at {address}: {}", refused.message),
                 }
-                Err(refused) => format!("shard {shard} at {address}: {}", refused.message),
-            },
+            }
         };
         if Instant::now() >= deadline {
             return Err(Refused::unheard(why));
