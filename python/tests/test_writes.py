@@ -191,7 +191,7 @@ def test_max_norm_of_an_embedding_is_an_error_line(fleet: Any, caplog: Any) -> N
 
 
 class Centred(nn.Module):
-    """A running mean that each forward pass assigns anew."""
+    """A running mean that each forward pass replaces."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_holds_nothing_of_the_state_and_its_room_until_it_lets_go() {
+    fn reader_holds_its_room_and_nothing_of_the_state() {
         let world = shard();
         let mut read = Read::new(vec![1], Vec::new());
         let room = std::sync::Arc::new(());

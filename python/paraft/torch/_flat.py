@@ -286,7 +286,7 @@ class Flat:
                 )
 
     def _follow_buffers(self) -> None:
-        """Statistics that the script has assigned anew have memory of their own from then on."""
+        """Statistics that the script has replaced have memory of their own from then on."""
         for i, b in enumerate(self.statistics(), len(self.params)):
             if b is not self._tensors[i]:
                 self._tensors[i] = b
