@@ -8,5 +8,5 @@ pub mod server_job;
 
 pub use server_job::{
     ChunkPlan, EarlyStop, LastEvaluation, MAX_BUCKET_LEN, MAX_GRACE_MS, MAX_NAME_CHARS, MAX_STEP, MIN_LEASE,
-    OF_JOB, ServerJob, ServerJobError, Start, Stopping, check_name, facts_missing,
+    OF_JOB, ServerJob, ServerJobError, Start, Stopping, check_name, check_names, facts_missing,
 };

@@ -5,7 +5,7 @@
 //! and buffers (BatchNorm's running statistics) never share a bucket, since the servers update them by
 //! different rules: so all parameters come first and all buffers after them. Parameters may be in *groups*, each with its own
 //! rate and decay; a bucket is of one group. A model may be cut in *stages*, each a range of the flat vector that some process of a worker
-//! holds; a bucket is of one stage.
+//! holds; a bucket is of one stage. Rows that a constraint holds to a norm are whole in a bucket.
 //!
 //! ```text
 //!  offset 0                                   params_len          len
@@ -13,7 +13,11 @@
 //!  |  bucket 0   |  bucket 1   |  bucket 2   |      bucket 3       |
 //! ```
 
-use crate::id::BucketId;
+use crate::{
+    config::MAX_BUCKET_LEN,
+    constraint::{self, Constraint},
+    id::BucketId,
+};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -160,6 +164,15 @@ pub enum LayoutError {
     /// The bucket length is zero.
     #[error("a bucket must hold at least one value")]
     EmptyBucket,
+    /// A constraint does not fit the parameters.
+    #[error("{0}")]
+    Constraint(String),
+    /// A group or a stage ends within a row that a constraint holds to a norm.
+    #[error("a group of parameters, or a stage, ends within a row of {0} values that a constraint holds to a norm")]
+    CutRow(usize),
+    /// A row that a constraint holds to a norm is longer than a bucket may be.
+    #[error("a constraint holds rows of {0} values to a norm, and a bucket has at most {MAX_BUCKET_LEN}")]
+    LongRow(usize),
 }
 
 /// The most buckets. A pull of a shard names the version that the worker has of each, in up to eight bytes: 1 MiB of
@@ -169,13 +182,15 @@ pub const MAX_BUCKETS: usize = 1 << 17;
 /// The most stages.
 pub const MAX_STAGES: usize = 1024;
 
-/// How the parameters are divided. Both by their values, in the order of the flat vector; empty: all are one.
+/// How the parameters are divided. Groups and stages by their values, in the order of the flat vector; empty: all are one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cuts<'a> {
     /// With a rate and a decay of their own.
     pub groups: &'a [ParamGroup],
     /// Of a process each; there are no buffers then.
     pub stages: &'a [usize],
+    /// Those of rows begin and end a part, whose buckets have whole rows.
+    pub constraints: &'a [Constraint],
 }
 
 /// A part of the flat vector whose edges no bucket crosses.
@@ -185,6 +200,15 @@ pub(crate) struct Part {
     pub kind: TensorKind,
     pub group: u16,
     pub stage: usize,
+    /// Values that no bucket parts.
+    row: usize,
+}
+
+impl Part {
+    /// The longest bucket of the part, in values, where a job's are so long.
+    pub fn bucket_len(&self, bucket_len: usize) -> usize {
+        (bucket_len / self.row * self.row).max(self.row)
+    }
 }
 
 /// All of them, in the order of the flat vector: the groups of parameters, cut where stages end, then the buffers.
@@ -198,16 +222,19 @@ pub(crate) fn parts(params_len: usize, buffers_len: usize, cuts: Cuts) -> impl I
         all.into_iter().scan(0, sum).collect::<Vec<usize>>()
     };
     let (groups, stages) = (ends(cuts.groups.iter().map(|g| g.values).collect()), ends(cuts.stages.to_vec()));
-    let (mut at, mut group, mut stage) = (0, 0, 0);
+    let rows = constraint::row_ends(cuts.constraints, params_len);
+    let (mut at, mut group, mut stage, mut rows_at) = (0, 0, 0, 0);
     let params = std::iter::from_fn(move || {
-        let end = (*groups.get(group)?).min(*stages.get(stage)?);
-        let part = Part { values: end - at, kind: TensorKind::Param, group: group as u16, stage };
+        let (rows_end, row) = *rows.get(rows_at)?;
+        let end = (*groups.get(group)?).min(*stages.get(stage)?).min(rows_end);
+        let part = Part { values: end - at, kind: TensorKind::Param, group: group as u16, stage, row };
         at = end;
         group += usize::from(groups[group] == end);
         stage += usize::from(stages[stage] == end);
+        rows_at += usize::from(rows_end == end);
         Some(part)
     });
-    let buffers = Part { values: buffers_len, kind: TensorKind::Buffer, group: 0, stage: 0 };
+    let buffers = Part { values: buffers_len, kind: TensorKind::Buffer, group: 0, stage: 0, row: 1 };
     params.chain(Some(buffers))
 }
 
@@ -218,7 +245,7 @@ pub(crate) fn count(
     cuts: Cuts,
     bucket_len: usize,
 ) -> Result<usize, LayoutError> {
-    let Cuts { groups, stages } = cuts;
+    let Cuts { groups, stages, constraints } = cuts;
     if bucket_len == 0 {
         return Err(LayoutError::EmptyBucket);
     }
@@ -245,7 +272,15 @@ pub(crate) fn count(
     if !stages.is_empty() && buffers_len > 0 {
         return Err(LayoutError::StagedBuffers);
     }
-    let count = parts(params_len, buffers_len, cuts).map(|p| p.values.div_ceil(bucket_len)).sum();
+    constraint::check(constraints, params_len).map_err(LayoutError::Constraint)?;
+    if let Some(long) = constraints.iter().map(|c| c.rule.row()).find(|row| *row > MAX_BUCKET_LEN) {
+        return Err(LayoutError::LongRow(long));
+    }
+    if let Some(cut) = parts(params_len, buffers_len, cuts).find(|p| !p.values.is_multiple_of(p.row)) {
+        return Err(LayoutError::CutRow(cut.row));
+    }
+    let count =
+        parts(params_len, buffers_len, cuts).map(|p| p.values.div_ceil(p.bucket_len(bucket_len))).sum();
     if count > MAX_BUCKETS { Err(LayoutError::TooManyBuckets(count)) } else { Ok(count) }
 }
 
@@ -291,7 +326,9 @@ impl Layout {
         let count = count(params_len, len - params_len, cuts, bucket_len)?;
         let (mut buckets, mut stages) = (Vec::with_capacity(count), Vec::new());
         let mut at = 0;
-        for Part { values, kind, group, stage } in parts(params_len, len - params_len, cuts) {
+        for part in parts(params_len, len - params_len, cuts) {
+            let Part { values, kind, group, stage, .. } = part;
+            let bucket_len = part.bucket_len(bucket_len);
             if stage == stages.len() {
                 stages.push(buckets.len() as u32);
             }
@@ -361,6 +398,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::constraint::Rule;
 
     #[test]
     fn buckets_cover_the_vector_once_and_never_mix_kinds() {
@@ -393,14 +431,14 @@ mod tests {
         groups: &[ParamGroup],
         bucket_len: usize,
     ) -> Result<Layout, LayoutError> {
-        Layout::cut(tensors, Cuts { groups, stages: &[] }, bucket_len)
+        Layout::cut(tensors, Cuts { groups, ..Cuts::default() }, bucket_len)
     }
 
     #[test]
     fn a_bucket_is_of_one_stage_and_of_one_group() {
         let tensors = || vec![TensorSpec::param("a", &[19])];
         let staged = |groups: &[ParamGroup], stages: &[usize]| {
-            Layout::cut(tensors(), Cuts { groups, stages }, 4).expect("valid")
+            Layout::cut(tensors(), Cuts { groups, stages, ..Cuts::default() }, 4).expect("valid")
         };
         let of = |l: &Layout| l.buckets().iter().map(|b| (b.offset, b.len, b.group)).collect::<Vec<_>>();
         let l = staged(&[], &[6, 13]);
@@ -420,7 +458,7 @@ mod tests {
         let with = |stages: &[usize], more: usize| {
             let mut tensors = vec![TensorSpec::param("a", &[9])];
             tensors.extend((more > 0).then(|| TensorSpec::buffer("m", &[more])));
-            Layout::cut(tensors, Cuts { groups: &[], stages }, 1)
+            Layout::cut(tensors, Cuts { stages, ..Cuts::default() }, 1)
         };
         assert_eq!(with(&[5, 0, 4], 0), Err(LayoutError::EmptyStage(1)));
         assert_eq!(with(&[5, 5], 0), Err(LayoutError::StagesLength { stages: 10, params: 9 }));
@@ -438,6 +476,35 @@ mod tests {
         assert_eq!(cut[..6], params);
         assert_eq!(cut[6..], [(19, 4, 0), (23, 2, 0)]);
         assert_eq!(in_groups(tensors(), &[group(19)], 4), Layout::new(tensors(), 4));
+    }
+
+    #[test]
+    fn bucket_has_whole_rows_of_a_constraint() {
+        let rule = Rule::UnitNorm { row: 3 };
+        let rows = |offset, values| Constraint { offset, values, rule };
+        let cut = |constraints: &[Constraint], groups: &[ParamGroup], len| {
+            let tensors = vec![TensorSpec::param("a", &[19]), TensorSpec::buffer("m", &[6])];
+            Layout::cut(tensors, Cuts { groups, constraints, ..Cuts::default() }, len)
+        };
+        let of = |l: Layout| l.buckets().iter().map(|b| (b.offset, b.len)).collect::<Vec<_>>();
+        let l = of(cut(&[rows(2, 9)], &[], 4).expect("valid"));
+        assert_eq!(l, [(0, 2), (2, 3), (5, 3), (8, 3), (11, 4), (15, 4), (19, 4), (23, 2)]);
+        let l = of(cut(&[rows(0, 18)], &[group(6), group(13)], 7).expect("valid"));
+        assert_eq!(l, [(0, 6), (6, 6), (12, 6), (18, 1), (19, 6)]);
+        // A bucket is longer than a job's where one row is.
+        assert_eq!(of(cut(&[rows(0, 18)], &[], 2).expect("valid"))[..2], [(0, 3), (3, 3)]);
+        assert_eq!(cut(&[rows(0, 18)], &[group(7), group(12)], 4), Err(LayoutError::CutRow(3)));
+        assert!(matches!(cut(&[rows(9, 12)], &[], 4), Err(LayoutError::Constraint(_))));
+        let row = MAX_BUCKET_LEN + 1;
+        let long = Constraint { offset: 0, values: row, rule: Rule::UnitNorm { row } };
+        let cuts = Cuts { constraints: &[long], ..Cuts::default() };
+        assert_eq!(
+            Layout::cut(vec![TensorSpec::param("a", &[row])], cuts, 4),
+            Err(LayoutError::LongRow(row))
+        );
+        // Each value by itself can be cut anywhere.
+        let clamp = Constraint { offset: 1, values: 5, rule: Rule::Clamp { min: 0.0, max: 1.0 } };
+        assert_eq!(cut(&[clamp], &[], 4), cut(&[], &[], 4));
     }
 
     #[test]

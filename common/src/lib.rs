@@ -3,12 +3,14 @@
 //!
 //! What it is not: it knows no wire format (that is `paraft-proto`) and no process (that is `paraft-deploy`).
 
+mod address;
 pub mod algorithm;
 pub mod auto;
 pub mod checkpoint;
 pub mod codec;
 pub mod config;
 pub mod consistency;
+pub mod constraint;
 pub mod durability;
 pub mod encoding;
 pub mod group;
@@ -28,6 +30,7 @@ pub mod round;
 pub mod share;
 mod simd;
 
+pub use address::check_address;
 pub use auto::{AutoConfig, ModeChoice};
 pub use consistency::{InForce, Mode};
 pub use durability::{Durability, LeaderWindow};

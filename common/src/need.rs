@@ -182,7 +182,6 @@ impl FromStr for Bytes {
 /// Trained values, running statistics and buckets of a shard: what [`crate::placement::buckets_of`] adds up to, without
 /// a list as long as the job.
 fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
-    let len = job.bucket_len.max(1) as u64;
     let stages = job.stages.len().max(1);
     let (mut stage, mut first) = (0, 0);
     let (mut params, mut buffers, mut buckets) = (0, 0, 0);
@@ -191,6 +190,7 @@ fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
     }
     for part in job.parts() {
         let values = part.values as u64;
+        let len = part.bucket_len(job.bucket_len.max(1)) as u64;
         // Each stage's buckets go round its own shards, from its own first one.
         let (here, round) = match placement::shards_of(part.stage, stages, shards) {
             Some(own) => {
@@ -221,7 +221,7 @@ fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
 mod tests {
     use super::*;
     use crate::{
-        consistency::Mode, durability::Durability, layout::ParamGroup, optim::OptimizerConfig,
+        consistency::Mode, constraint::{Constraint, Rule}, durability::Durability, layout::ParamGroup, optim::OptimizerConfig,
         placement::buckets_of,
     };
     use proptest::prelude::*;
@@ -301,13 +301,20 @@ mod tests {
         fn what_a_shard_holds_is_what_its_buckets_add_up_to(
             params in 1usize..500, buffers in 0usize..100, len in 1usize..40, shards in 1u32..8,
             groups in prop::collection::vec(1usize..90, 0..5), cuts in prop::collection::btree_set(1usize..500, 0..4),
+            rows in (0usize..100, 1usize..9, 1usize..60),
         ) {
             let params = if groups.is_empty() { params } else { groups.iter().sum() };
             let ends: Vec<usize> = cuts.into_iter().filter(|c| *c < params).chain([params]).collect();
             let stages: Vec<usize> = (0..ends.len()).map(|i| ends[i] - if i == 0 { 0 } else { ends[i - 1] }).collect();
             let (stages, buffers) = if stages.len() > 1 { (stages, 0) } else { (Vec::new(), buffers) };
             let groups = groups.iter().map(|n| ParamGroup { values: *n, lr: 0.1, weight_decay: 0.0 }).collect();
-            let job = ServerJob { buffers_len: buffers, groups, stages, ..job(params, len) };
+            let (offset, row, count) = rows;
+            let held_to = Constraint { offset, values: row * count, rule: Rule::UnitNorm { row } };
+            let whole = ServerJob { buffers_len: buffers, groups, stages, ..job(params, len) };
+            let held_rows = ServerJob { constraints: vec![held_to], ..whole.clone() };
+            // Where it does not fit the parameters, or is cut, there is no such job.
+            let fits = held_rows.to_toml().is_ok_and(|text| ServerJob::decode(&text).is_ok());
+            let job = if fits { held_rows } else { whole };
             for shard in (0..shards).map(ShardId) {
                 let buckets = buckets_of(&job.layout(), shard, shards);
                 let of = |kind| buckets.iter().filter(|(_, b)| b.kind == kind).map(|(_, b)| b.len as u64).sum();

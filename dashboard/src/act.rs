@@ -1,23 +1,20 @@
 //! What a person does on the page, by the same calls as the command line's.
 
 use crate::{facts::Facts, here::Here};
-use futures::{FutureExt, future::BoxFuture};
+use paraft_client::{Done, Order};
 use paraft_common::{ModeChoice, ServerId};
-use paraft_fleet::faults::{Fault, Faults};
-use paraft_proto::{Advice, PROTOCOL, Refused, SwitchModeRequest};
+use paraft_fleet::{
+    faults::{Fault, Faults},
+    orders,
+};
 use parking_lot::Mutex;
 use serde::Deserialize;
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{path::Path, time::Duration};
 
-/// A server that is asked has so long to answer.
-const ANSWER: Duration = Duration::from_secs(10);
+/// Who waits at a page waits no longer; what was asked for may be done or not then, and the page shows it.
+const ANSWER: Duration = Duration::from_secs(15);
 /// What a slow link or disk costs, in milliseconds: for each piece of data, or fsync.
 const SLOW: u64 = 50;
-/// Before a shard's leader is looked for again.
-const AGAIN: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -78,10 +75,18 @@ impl Act {
     /// # Errors
     /// Why it was not; for people.
     pub async fn carry_out(&self, facts: &Facts, here: &Here) -> Result<String, String> {
-        match here.acts.clone() {
-            Some(access) => paraft_client::connect::asking_by(access, self.done(facts, here)).await,
-            None => self.done(facts, here).await,
-        }
+        let (act, facts, here) = (self.clone(), facts.clone(), here.clone());
+        // On a thread of its own: an order may wait for an election.
+        let carried_out = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|e| format!("no runtime: {e}"))?;
+            let done = act.done(&facts, &here);
+            match here.acts.clone() {
+                Some(access) => runtime.block_on(paraft_client::connect::asking_by(access, done)),
+                None => runtime.block_on(done),
+            }
+        });
+        carried_out.await.map_err(|e| e.to_string())?
     }
 
     async fn done(&self, facts: &Facts, here: &Here) -> Result<String, String> {
@@ -89,11 +94,8 @@ impl Act {
             Self::Mode { job, mode } => switch(facts, job, mode).await,
             Self::Save { job } => save(facts, job).await,
             Self::Drain { server, undo } => {
-                let (id, undo) = (ServerId(*server), *undo);
-                let ask = move |address: String| {
-                    async move { paraft_client::drain(&address, id, undo, ANSWER).await }.boxed()
-                };
-                order(facts, ask).await?;
+                let (server, undo) = (*server, *undo);
+                order(facts, Order::Drain { server: ServerId(server), undo }).await?;
                 Ok(match undo {
                     true => format!("s{server} is filled again"),
                     false => format!("s{server} is emptied"),
@@ -143,103 +145,26 @@ fn put(points: &Path, server: u32, fault: Fault, undo: bool) -> std::io::Result<
 }
 
 async fn end(facts: &Facts, job: &str, delete: bool) -> Result<String, String> {
-    let job = job.to_string();
-    let ask = move |address: String| {
-        let job = job.clone();
-        async move { paraft_client::end_job(&address, &job, delete, ANSWER).await }.boxed()
-    };
-    order(facts, ask).await
+    order(facts, Order::EndJob { job: job.into(), delete }).await.map(|done| done.was)
 }
 
-/// An order to the leader of the control group; a refusal of it is final.
-async fn order<T>(
-    facts: &Facts,
-    ask: impl Fn(String) -> BoxFuture<'static, Result<T, (String, String)>>,
-) -> Result<T, String> {
-    let leads = facts.servers.iter().find(|s| Some(s.id) == facts.leader).map(|s| s.address.clone());
-    let Some(leads) = leads else {
-        return Err("the control group has no leader: nothing can be agreed on".into());
-    };
-    match ask(leads.clone()).await {
-        // It has lost the lead since.
-        Err((_, other)) if !other.is_empty() && other != leads => ask(other).await,
-        done => done,
-    }
-    .map_err(|(why, _)| why)
+async fn order(facts: &Facts, order: Order) -> Result<Done, String> {
+    orders::give(&servers(facts), &order, orders::token(), ANSWER).await.map_err(|refused| refused.message)
 }
 
 async fn save(facts: &Facts, job: &str) -> Result<String, String> {
-    let known = facts.jobs.iter().rfind(|j| j.name == job);
-    let known = known.ok_or_else(|| format!("this fleet has no job `{job}`"))?;
-    let leads = facts.shards.iter().find(|s| (s.job, s.shard) == (known.id, 0)).and_then(|s| s.leader);
-    let leads = facts.servers.iter().find(|v| Some(v.id) == leads);
-    let leads = leads.ok_or("shard 0 has no leader: ask again when it has one")?;
-    let worker = paraft_client::save(&leads.address, job, ANSWER).await.map_err(|r| r.message)?;
+    let worker = orders::save(&servers(facts), job, ANSWER).await.map_err(|refused| refused.message)?;
     Ok(format!("w{worker} saves a checkpoint of {job}"))
 }
 
-/// Shard 0 first; the number that it gives to the switch is the same on every shard. Where another leads than was seen last, it is looked for.
 async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> {
     let choice: ModeChoice =
         mode.parse().map_err(|e: paraft_common::auto::ParseChoiceError| e.to_string())?;
-    let known = facts.jobs.iter().rfind(|j| j.name == job);
-    let known = known.ok_or_else(|| format!("this fleet has no job `{job}`"))?;
-    let (name, mut number, mut wanted) = (known.name.clone(), 0, choice.to_string());
-    let of = facts.shards.iter().filter(|s| s.job == known.id);
-    let shards: Vec<_> = of.map(|s| (s.shard, s.version)).collect();
-    if shards.is_empty() {
-        return Err(
-            "nobody leads the control group, which knows the job's shards: nothing has changed".into()
-        );
-    }
-    let (mut facts, deadline) = (facts.clone(), Instant::now() + ANSWER);
-    for (shard, version) in shards {
-        let (switched, in_force) = loop {
-            let why = match leader(&facts, known.id, shard) {
-                None => format!("shard {shard} has no leader"),
-                Some(leads) => {
-                    let (job, mode) = (name.clone(), wanted.clone());
-                    let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
-                    match paraft_client::switch_mode(&leads, request, ANSWER).await {
-                        Ok(switched) => break switched,
-                        // Shards without a part of the model train nothing.
-                        Err(_) if shard > 0 && version == 0 => break (number, wanted.clone()),
-                        Err(refused) if is_final(&refused) => {
-                            return Err(format!("shard {shard}: {}", refused.message));
-                        }
-                        Err(refused) => format!("shard {shard}: {}", refused.message),
-                    }
-                }
-            };
-            if Instant::now() >= deadline {
-                let so = match shard {
-                    0 => "nothing has changed",
-                    _ => "those before it have switched; ask again",
-                };
-                return Err(format!("{why}: {so}"));
-            }
-            tokio::time::sleep(AGAIN).await;
-            let mut addresses = facts.servers.iter().map(|s| s.address.clone()).collect();
-            if let Some(now) = crate::facts::ask(&mut addresses).await.filter(|f| !f.servers.is_empty()) {
-                facts = now;
-            }
-        };
-        if shard == 0 {
-            if choice != ModeChoice::Auto && in_force != wanted {
-                return Err(format!("{name} goes on in {in_force}: somebody else has switched it"));
-            }
-            (number, wanted) = (switched, in_force);
-        }
-    }
-    Ok(format!("{name} goes on in {wanted} (switch {number})"))
+    let now =
+        orders::switch(&servers(facts), job, choice, ANSWER).await.map_err(|refused| refused.message)?;
+    Ok(format!("{job} goes on in {} (switch {})", now.mode, now.number))
 }
 
-fn leader(facts: &Facts, job: u32, shard: u32) -> Option<String> {
-    let leads = facts.shards.iter().find(|s| (s.job, s.shard) == (job, shard))?.leader?;
-    facts.servers.iter().find(|s| s.id == leads).map(|s| s.address.clone())
-}
-
-/// Asked again it would be refused again.
-fn is_final(refused: &Refused) -> bool {
-    matches!(refused.advice(), Advice::Fix | Advice::Stop | Advice::Lost)
+fn servers(facts: &Facts) -> Vec<String> {
+    facts.servers.iter().map(|s| s.address.clone()).collect()
 }

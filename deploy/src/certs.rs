@@ -1,6 +1,7 @@
 //! `paraft certs`: a fleet's authority, and the certificates that it issues.
 
 use clap::{Args, Subcommand};
+use paraft_common::config::check_names;
 use paraft_fleet::{failure::Failure, out, standing::Keep};
 use paraft_tls::{
     Role,
@@ -35,7 +36,7 @@ enum What {
         dir: PathBuf,
         /// What it is for: admin, peer, submit:JOBS, worker:JOBS, reader:JOBS; several may be given. JOBS is a job's name, the
         /// beginning of names (alice-*), or *.
-        #[arg(required = true)]
+        #[arg(required = true, value_parser = role)]
         roles: Vec<Role>,
         /// Whose it is, as logs name it. Default: the roles.
         #[arg(long)]
@@ -67,6 +68,13 @@ enum What {
         /// Its folder, or an authority's.
         dir: PathBuf,
     },
+}
+
+/// A role of jobs that can be.
+fn role(text: &str) -> Result<Role, String> {
+    let role: Role = text.parse()?;
+    role.jobs().map_or(Ok(()), |jobs| check_names(&jobs.to_string()))?;
+    Ok(role)
 }
 
 #[derive(Args)]

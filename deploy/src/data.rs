@@ -3,13 +3,9 @@
 
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
+use paraft_client::Order;
 use paraft_common::{JobShard, ServerId};
-use paraft_fleet::{
-    ask::{ORDER, ordered},
-    failure::Failure,
-    out, table,
-    whose::addresses,
-};
+use paraft_fleet::{failure::Failure, orders, out, table, whose::addresses};
 use paraft_server::replicas::aside;
 use paraft_store::{Disk, RealDisk};
 use paraft_worker::exit;
@@ -93,14 +89,13 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
             Ok(exit::OK)
         }
         What::Delete { data, name } => {
-            aside::delete(data, name).map_err(|e| Failure::new(exit::DATA, e))?;
+            aside::delete(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
             out!("{name} is deleted");
             Ok(exit::OK)
         }
         What::Abandon { shard, servers, accept_loss } => {
-            let order =
-                async |address: &str| paraft_client::abandon(address, *shard, *accept_loss, ORDER).await;
-            out!("given up: {}", ordered(servers, order)?);
+            let order = Order::Abandon { shard: *shard, accept_loss: *accept_loss };
+            out!("given up: {}", orders::given(servers, &order)?.was);
             Ok(exit::OK)
         }
     }
@@ -168,7 +163,7 @@ pub fn forget(args: &ForgetArgs) -> Result<i32, Failure> {
     };
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
     let servers = addresses(args.of.as_deref(), &args.servers)?;
-    ordered(&servers, async |address: &str| paraft_client::forget(address, server, ORDER).await)?;
+    orders::given(&servers, &Order::Forget { server })?;
     out!("{server} is forgotten: its replicas are replaced where other servers have room");
     Ok(exit::OK)
 }

@@ -1,6 +1,7 @@
 //! The server's own fault points: a disk that gets full, slow or fails, and a clock that is wrong, when the faults file says so.
 
-use paraft_fleet::faults::{EIO, Faults, LOOK};
+use paraft_fleet::faults::{EIO, ENOSPC, Faults, LOOK};
+use paraft_server::files::DataFile;
 use paraft_store::{Disk, RealDisk, faulty::FaultyDisk};
 use std::{path::PathBuf, sync::Arc, thread, time::Duration};
 
@@ -38,10 +39,17 @@ fn apply(door: &FaultyDisk, last: &Faults, now: &Faults, server: u32) {
     }
     let (reads, changes) =
         (|f: &Faults| f.failing_reads.contains(&server), |f: &Faults| f.errno_of_changes(server));
-    if reads(now) != reads(last) || changes(now) != changes(last) {
-        tracing::warn!(reads = reads(now), changes = ?changes(now), "fault on purpose: the disk fails");
+    let votes = |f: &Faults| f.full_votes.contains(&server);
+    if reads(now) != reads(last) || changes(now) != changes(last) || votes(now) != votes(last) {
+        let (failing, no_votes) = (changes(now), votes(now));
+        tracing::warn!(reads = reads(now), changes = ?failing, votes = no_votes, "fault on purpose: the disk fails");
         door.fail_reads(reads(now).then_some(EIO));
-        door.fail_changes(changes(now));
+        match failing {
+            None if no_votes => {
+                door.fail_changes_of(Some(ENOSPC), |path| DataFile::of(path) == Some(DataFile::Vote));
+            }
+            failing => door.fail_changes(failing),
+        }
     }
     let clock = |f: &Faults| f.clock_s.get(&server).copied().unwrap_or(0);
     if clock(now) != clock(last) {

@@ -1,13 +1,9 @@
 //! `paraft drain`: a server is emptied, so that it can be stopped.
 
 use clap::Args;
+use paraft_client::Order;
 use paraft_common::ServerId;
-use paraft_fleet::{
-    ask::{agreeing, order, whom},
-    failure::Failure,
-    out,
-    whose::addresses,
-};
+use paraft_fleet::{ask::agreeing, failure::Failure, orders, out, whose::addresses};
 use paraft_proto::DescribeReply;
 use paraft_worker::exit;
 use std::{
@@ -33,8 +29,6 @@ pub struct DrainArgs {
     pub wait: u64,
 }
 
-const TIMEOUT: Duration = Duration::from_secs(6);
-
 pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
     let bad = || {
         Failure::new(exit::USAGE, format!("`{}` is no server id", args.server))
@@ -43,22 +37,7 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
     let servers = addresses(args.of.as_deref(), &args.servers)?;
     let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        // Asked each time: the leader may change between two tries.
-        let fleet = agreeing(&servers).map_err(|e| unable(e.why))?;
-        match order(&whom(&fleet, &servers), server, args.undo, TIMEOUT) {
-            Ok(()) => break,
-            Err(e) if e.starts_with("there is no") => {
-                return Err(Failure::new(exit::CONFIG, e).help("`paraft status` shows the fleet's servers"));
-            }
-            Err(why) if Instant::now() > deadline => {
-                return Err(unable(format!("no server could take the order: {why}"))
-                    .help("`paraft status` shows which servers answer"));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
-    }
+    orders::given(&servers, &Order::Drain { server, undo: args.undo })?;
     if args.undo {
         out!("{server} takes part again");
         return Ok(exit::OK);
@@ -106,7 +85,7 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
     let left = || deadline.saturating_duration_since(Instant::now());
     let mut needed_since = None;
     let mut last = format!("{server} has handed nothing over: no server could take the order");
-    let mut ordered = false;
+    let (order, token, mut ordered) = (Order::Drain { server, undo: false }, orders::token(), false);
     while !left().is_zero() {
         let Ok(fleet) = agreeing(servers) else {
             if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED {
@@ -115,7 +94,7 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
             continue;
         };
         if !ordered {
-            ordered = order(&whom(&fleet, servers), server, false, left().min(TIMEOUT)).is_ok();
+            ordered = orders::given_again(servers, &order, token, left().min(NEEDED)).is_ok();
         }
         match progress(&fleet, server).filter(|_| ordered) {
             Some(Draining::Done(what)) => return what,
@@ -147,8 +126,7 @@ const NEEDED: Duration = Duration::from_secs(3);
 
 /// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done.
 pub fn take_back(servers: &[String], server: ServerId) -> bool {
-    let Ok(fleet) = agreeing(servers) else { return false };
-    order(&whom(&fleet, servers), server, true, TIMEOUT).is_ok()
+    orders::given(servers, &Order::Drain { server, undo: true }).is_ok()
 }
 
 /// How far a server is emptied, in words.

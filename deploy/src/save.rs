@@ -2,10 +2,9 @@
 //!
 //! The leader of shard 0 tells a worker, which writes it behind its next step; the control group hears of it when it is whole.
 
-use crate::mode::leaders;
 use clap::Args;
-use paraft_fleet::{ask, failure::Failure, out, whose};
-use paraft_proto::{Advice, CheckpointInfo};
+use paraft_fleet::{ask, failure::Failure, orders, out, whose};
+use paraft_proto::CheckpointInfo;
 use paraft_worker::exit;
 use std::{
     path::PathBuf,
@@ -28,7 +27,6 @@ pub struct SaveArgs {
     pub wait: u64,
 }
 
-const ANSWER: Duration = Duration::from_secs(10);
 const BETWEEN: Duration = Duration::from_millis(100);
 const HEARD: Duration = Duration::from_secs(3);
 
@@ -43,7 +41,8 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
             known => break known?,
         }
     };
-    let worker = tell(&servers, &args.job, deadline)?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    let worker = orders::block_on(orders::save(&servers, &args.job, left))?;
     let same = |a: &CheckpointInfo, b: &CheckpointInfo| {
         (&a.path, a.step, a.written_ms) == (&b.path, b.step, b.written_ms)
     };
@@ -71,27 +70,4 @@ fn known(servers: &[String], job: &str) -> Result<Vec<CheckpointInfo>, Failure> 
     let why = || format!("this fleet has no job `{job}` (it has: {})", names.join(", "));
     let found = jobs.iter().rfind(|j| j.name == job);
     Ok(found.ok_or_else(|| Failure::new(exit::CONFIG, why()))?.checkpoints.clone())
-}
-
-/// Asks the leader of shard 0 until it has taken it in; gives the worker that is to write.
-fn tell(servers: &[String], job: &str, deadline: Instant) -> Result<u32, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no runtime: {e}")))?;
-    loop {
-        let why = match leaders(servers, job).0.get(&0) {
-            None => "shard 0 has no leader".to_string(),
-            Some(address) => match runtime.block_on(paraft_client::save(address, job, ANSWER)) {
-                Ok(worker) => return Ok(worker),
-                Err(r) if matches!(r.advice(), Advice::Fix | Advice::Stop | Advice::Lost) => {
-                    return Err(Failure::new(exit::CONFIG, r.message));
-                }
-                Err(r) => r.message,
-            },
-        };
-        if Instant::now() > deadline {
-            return Err(Failure::new(exit::UNAVAILABLE, format!("no checkpoint of `{job}`: {why}"))
-                .help("`paraft status` shows which servers answer, and who trains"));
-        }
-        thread::sleep(BETWEEN);
-    }
 }

@@ -447,16 +447,17 @@ fn failure(e: ServerError) -> Failure {
     }
 }
 
-/// Tries again with back-off while the disk of a server that was here before does not serve; a new one ends.
+/// Tries again with back-off while the disk of a server that was here before does not serve, or the process before it, which was killed,
+/// still holds its log; a new one ends.
 async fn start(options: ServerOptions) -> Result<Server, ServerError> {
     let known = options.data.join(IDENTITY);
-    let mut pause = Duration::from_millis(500);
+    let mut pause = Duration::from_millis(100);
     loop {
         match Server::start(options.clone()).await {
             Err(ServerError::Storage(why)) if known.exists() => {
                 tracing::warn!(%why, again_in = ?pause, "the server cannot start on its storage, and tries again");
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(10));
+                pause = (pause * 2).min(Duration::from_secs(5));
             }
             other => return other,
         }

@@ -102,6 +102,15 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
             weigh_shard(shard, shape.replicas as usize, &heard, &mut now);
         }
     }
+    // A fleet can be whole without those that are being emptied; where it is not, they are what it may lack.
+    if !now.is_whole() {
+        let drained = fleet.draining().filter(|s| heard.contains_key(&s.server)).map(|s| s.server);
+        now.missing.extend(drained.map(|s| {
+            format!(
+                "s{s} is drained and is given nothing new: `paraft drain {s} --undo` has it take part again"
+            )
+        }));
+    }
     now
 }
 
@@ -214,7 +223,13 @@ mod tests {
                 "storage on s1: EMFILE",
             ),
         ];
-        for (now, serves, words) in cases {
+        let mut drained = fleet();
+        drained.servers[2].state = "draining".into();
+        let mut without = replies();
+        of(&mut without, 0).shards[0].voters.truncate(2);
+        let lacks = (weigh(&drained, &without), true, "`paraft drain 2 --undo`");
+        assert!(weigh(&drained, &replies()).is_whole(), "it holds what it held");
+        for (now, serves, words) in cases.into_iter().chain([lacks]) {
             assert!(
                 !now.is_whole() && now.serves() == serves && now.says().contains(words),
                 "{now:?}\n{words}"

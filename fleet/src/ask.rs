@@ -1,8 +1,7 @@
 //! What the servers of a fleet say: each of its own shards, and the leader of the control group of all.
 
 use crate::failure::Failure;
-use futures::{StreamExt, stream::FuturesUnordered};
-use paraft_common::ServerId;
+use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
 use paraft_proto::{DescribeReply, JobInfo, ShardStatus, StatusReply, no_leader};
 use paraft_worker::exit;
 use std::{
@@ -10,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(3);
+/// A server that is asked what it knows has so long to answer.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Asks every server at once; `Err` says why one did not answer.
 pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
@@ -19,21 +19,17 @@ pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, St
 
 /// Likewise, where what a slow one says can be done without.
 pub fn ask_within(addresses: &[String], digest: bool, time: Duration) -> Vec<Result<StatusReply, String>> {
-    let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-        return vec![Err("no runtime".into()); addresses.len()];
-    };
-    rt.block_on(async {
-        let mut tasks = Vec::new();
-        for a in addresses {
-            let a = a.clone();
-            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, time).await }));
-        }
-        let mut replies = Vec::new();
-        for t in tasks {
-            replies.push(t.await.unwrap_or_else(|e| Err(e.to_string())));
-        }
-        replies
-    })
+    block_on(statuses(addresses, digest, time))
+        .unwrap_or_else(|| vec![Err("no runtime".into()); addresses.len()])
+}
+
+/// Likewise, in a runtime.
+pub(crate) async fn statuses(
+    addresses: &[String],
+    digest: bool,
+    time: Duration,
+) -> Vec<Result<StatusReply, String>> {
+    join_all(addresses.iter().map(|a| paraft_client::status(a, digest, time))).await
 }
 
 /// Who leads each shard, by job and number, as these servers say of themselves.
@@ -54,7 +50,7 @@ const ASK: Duration = Duration::from_secs(2);
 /// Longer than an election in a fleet that is well.
 const ELECTION: Duration = Duration::from_secs(2);
 
-type Answers = Vec<(String, Result<DescribeReply, String>)>;
+pub(crate) type Answers = Vec<(String, Result<DescribeReply, String>)>;
 
 /// Asks these servers at once what the control group knows, then those that they name, until `enough`.
 async fn control_of(servers: &[String], enough: impl Fn(&DescribeReply) -> bool) -> Answers {
@@ -84,14 +80,19 @@ fn block_on<T>(what: impl Future<Output = T>) -> Option<T> {
     runtime.ok().map(|r| r.block_on(what))
 }
 
-fn leads(answers: &Answers) -> Option<&DescribeReply> {
+pub(crate) fn leads(answers: &Answers) -> Option<&DescribeReply> {
     let known = || answers.iter().filter_map(|(_, r)| r.as_ref().ok()).filter(|d| d.fleet != 0);
     known().find(|d| d.can_agree()).or_else(|| known().next())
 }
 
 /// What the leader of the control group knows; also that of one that has lost its majority.
 pub fn describe(servers: &[String]) -> Option<DescribeReply> {
-    let answers = block_on(control_of(servers, |d| d.fleet != 0 && d.can_agree()))?;
+    block_on(described(servers))?
+}
+
+/// Likewise, in a runtime.
+pub(crate) async fn described(servers: &[String]) -> Option<DescribeReply> {
+    let answers = control_of(servers, |d| d.fleet != 0 && d.can_agree()).await;
     leads(&answers).cloned()
 }
 
@@ -141,7 +142,7 @@ pub fn agreeing(servers: &[String]) -> Result<DescribeReply, NoMajority> {
 }
 
 /// Asks these servers, and those of their fleet that are not among them. Who does not answer is noted as silent.
-async fn everyone(servers: &[String]) -> Answers {
+pub(crate) async fn everyone(servers: &[String]) -> Answers {
     let mut answers = control_of(servers, |_| false).await;
     let answered: BTreeSet<String> =
         answers.iter().filter(|(_, r)| r.is_ok()).map(|(a, _)| a.clone()).collect();
@@ -164,55 +165,4 @@ pub fn whom(fleet: &DescribeReply, given: &[String]) -> Vec<String> {
         }
     }
     all
-}
-
-/// Has a server emptied, or filled again, by the first of these servers that takes the order.
-pub fn order(servers: &[String], id: ServerId, undo: bool, within: Duration) -> Result<(), String> {
-    let asking = async {
-        let mut why = Vec::new();
-        for address in servers {
-            match paraft_client::drain(address, id, undo, within).await {
-                Ok(()) => return Ok(()),
-                Err((e, _)) if e.starts_with("there is no") => return Err(e),
-                Err((e, _)) => why.push(format!("{address}: {e}")),
-            }
-        }
-        Err(why.join("; "))
-    };
-    block_on(asking).unwrap_or_else(|| Err("no runtime".into()))
-}
-
-/// How long a fleet may take to carry an order out.
-pub const ORDER: Duration = Duration::from_secs(6);
-
-/// Whether an order was not heard: who was asked was not reached in time, and has refused nothing.
-fn unheard(why: &str) -> bool {
-    why.contains("no connection within") || why.starts_with("no answer within")
-}
-
-/// Gives an order to whoever leads the control group; a refusal of the leader is final.
-pub fn ordered<T>(
-    servers: &[String],
-    order: impl AsyncFn(&str) -> Result<T, (String, String)>,
-) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Failure::new(exit::IO, e))?;
-    let deadline = Instant::now() + ORDER;
-    loop {
-        let fleet = agreeing(servers).map_err(|e| Failure::new(exit::UNAVAILABLE, e.why))?;
-        let mut last = String::new();
-        for address in whom(&fleet, servers) {
-            match runtime.block_on(order(&address)) {
-                Ok(done) => return Ok(done),
-                Err((why, _)) if address == fleet.leader && !unheard(&why) => {
-                    return Err(Failure::new(exit::CONFIG, why));
-                }
-                Err((why, _)) => last = format!("{address}: {why}"),
-            }
-        }
-        if Instant::now() > deadline {
-            return Err(Failure::new(exit::UNAVAILABLE, format!("no server could take the order: {last}")));
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }

@@ -413,7 +413,7 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
                 stages.values()
             }
         };
-        let cuts = Cuts { groups: &[], stages: &stages };
+        let cuts = Cuts { stages: &stages, ..Cuts::default() };
         let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| Failure::new(exit::CONFIG, e))?;
         job.only_shards_with_buckets(&layout);
         let plan = Plan::new(job, &data.train)?;

@@ -12,7 +12,7 @@
 //!   [`notice`]: that this host will be taken away.
 //! - [`standing`]: a job on a fleet that stands already.
 //! - [`submitted`]: a run that an engine has, by its folder. [`whose`]: which servers a command means.
-//! - [`ask`]: what servers say of themselves, and the control group of all.
+//! - [`ask`]: what servers say of themselves, and the control group of all. [`orders`]: what they are to do.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
 //! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
 //!
@@ -37,6 +37,7 @@ pub mod fleet;
 mod gather;
 pub mod launch;
 pub mod notice;
+pub mod orders;
 pub mod pages;
 pub mod process;
 pub mod progress;

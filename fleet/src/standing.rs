@@ -2,12 +2,9 @@
 //!
 //! The servers are not this process's: nothing here starts or stops one.
 
-use crate::{
-    ask::{self, ORDER, ordered},
-    failure::Failure,
-    files,
-};
-use paraft_proto::{FleetShape, SubmitRequest};
+use crate::{ask, failure::Failure, files, orders};
+use paraft_client::Order;
+use paraft_proto::{FleetShape, Refused, SubmitRequest, WireKind};
 use paraft_worker::{Job, exit};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -97,7 +94,7 @@ impl Submitted {
         };
         let run = format!("{}:{}", paraft_host::name(), run_dir.display());
         let keep_ms = keep.map(|k| k.as_millis() as u64);
-        let token = rand::random_range(1..u64::MAX);
+        let token = orders::token();
         let fleet = ask::agreeing(servers).map_err(|none| Failure::new(exit::UNAVAILABLE, none.why))?;
         let fleet_servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
         let taken: Vec<&str> = fleet.jobs.iter().filter(|j| !j.released).map(|j| j.name.as_str()).collect();
@@ -126,8 +123,8 @@ impl Submitted {
             match submit(servers, &request) {
                 Ok(_) => break name,
                 // Another was submitted at the same time.
-                Err(e) if is_taken(&e) => {}
-                Err(e) => return Err(e),
+                Err(e) if e.kind() == WireKind::NameTaken => {}
+                Err(e) => return Err(e.into()),
             }
         };
         let known_in = remember.then(|| run_dir.to_path_buf());
@@ -147,7 +144,7 @@ impl Drop for Submitted {
         }
         if let Some(e) = end(&self.servers, &self.name, self.delete).err().filter(|e| !is_gone(e)) {
             let how = if self.delete { "deleted" } else { "stopped" };
-            eprintln!("warning: job {} is not {how}: {}", self.name, e.message());
+            eprintln!("warning: job {} is not {how}: {}", self.name, e.message);
             return;
         }
         if let Some(Err(e)) = self.known_in.as_deref().map(forget) {
@@ -156,18 +153,14 @@ impl Drop for Submitted {
     }
 }
 
-/// One that somebody has deleted is gone.
-fn is_gone(e: &Failure) -> bool {
-    e.message().contains("has no job")
+/// One that somebody else has deleted is gone.
+fn is_gone(e: &Refused) -> bool {
+    e.kind() == WireKind::NoSuchJob
 }
 
-fn is_taken(e: &Failure) -> bool {
-    e.message().contains("has the name")
-}
-
-fn submit(servers: &[String], request: &SubmitRequest) -> Result<u32, Failure> {
-    let submit = async |a: &str| paraft_client::submit(a, request.clone(), ORDER).await;
-    ordered(servers, submit).map(|job| job.0)
+fn submit(servers: &[String], request: &SubmitRequest) -> Result<u32, Refused> {
+    let order = Order::Submit(request.clone());
+    orders::given_again(servers, &order, request.token, orders::WITHIN).map(|done| done.job)
 }
 
 /// A job that a fleet was asked to take in.
@@ -246,11 +239,11 @@ impl Left {
         // The name alone may be another's by now. Asked again with its token the fleet says whether it is this one.
         match submit(servers, &self.request()) {
             Ok(_) => {}
-            Err(e) if is_taken(&e) => return Ok(false),
-            Err(e) => return Err(e),
+            Err(e) if e.kind() == WireKind::NameTaken => return Ok(false),
+            Err(e) => return Err(e.into()),
         }
         match end(servers, &self.name, true) {
-            Err(e) if !is_gone(&e) => Err(e),
+            Err(e) if !is_gone(&e) => Err(e.into()),
             _ => Ok(true),
         }
     }
@@ -284,8 +277,11 @@ fn forget(dir: &Path) -> Result<(), Failure> {
 }
 
 /// Has a job stopped where it is, or deleted; gives the word for what it was.
-pub fn end(servers: &[String], job: &str, delete: bool) -> Result<String, Failure> {
-    ordered(servers, async |a: &str| paraft_client::end_job(a, job, delete, ORDER).await)
+///
+/// # Errors
+/// As [`orders::give`]'s.
+pub fn end(servers: &[String], job: &str, delete: bool) -> Result<String, Refused> {
+    orders::given(servers, &Order::EndJob { job: job.into(), delete }).map(|done| done.was)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Which servers are meant: where a command is given a run's folder, a job file or addresses.
 
 use crate::{certs, failure::Failure, files::SERVERS_FILE, fleet::server_log, run_dir::held, submitted};
+use paraft_common::check_address;
 use paraft_worker::{Job, exit};
 use std::{
     io::ErrorKind,
@@ -22,6 +23,9 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
         certs::take(folder)?;
     }
     if !servers.is_empty() {
+        for server in servers {
+            check_address(server).map_err(|why| Failure::new(exit::USAGE, format!("--servers: {why}")))?;
+        }
         return Ok(servers.to_vec());
     }
     let Some(of) = of else {
@@ -44,9 +48,11 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
     }
     if !of.exists() {
         let why = format!("{}: there is no such file or folder, and it is no address", of.display());
-        return Err(
-            Failure::new(exit::CONFIG, why).help("give a run's folder, a job file, or servers as host:port")
-        );
+        let wrong = of.to_string_lossy().split(',').find_map(|a| check_address(a).err());
+        let hint =
+            wrong.filter(|_| !of.to_string_lossy().contains('/')).map_or(String::new(), |w| format!("; {w}"));
+        return Err(Failure::new(exit::CONFIG, why)
+            .help(format!("give a run's folder, a job file, or servers as host:port{hint}")));
     }
     let job = Job::load(of, &[])?;
     if job.cluster.addresses.is_empty() {
@@ -94,10 +100,5 @@ pub fn names_a_fleet(word: &Path) -> bool {
 
 /// host:port, or several with commas between them.
 fn are_addresses(list: &str) -> bool {
-    let is_one = |a: &str| {
-        a.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
-        })
-    };
-    list.split(',').all(is_one)
+    list.split(',').all(|a| !a.contains('/') && check_address(a).is_ok())
 }

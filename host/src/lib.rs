@@ -8,12 +8,14 @@ pub mod lifeline;
 pub mod logs;
 mod mapped;
 pub mod memory;
+mod repeats;
 mod socket;
 mod usage;
 mod values;
 
 pub use descriptors::{descriptor_limit, is_shortage, open_descriptors, raise_descriptor_limit};
 pub use mapped::Mapped;
+pub use repeats::Repeats;
 pub use socket::{socket_path, sweep_sockets};
 pub use usage::{Usage, cpu_seconds_of, name, storage, usage};
 pub use values::{Pages, Scratch};

@@ -1,5 +1,6 @@
 //! Logs: human text to standard error, or JSON to a file of the run; the last lines are kept for who asks from elsewhere.
 
+use crate::Repeats;
 use std::{
     collections::VecDeque,
     fmt::{Debug, Write},
@@ -16,6 +17,7 @@ use tracing::{
 use tracing_subscriber::{
     EnvFilter, Layer, fmt,
     layer::{Context, SubscriberExt},
+    registry::LookupSpan,
     util::SubscriberInitExt,
 };
 
@@ -41,7 +43,7 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
         Some(path) => {
             let file = File::options().create(true).append(true).open(path)?;
             let layer = fmt::layer().json().with_writer(Mutex::new(file)).log_internal_errors(false);
-            let _ = tracing_subscriber::registry().with(filter("info")).with(layer).with(Keep).try_init();
+            let _ = all(filter("info")).with(layer).with(Keep).try_init();
         }
         None => on_terminal("warn"),
     }
@@ -53,7 +55,12 @@ pub fn on_terminal(level: &str) {
     let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
     // Where standard error can't be written neither can that it can't.
     let layer = layer.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false);
-    let _ = tracing_subscriber::registry().with(filter(level)).with(layer).with(Keep).try_init();
+    let _ = all(filter(level)).with(layer).with(Keep).try_init();
+}
+
+/// What passes the filter, and each line that repeats once in a while.
+fn all(filter: EnvFilter) -> impl Subscriber + for<'a> LookupSpan<'a> + Send + Sync {
+    tracing_subscriber::registry().with(filter).with(Repeats::default())
 }
 
 fn filter(default: &str) -> EnvFilter {

@@ -4,7 +4,7 @@ use crate::{
     Exchange, Job,
     check::{Check, bad},
 };
-use paraft_common::{Durability, LeaderWindow, config::MAX_GRACE_MS, durability};
+use paraft_common::{Durability, LeaderWindow, check_address, config::MAX_GRACE_MS, durability};
 use serde::{Deserialize, Serialize};
 
 /// `[cluster]`
@@ -159,9 +159,9 @@ impl ClusterConfig {
             return bad("cluster.servers", format!("{servers} servers"), "use 1 to 1024");
         }
         for (i, a) in self.addresses.iter().enumerate() {
-            let port = a.rsplit_once(':').and_then(|(h, p)| p.parse::<u16>().ok().filter(|_| !h.is_empty()));
-            if port.is_none_or(|p| p == 0) || self.addresses[..i].contains(a) {
-                let remedy = "write distinct \"host:port\", the same list on every host";
+            let remedy = "write distinct \"host:port\", the same list on every host";
+            check_address(a).or_else(|why| bad("cluster.addresses", why, remedy))?;
+            if self.addresses[..i].contains(a) {
                 return bad("cluster.addresses", format!("`{a}` is no address of its own"), remedy);
             }
         }

@@ -1,14 +1,15 @@
 //! A job: its sections, what follows from them, and the order in which they are checked.
 
 use crate::{
-    CheckpointConfig, ClusterConfig, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig, TrackConfig,
+    CheckpointConfig, ClusterConfig, Constraints, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig, TrackConfig,
     TrainConfig,
     check::{Check, Unfit, bad},
-    is_default, sections,
+    constraints, is_default, sections,
 };
 use paraft_common::{
     AutoConfig,
     algorithm::AlgorithmConfig,
+    config::check_name,
     local::LocalConfig,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
@@ -58,6 +59,9 @@ pub struct Job {
     /// Clipping of gradients.
     #[serde(default)]
     pub clip: ClipConfig,
+    /// What the servers hold parameters to behind each update, by their names.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub constraints: Constraints,
     /// Held-out evaluation.
     #[serde(default)]
     pub eval: EvalConfig,
@@ -92,14 +96,8 @@ pub(crate) fn default_optimizer() -> OptimizerConfig {
 impl Job {
     /// Whether a fleet can begin it. The first thing that does not fit is what is said.
     pub(crate) fn check(&self) -> Check {
-        let unfit = |c: char| c.is_control() || c == '/' || c == '\\';
-        if self.name.is_empty() || self.name.len() > 100 || self.name.contains(unfit) {
-            let shown: String = self.name.chars().take(100).collect();
-            return bad(
-                "name",
-                format!("`{}` is no name", shown.escape_debug()),
-                "use 1 to 100 characters without slashes and control characters",
-            );
+        if let Err(why) = check_name(&self.name) {
+            return bad("name", why, "choose such a `name`; without one it is that of the job file");
         }
         sections::model(self)?;
         self.train.check(self)?;
@@ -114,7 +112,8 @@ impl Job {
         self.check_local()?;
         self.memory.check(self)?;
         self.parallel.check(self)?;
-        sections::schedule_and_clip(self)
+        sections::schedule_and_clip(self)?;
+        constraints::check(self)
     }
 
     /// Whether its model says of a sample to which class it belongs, where the data has classes.

@@ -19,6 +19,7 @@
 mod check;
 pub mod checkpoint;
 pub mod cluster;
+pub mod constraints;
 pub mod device;
 pub mod eval;
 mod explain;
@@ -39,6 +40,7 @@ pub mod train;
 
 pub use checkpoint::CheckpointConfig;
 pub use cluster::{ClusterConfig, TransportConfig};
+pub use constraints::{ConstraintConfig, Constraints};
 pub use device::DeviceConfig;
 pub use eval::EvalConfig;
 pub use job::Job;

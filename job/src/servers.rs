@@ -1,6 +1,6 @@
 //! The part of a job that travels to the servers, and the layout that it fixes.
 
-use crate::{Exchange, Job, fingerprint};
+use crate::{Exchange, Job, constraints, fingerprint};
 use paraft_common::{
     Layout, TensorKind, TensorSpec,
     codec::F32_BYTES,
@@ -54,7 +54,7 @@ impl Job {
     }
 
     /// Likewise, with trained tensors in groups that have rates and decays of their own, and in stages. The former are those of the
-    /// optimizer on the servers, which local steps make another than the job file's.
+    /// optimizer on the servers, which local steps make another than the job file's. What constraints do not fit, [`Self::layout_cut`] says.
     pub fn server_job_cut(&self, tensors: &[TensorSpec], cuts: Cuts) -> ServerJob {
         let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
         let params_len: usize = len(TensorKind::Param);
@@ -83,6 +83,7 @@ impl Job {
             start: None,
             groups: cuts.groups.to_vec(),
             stages: cuts.stages.to_vec(),
+            constraints: constraints::of(&self.constraints, tensors).unwrap_or_default(),
             chunks: None,
         }
     }
@@ -94,7 +95,8 @@ impl Job {
 
     /// That of [`Self::server_job_cut`].
     pub fn layout_cut(&self, tensors: Vec<TensorSpec>, cuts: Cuts) -> Result<Layout, LayoutError> {
+        let constraints = constraints::of(&self.constraints, &tensors)?;
         let bucket_len = self.server_job(&tensors).bucket_len;
-        Layout::cut(tensors, cuts, bucket_len)
+        Layout::cut(tensors, Cuts { constraints: &constraints, ..cuts }, bucket_len)
     }
 }

@@ -13,11 +13,12 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use paraft_client::Order;
 use paraft_fleet::{
     ask,
     failure::Failure,
     faults::{FAULTS_FILE, Fault, Faults, process},
-    launch, whose,
+    launch, orders, whose,
 };
 use paraft_worker::exit;
 use std::{
@@ -345,7 +346,7 @@ impl Chaos<'_> {
             return Ok(Err(format!("the control group does not know {address}")));
         };
         let id = paraft_common::ServerId(info.server);
-        if let Err(why) = ask::order(&ask::whom(&fleet, &self.target.addresses), id, false, ORDER) {
+        if let Err(why) = self.order_drain(id, false) {
             return Ok(Err(why));
         }
         let lasting = self.lasting();
@@ -356,9 +357,13 @@ impl Chaos<'_> {
 
     /// Takes a draining back.
     fn fill(&self, id: paraft_common::ServerId) -> Result<(), String> {
-        let given = &self.target.addresses;
-        let fleet = ask::describe(given).ok_or("the control group has no leader")?;
-        ask::order(&ask::whom(&fleet, given), id, true, ORDER)
+        self.order_drain(id, true)
+    }
+
+    fn order_drain(&self, server: paraft_common::ServerId, undo: bool) -> Result<(), String> {
+        let order = Order::Drain { server, undo };
+        let given = orders::given_again(&self.target.addresses, &order, orders::token(), ORDER);
+        given.map(drop).map_err(|refused| refused.message)
     }
 
     fn write(&self) -> Result<(), Failure> {

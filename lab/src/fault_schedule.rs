@@ -39,6 +39,9 @@ pub enum Kind {
     SlowAll,
     /// The clock of a server's host is set forward or back by hours.
     Clock,
+    /// Servers (one, two or all) have no room for a vote for a while, though every other file can be written; meanwhile a leader
+    /// is killed and started again.
+    Votes,
     /// Somebody who is no part of the fleet sends every server valid messages of every kind, and bytes that are none.
     Stranger,
     /// Readers ask every server for all weights, on more streams than one certificate may have, and take nothing.

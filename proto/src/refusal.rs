@@ -4,7 +4,7 @@
 //! texts may be worded otherwise at any time.
 
 use crate::{Advice, FromShard, Refused, WireKind, from_shard};
-use paraft_common::{BucketId, SessionId, ShardId, Step, WorkerId};
+use paraft_common::{BucketId, JobId, ServerId, SessionId, ShardId, Step, WorkerId};
 
 /// Why a message was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -112,6 +112,32 @@ pub enum RefusalKind {
     NoJob { asked: String, there: Vec<String> },
     #[error("{0}")]
     Denied(String),
+    #[error("{}", not_control_leader(leader.as_deref()))]
+    NotControlLeader { leader: Option<String> },
+    #[error("the control group cannot agree at present: {0}")]
+    NotAgreed(String),
+    #[error("{0}")]
+    BadName(String),
+    #[error("{job} has the name `{name}` already, and is {state}: choose another name, or delete that job")]
+    NameTaken { job: JobId, name: String, state: &'static str },
+    #[error("{}", no_such_job(asked, there))]
+    NoSuchJob { asked: String, there: Vec<String> },
+    #[error("there is no {0}; `paraft status` shows the fleet's servers")]
+    NoSuchServer(ServerId),
+    #[error("{0}")]
+    BadOrder(String),
+}
+
+fn not_control_leader(leader: Option<&str>) -> String {
+    match leader {
+        Some(leader) => format!("this server does not lead the control group; {leader} does"),
+        None => "this server does not lead the control group".into(),
+    }
+}
+
+fn no_such_job(asked: &str, there: &[String]) -> String {
+    let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
+    format!("this fleet has no job `{asked}`; it has {there}")
 }
 
 fn not_leader(shard: ShardId, leader: Option<&str>, stopped: Option<&str>) -> String {
@@ -161,8 +187,12 @@ impl RefusalKind {
     pub fn advice(&self) -> Advice {
         use RefusalKind as K;
         match self {
-            K::NotLeader { .. } => Advice::Redirect,
-            K::Overloaded(_) | K::Unavailable(_) | K::NotInitialised | K::OtherFounding(_) => Advice::Retry,
+            K::NotLeader { .. } | K::NotControlLeader { .. } => Advice::Redirect,
+            K::NotAgreed(_)
+            | K::Overloaded(_)
+            | K::Unavailable(_)
+            | K::NotInitialised
+            | K::OtherFounding(_) => Advice::Retry,
             K::UnknownSession { .. } => Advice::Stop,
             K::StateLost(_) => Advice::Lost,
             _ => Advice::Fix,
@@ -218,6 +248,13 @@ impl RefusalKind {
             K::NoRoom(_) => W::NoRoom,
             K::NoJob { .. } => W::NoJob,
             K::Denied(_) => W::Denied,
+            K::NotControlLeader { .. } => W::NotControlLeader,
+            K::NotAgreed(_) => W::NotAgreed,
+            K::BadName(_) => W::BadName,
+            K::NameTaken { .. } => W::NameTaken,
+            K::NoSuchJob { .. } => W::NoSuchJob,
+            K::NoSuchServer(_) => W::NoSuchServer,
+            K::BadOrder(_) => W::BadOrder,
         }
     }
 }
@@ -231,11 +268,24 @@ impl From<RefusalKind> for Refusal {
 impl From<Refusal> for Refused {
     fn from(r: Refusal) -> Self {
         let leader = match &r.kind {
-            RefusalKind::NotLeader { leader: Some(l), .. } => l.clone(),
+            RefusalKind::NotLeader { leader: Some(l), .. }
+            | RefusalKind::NotControlLeader { leader: Some(l) } => l.clone(),
             _ => String::new(),
         };
         let kind = r.kind.wire() as i32;
         Refused { advice: r.kind.advice() as i32, message: r.kind.to_string(), leader, seq: r.seq, kind }
+    }
+}
+
+impl Refused {
+    /// Whether the same again would be refused again. Anything else passes: another server is to be asked, or this one again.
+    pub fn is_final(&self) -> bool {
+        matches!(self.advice(), Advice::Fix | Advice::Stop | Advice::Lost)
+    }
+
+    /// Of who was not reached, or has not answered: nothing is known of what came of the request.
+    pub fn unheard(why: impl Into<String>) -> Self {
+        Self { advice: Advice::Retry as i32, message: why.into(), ..Self::default() }
     }
 }
 

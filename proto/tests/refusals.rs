@@ -1,6 +1,6 @@
 //! Refusals on the wire: one kind a mistake, and docs/protocol.md has them all.
 
-use paraft_common::{BucketId, SessionId, ShardId, Step, WorkerId};
+use paraft_common::{BucketId, JobId, ServerId, SessionId, ShardId, Step, WorkerId};
 use paraft_proto::{Advice, Refusal, RefusalKind as K, Refused, WireKind};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,6 +48,13 @@ fn all() -> Vec<K> {
         K::NoRoom("too large".into()),
         K::NoJob { asked: "a".into(), there: Vec::new() },
         K::Denied(text() + " not"),
+        K::NotControlLeader { leader: Some("h:1".into()) },
+        K::NotAgreed(text()),
+        K::BadName("name".into()),
+        K::NameTaken { job: JobId(1), name: "a".into(), state: "running" },
+        K::NoSuchJob { asked: "a".into(), there: Vec::new() },
+        K::NoSuchServer(ServerId(1)),
+        K::BadOrder("order".into()),
     ]
 }
 

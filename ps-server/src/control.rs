@@ -11,6 +11,7 @@
 //! - `plan`: what should happen next; a pure function.
 //! - `auto`: the rule that chooses a job's staleness bound.
 //! - `groups`: which ranks act as one worker; only the leader knows it.
+//! - `orders`: what a person asks for, each once.
 //! - `joining`: who is taken into the fleet, and who is let go.
 //! - `reach`: which servers this one reaches, without which nobody votes.
 //! - `replica`: this server's replica of the group, which is started again where its storage failed.
@@ -30,6 +31,7 @@ mod jobs;
 #[cfg(test)]
 mod jobs_tests;
 mod joining;
+mod orders;
 mod plan;
 #[cfg(test)]
 mod plan_properties;
@@ -43,9 +45,9 @@ pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, NotTaken, report_inter
 pub use calls::{Calls, Hello, Reported, Told};
 pub use groups::{Advice, Answer, Groups, Heartbeat, JoinRequest, Key, Overview, Refused};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, Submission, is_in};
+pub use orders::{Done, MAX_ORDERS, Order, Orders};
 pub use plan::{
     Action, AsideReport, Directive, Health, JobReport, LastReport, ReplicaReport, Report, Timeouts,
-    founding_anew,
 };
 pub use replica::ControlReplica;
-pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};
+pub use state::{Agreed, Command, Member, Outcome, Place, Refusal, Shape, State};

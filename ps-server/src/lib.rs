@@ -7,6 +7,7 @@
 //! - [`control`]: which servers there are and where each shard is; agreed on by a Raft group of its own.
 //! - [`replicas`]: the replicas of shards on this server.
 //! - [`replicated`]: what the groups of a server replicate.
+//! - [`files`]: every file that a server writes.
 //! - [`header`]: small things to bytes and back, for disk and wire.
 //! - [`admission`]: may a job begin? Asked of every server.
 //! - [`room`]: memory that is set aside for replicas before it is allocated.
@@ -19,6 +20,7 @@ pub mod admission;
 pub mod compute;
 pub mod connections;
 pub mod control;
+pub mod files;
 pub mod header;
 pub mod metrics;
 pub mod raft;

@@ -3,6 +3,7 @@
 use crate::{
     connections::{self, Connections, LOOK_INTERVAL, TAKE_TIMEOUT},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Shape, Timeouts},
+    files::DataFile,
     header, metrics,
     raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
@@ -157,11 +158,11 @@ impl ServerOptions {
 }
 
 /// The file of a data folder that says which server's it is.
-pub const IDENTITY: &str = "identity";
+pub const IDENTITY: &str = DataFile::Identity.name();
 
 /// Who this server was, if it was anyone.
 pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
-    let Some(bytes) = folder.read(IDENTITY).map_err(data_failed)? else {
+    let Some(bytes) = folder.read(DataFile::Identity).map_err(data_failed)? else {
         return Ok(None);
     };
     let identity = header::decode(&bytes);
@@ -173,9 +174,9 @@ pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerErro
 fn remember(folder: &Folder, identity: Identity) -> Result<(), FolderError> {
     let bytes = header::encode(&identity).map_err(FolderError::passing)?;
     // What is there already needs no room.
-    match folder.read(IDENTITY)?.is_some_and(|there| there[..] == bytes[..]) {
+    match folder.read(DataFile::Identity)?.is_some_and(|there| there[..] == bytes[..]) {
         true => Ok(()),
-        false => folder.write(IDENTITY, &bytes),
+        false => folder.write(DataFile::Identity, &bytes),
     }
 }
 
@@ -270,7 +271,12 @@ impl Server {
             check_every: options.check_every,
         };
         let replicas = Arc::new(Replicas::new(replicas, peers.clone()));
-        replicas.reopen().await.map_err(ServerError::Data)?;
+        if let Err(e) = replicas.reopen().await {
+            // What was opened is given back: whoever starts the server may try again in this process.
+            replicas.shutdown().await;
+            control.shutdown().await;
+            return Err(data_failed(e));
+        }
         let agent = AgentOptions {
             server: identity.server,
             address: options.address.clone(),
@@ -308,7 +314,7 @@ impl Server {
             };
             Connections::new(room, options.access.clone())
         };
-        let audit = Arc::new(Audit::of(&options.data));
+        let audit = Arc::new(Audit::of(options.disk.clone(), &options.data));
         let status = StatusService {
             server: identity.server.0,
             address: options.address.clone(),

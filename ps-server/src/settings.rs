@@ -3,6 +3,7 @@
 
 use crate::{
     control::Shape,
+    files::DataFile,
     header,
     raft::Folder,
     server::{Place, ServerError, ServerOptions, data_failed},
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::{path::Path, sync::Arc};
 
 /// In a server's data folder, beside its identity.
-const SETTINGS: &str = "settings";
+const SETTINGS: DataFile = DataFile::Settings;
 
 /// Shape and servers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +70,7 @@ pub(crate) fn compare_options(folder: &Folder, options: &ServerOptions) -> Resul
 fn compare_with(folder: &Folder, now: &Settings) -> Result<(), ServerError> {
     let Some(bytes) = folder.read(SETTINGS).map_err(data_failed)? else { return Ok(()) };
     let was: Settings = header::decode(&bytes)
-        .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(SETTINGS).display())))?;
+        .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(SETTINGS.name()).display())))?;
     match was.differences(now)[..] {
         [] => Ok(()),
         ref all => Err(ServerError::Settings(format!(

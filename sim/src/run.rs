@@ -186,7 +186,7 @@ fn go(
     let stages = job.stages(&layers).map_err(paraft_worker::WorkerError::Job);
     let stages = if job.parallel.pipeline > 1 { Some(stages?) } else { None };
     let of_stages = stages.as_ref().map(Stages::values).unwrap_or_default();
-    let cuts = Cuts { groups: &[], stages: &of_stages };
+    let cuts = Cuts { stages: &of_stages, ..Cuts::default() };
     let mut server_job = job.server_job_cut(&tensors, cuts);
     let bad = |e: &dyn std::fmt::Display| paraft_worker::WorkerError::Job(e.to_string());
     let layout = job.layout_cut(tensors, cuts).map_err(|e| bad(&e))?;

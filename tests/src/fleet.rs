@@ -2,7 +2,7 @@
 
 use crate::{closed::closed, wait};
 use anyhow::{Context, Result, bail, ensure};
-use paraft_client::{Transport, connect::lazy, status};
+use paraft_client::{Done, Order, Transport, connect::lazy, status};
 use paraft_common::{Durability, JobId, JobShard, ServerId, ShardId};
 use paraft_fleet::faults::{Faults, link::Links, proxy::Proxies};
 use paraft_proto::{
@@ -14,13 +14,13 @@ use paraft_server::{
     replicas::{Replica, Replicas},
     server::Place,
 };
-use paraft_store::RealDisk;
+use paraft_store::{RealDisk, faulty::FaultyDisk};
 use paraft_tls::{Access, Credentials, access::As};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::TcpListener,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 use tempfile::TempDir;
@@ -41,6 +41,8 @@ pub struct Fleet {
     /// What a worker needs to know of it.
     pub at: At,
     slots: Vec<Slot>,
+    /// Under each server's folder.
+    disks: Vec<FaultyDisk>,
     /// Where the servers listen; their addresses are those of the proxies before them, if there are any.
     listens: Vec<String>,
     proxies: Option<Proxies>,
@@ -55,7 +57,8 @@ pub struct Fleet {
 enum Slot {
     /// Its port is taken, nobody answers yet.
     Bound(TcpListener),
-    Running(Runtime, Arc<Replicas>),
+    /// Its replicas are there once its disk has let it start.
+    Running(Runtime, Arc<OnceLock<Arc<Replicas>>>),
     Dead,
 }
 
@@ -141,6 +144,7 @@ impl Fleet {
         let addresses = proxies.as_ref().map_or(listens.clone(), |p| p.addresses().to_vec());
         Ok(Self {
             at: At { addresses, shards: options.shards, replicas: options.replicas, transport: transport() },
+            disks: listeners.iter().map(|_| FaultyDisk::new(Arc::new(RealDisk))).collect(),
             slots: listeners.into_iter().map(Slot::Bound).collect(),
             listens,
             proxies,
@@ -167,6 +171,23 @@ impl Fleet {
         self.run(id, listener)
     }
 
+    /// As [`Self::restart_server`], of a listed server or one that joined, whose disk may fail: it goes on trying until its disk lets it start.
+    pub fn restart_on_its_disk(&mut self, id: u32, joined: bool) -> Result<()> {
+        let address = &self.listens[id as usize];
+        let bind = || TcpListener::bind(address);
+        let listener = wait::until("the dead server's port", bind, |l| l.is_ok())?;
+        let place = match joined {
+            true => Place::Joins(self.at.addresses.clone()),
+            false => Place::Listed(ServerId(u64::from(id))),
+        };
+        self.run_at(id, listener, place, true)
+    }
+
+    /// The disk under a server's folder.
+    pub fn disk(&self, id: u32) -> &FaultyDisk {
+        &self.disks[id as usize]
+    }
+
     /// A new server joins the running fleet; gives its id.
     pub fn join_server(&mut self) -> Result<u32> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -174,7 +195,8 @@ impl Fleet {
         self.at.addresses.push(listener.local_addr()?.to_string());
         self.listens.push(listener.local_addr()?.to_string());
         self.slots.push(Slot::Dead);
-        self.run_at(id, listener, Place::Joins(known))?;
+        self.disks.push(FaultyDisk::new(Arc::new(RealDisk)));
+        self.run_at(id, listener, Place::Joins(known), false)?;
         Ok(id)
     }
 
@@ -186,20 +208,15 @@ impl Fleet {
         self.at.addresses.push(deaf.local_addr()?.to_string());
         self.listens.push(listener.local_addr()?.to_string());
         self.slots.push(Slot::Dead);
-        self.run_at(id, listener, Place::Joins(known))?;
+        self.disks.push(FaultyDisk::new(Arc::new(RealDisk)));
+        self.run_at(id, listener, Place::Joins(known), false)?;
         Ok((id, deaf))
     }
 
     /// Asks the leader of the control group to empty a server, or to stop that.
     pub fn drain(&self, id: u32, undo: bool) -> Result<()> {
-        let ask = || {
-            self.alive().into_iter().find_map(|at| {
-                let address = &self.at.addresses[at as usize];
-                let drain = paraft_client::drain(address, ServerId(u64::from(id)), undo, ASK);
-                self.asking.block_on(drain).ok()
-            })
-        };
-        wait::until("the drain to be agreed on", ask, Option::is_some).context("not agreed on")
+        let server = ServerId(u64::from(id));
+        self.order("the drain to be agreed on", &Order::Drain { server, undo }).map(drop)
     }
 
     /// A server's folder.
@@ -208,10 +225,10 @@ impl Fleet {
     }
 
     fn run(&mut self, id: u32, listener: TcpListener) -> Result<()> {
-        self.run_at(id, listener, Place::Listed(ServerId(u64::from(id))))
+        self.run_at(id, listener, Place::Listed(ServerId(u64::from(id))), false)
     }
 
-    fn run_at(&mut self, id: u32, listener: TcpListener, place: Place) -> Result<()> {
+    fn run_at(&mut self, id: u32, listener: TcpListener, place: Place, waits: bool) -> Result<()> {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
             page: String::new(),
@@ -220,7 +237,7 @@ impl Fleet {
             servers: self.at.addresses.clone(),
             shape: Shape { shards: self.at.shards, replicas: self.at.replicas, durability: self.durability },
             data: self.data(id),
-            disk: Arc::new(RealDisk),
+            disk: Arc::new(self.disks[id as usize].clone()),
             election: self.election,
             timeouts: Timeouts::new(self.election.min(ELECTION), REPLACE),
             check_every: Some(CHECK_EVERY),
@@ -229,22 +246,20 @@ impl Fleet {
             access: self.access.clone(),
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let (server, listener) = runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
+        let listener = runtime.block_on(async { tokio::net::TcpListener::from_std(listener) })?;
+        let replicas = Arc::new(OnceLock::new());
+        let started = replicas.clone();
+        let run = async move |server: Server| {
+            let _ = started.set(server.replicas());
+            server.run(listener, None, std::future::pending()).await
+        };
+        if waits {
+            runtime.spawn(async move { run(start(options, None).await?).await });
+        } else {
             // What `kill` took the runtime from may hold the files a moment longer, which a process that has ended does not.
-            let mut tries = 0..500;
-            let server = loop {
-                match Server::start(options.clone()).await {
-                    Err(ServerError::Control(e)) if e.contains("is in use by") && tries.next().is_some() => {
-                        tokio::time::sleep(Duration::from_millis(10)).await;
-                    }
-                    started => break started?,
-                }
-            };
-            anyhow::Ok((server, listener))
-        })?;
-        let replicas = server.replicas();
-        runtime.spawn(server.run(listener, None, std::future::pending()));
+            let server = runtime.block_on(start(options, Some(500)))?;
+            runtime.spawn(run(server));
+        }
         if let Some(proxies) = &self.proxies {
             proxies.point(id, self.listens[id as usize].parse()?);
         }
@@ -273,15 +288,22 @@ impl Fleet {
         let Slot::Running(runtime, replicas) = &self.slots[server as usize] else {
             bail!("server {server} is dead")
         };
+        let replicas = replicas.get().with_context(|| format!("server {server} waits for its disk"))?;
         runtime.block_on(replicas.retire(of_job_0(shard), node, index)).map_err(|e| anyhow::anyhow!(e))
     }
 
-    /// A replica, from inside its server.
+    /// A replica of the first job, from inside its server.
     pub fn replica(&self, server: u32, shard: ShardId) -> Result<Replica> {
+        self.replica_of(server, of_job_0(shard))
+    }
+
+    /// Likewise, of any job.
+    pub fn replica_of(&self, server: u32, shard: JobShard) -> Result<Replica> {
         let Slot::Running(_, replicas) = &self.slots[server as usize] else {
             bail!("server {server} is dead")
         };
-        replicas.get(of_job_0(shard)).with_context(|| format!("server {server} has no replica of {shard}"))
+        let replicas = replicas.get().with_context(|| format!("server {server} waits for its disk"))?;
+        replicas.get(shard).with_context(|| format!("server {server} has no replica of {shard}"))
     }
 
     /// Ids of the servers that run.
@@ -292,27 +314,22 @@ impl Fleet {
     /// Gives the fleet a job with so many shards, three replicas of each.
     pub fn submit(&self, name: &str, shards: u32) -> Result<JobId> {
         let shape = FleetShape { shards, replicas: 3, durability: self.durability.name().into() };
-        let (name, run, token) = (name.to_string(), String::new(), rand::random_range(1..u64::MAX));
-        let request = SubmitRequest { name, token, shape: Some(shape), keep_ms: None, run };
-        self.order("the job to be taken in", |address| {
-            self.asking.block_on(paraft_client::submit(address, request.clone(), ASK))
-        })
+        let (name, run) = (name.to_string(), String::new());
+        let request = SubmitRequest { name, token: 0, shape: Some(shape), keep_ms: None, run };
+        self.order("the job to be taken in", &Order::Submit(request)).map(|done| JobId(done.job))
     }
 
     /// Stops a job, or deletes it.
     pub fn end_job(&self, name: &str, delete: bool) -> Result<String> {
-        self.order("the job to be ended", |address| {
-            self.asking.block_on(paraft_client::end_job(address, name, delete, ASK))
-        })
+        let order = Order::EndJob { job: name.into(), delete };
+        self.order("the job to be ended", &order).map(|done| done.was)
     }
 
     /// Until a server takes it.
-    fn order<T: std::fmt::Debug>(
-        &self,
-        what: &str,
-        order: impl Fn(&str) -> Result<T, (String, String)>,
-    ) -> Result<T> {
-        let ask = || self.alive().into_iter().find_map(|id| order(&self.at.addresses[id as usize]).ok());
+    fn order(&self, what: &str, order: &Order) -> Result<Done> {
+        let token = rand::random_range(1..u64::MAX);
+        let give = |id: u32| paraft_client::order(&self.at.addresses[id as usize], order, token, ASK);
+        let ask = || self.alive().into_iter().find_map(|id| self.asking.block_on(give(id)).ok());
         wait::until(what, ask, Option::is_some).context("not taken")
     }
 
@@ -332,7 +349,7 @@ impl Fleet {
     pub fn whole(&self) -> Result<DescribeReply> {
         let serves = |d: &Result<DescribeReply>| {
             d.as_ref().is_ok_and(|d| {
-                d.shards.len() == self.at.shards as usize && d.shards.iter().all(|s| s.state == "serving")
+                d.shards.len() >= self.at.shards as usize && d.shards.iter().all(|s| s.state == "serving")
             }) && (0..self.at.shards).all(|s| self.every_voter_runs(ShardId(s)))
         };
         wait::until("every shard serving with all its replicas", || self.describe(), serves)
@@ -359,14 +376,7 @@ impl Fleet {
 
     /// Says that a server will not come back.
     pub fn forget(&self, id: u32) -> Result<()> {
-        let order = || {
-            let asked = self.alive().into_iter().map(|at| {
-                let address = &self.at.addresses[at as usize];
-                self.asking.block_on(paraft_client::forget(address, ServerId(u64::from(id)), ASK))
-            });
-            asked.filter_map(Result::ok).next()
-        };
-        wait::until("the server to be forgotten", order, Option::is_some).context("not forgotten")
+        self.order("the server to be forgotten", &Order::Forget { server: ServerId(u64::from(id)) }).map(drop)
     }
 
     /// What a server says of itself.
@@ -425,6 +435,20 @@ impl Fleet {
                 Ok((shard, first))
             })
             .collect()
+    }
+}
+
+/// Starts a server, again where its storage does not serve; so often, or for as long as it takes.
+async fn start(options: ServerOptions, tries: Option<u32>) -> Result<Server, ServerError> {
+    let mut tried = 0;
+    loop {
+        match Server::start(options.clone()).await {
+            Err(ServerError::Storage(_)) if tries.is_none_or(|most| tried < most) => {
+                tried += 1;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            started => return started,
+        }
     }
 }
 

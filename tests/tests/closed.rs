@@ -67,10 +67,10 @@ fn ask(method: &'static str, channel: Channel, ledger: Ledger, founding: u64) ->
             "Control.Hello" => status(control.hello(HelloRequest {}).await),
             "Control.Report" => status(control.report(ReportRequest::default()).await),
             "Control.Join" => status(control.join(JoinRequest { address: "127.0.0.1:1".into() }).await),
-            "Control.Drain" => status(control.drain(DrainRequest { server: 99, undo: true }).await),
-            "Control.Forget" => status(control.forget(ForgetRequest { server: 99 }).await),
+            "Control.Drain" => status(control.drain(DrainRequest { server: 99, undo: true, token: 1 }).await),
+            "Control.Forget" => status(control.forget(ForgetRequest { server: 99, token: 2 }).await),
             "Control.Abandon" => {
-                status(control.abandon(AbandonRequest { shard: 63, accept_loss: false }).await)
+                status(control.abandon(AbandonRequest { shard: 63, accept_loss: false, token: 3 }).await)
             }
             "Control.NoteCheckpoints" => {
                 let note = NoteCheckpointsRequest { job: founding, folder: "/c".into(), held: Vec::new() };
@@ -89,7 +89,7 @@ fn ask(method: &'static str, channel: Channel, ledger: Ledger, founding: u64) ->
                 status(control.submit(SubmitRequest { name: job, ..SubmitRequest::default() }).await)
             }
             // The job that was founded with the fleet has no such name for it: heard, and nothing ends.
-            "Control.EndJob" => status(control.end_job(EndJobRequest { job, delete: false }).await),
+            "Control.EndJob" => status(control.end_job(EndJobRequest { job, delete: false, token: 4 }).await),
             "Control.Describe" => status(control.describe(DescribeRequest {}).await),
             "Shards.Status" => status(shards.status(StatusRequest::default()).await),
             "Shards.SwitchMode" => {

@@ -107,6 +107,14 @@ impl Role {
         }
     }
 
+    /// The jobs that it is for; `None`: it is for none in particular.
+    pub fn jobs(&self) -> Option<&Jobs> {
+        match self {
+            Self::Admin | Self::Peer => None,
+            Self::Submit(jobs) | Self::Worker(jobs) | Self::Reader(jobs) => Some(jobs),
+        }
+    }
+
     /// As a certificate names it.
     pub fn uri(&self) -> String {
         let jobs = |word: &str, jobs: &Jobs| format!("{SCHEME}{word}:{}", encoded(&jobs.0));

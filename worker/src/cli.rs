@@ -10,7 +10,7 @@ use crate::{
     worker::{WorkerError, WorkerOptions, run},
 };
 use clap::{Args, Parser, builder::FalseyValueParser};
-use paraft_common::group::MAX_RANKS;
+use paraft_common::{check_address, group::MAX_RANKS};
 use paraft_data::Split;
 use paraft_models::{Keep, Layer, Model};
 use paraft_record::begin::make_folder;
@@ -217,6 +217,7 @@ fn prepare(args: &WorkerArgs, interrupt: Arc<AtomicBool>) -> Result<(Job, Worker
     let set = with_group_size(&args.set, args.group_size);
     let job = Job::load(&args.job, &set).map_err(|e| (e.to_string(), exit::CONFIG))?;
     let servers = if args.servers.is_empty() { job.cluster.addresses.clone() } else { args.servers.clone() };
+    servers.iter().try_for_each(|server| check_address(server)).map_err(|why| (why, exit::USAGE))?;
     if servers.is_empty() {
         let why = "no servers are named; give --servers host:port,... or cluster.addresses in the job file";
         return Err((why.into(), exit::USAGE));

@@ -204,7 +204,7 @@ fn staged<'a>(
     join: Option<Box<Join<'a>>>,
 ) -> Result<Stage<'a>, WorkerError> {
     let stages = job.stages(&model.layers()).map_err(WorkerError::Job)?;
-    let cuts = Cuts { groups: &[], stages: &stages.values() };
+    let cuts = Cuts { stages: &stages.values(), ..Cuts::default() };
     let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
     let buckets = layout.buckets().iter().map(|b| b.range()).collect();
     let micro = job.micro_batches();

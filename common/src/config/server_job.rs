@@ -5,9 +5,10 @@ use crate::{
     algorithm::{AlgorithmConfig, Keeps},
     auto::{AutoConfig, ModeChoice},
     consistency::Mode,
+    constraint::{self, Constraint},
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
-    layout::{self, Cuts, Layout, ParamGroup, TensorKind, TensorSpec},
+    layout::{self, BucketSpec, Cuts, Layout, ParamGroup, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
 };
@@ -76,6 +77,9 @@ pub struct ServerJob {
     /// vector. Each has shards of its own: there are at least as many. Empty: all is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<usize>,
+    /// What parameters are held to behind each update; in the order of the flat vector, those of one tensor in the job file's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub constraints: Vec<Constraint>,
     /// With the leased sampler: the chunks that shard 0 gives out. Without: every worker knows its share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<ChunkPlan>,
@@ -200,6 +204,7 @@ impl ServerJob {
             start: None,
             groups: Vec::new(),
             stages: Vec::new(),
+            constraints: Vec::new(),
             chunks: None,
         }
     }
@@ -308,6 +313,9 @@ impl ServerJob {
             optimizer.validate().map_err(|e| of(&e))?;
             self.algorithm.algorithm().validate(&optimizer).map_err(|e| of(&e))?;
         }
+        if self.all_reduce && !self.constraints.is_empty() {
+            return bad("an all-reduce job's ranks apply their gradients themselves, and the servers hold its weights to nothing".into());
+        }
         if let Some(e) = self.early_stop {
             if e.patience == 0 {
                 return bad(
@@ -391,14 +399,24 @@ impl ServerJob {
         }
     }
 
+    /// Holds the values of a bucket to the job's constraints.
+    pub fn constrain(&self, bucket: BucketSpec, values: &mut [f32]) {
+        constraint::apply(&self.constraints, bucket, values);
+    }
+
     /// The parts of the flat vector whose edges no bucket crosses.
     pub(crate) fn parts(&self) -> impl Iterator<Item = layout::Part> {
         layout::parts(self.params_len, self.buffers_len, self.cuts())
     }
 
+    /// How many buckets it has.
+    pub fn buckets(&self) -> usize {
+        self.parts().map(|part| part.values.div_ceil(part.bucket_len(self.bucket_len))).sum()
+    }
+
     /// How its parameters are divided.
     pub fn cuts(&self) -> Cuts<'_> {
-        Cuts { groups: &self.groups, stages: &self.stages }
+        Cuts { groups: &self.groups, stages: &self.stages, constraints: &self.constraints }
     }
 
     /// The optimizer that the shards apply.
@@ -430,7 +448,7 @@ pub const MAX_STEP: u64 = 1 << 53;
 pub const MIN_LEASE: Duration = Duration::from_secs(1);
 /// A lease of more than a day is none. In milliseconds.
 pub const MAX_GRACE_MS: u64 = 24 * 60 * 60 * 1000;
-/// The longest name of a job, in characters.
+/// The longest name of a job.
 pub const MAX_NAME_CHARS: usize = 128;
 /// What a worker derives from its job file has a few hundred bytes.
 const MAX_FINGERPRINT: usize = 4096;
@@ -459,18 +477,40 @@ fn first_log(text: &str) -> String {
     table.get(FIRST_LOG).and_then(toml::Value::as_str).unwrap_or_default().into()
 }
 
-/// Whether it may be the name of a job: it is printed, and stands in logs, paths and labels.
+/// Whether it may be the name of a job. It stands in paths, labels, roles of certificates (`worker:NAME`, `worker:BEGINNING*`), flags and logs, so
+/// it has nothing that means something else in one of them. Every beginning of a name is a name.
+///
+/// # Errors
+/// What a name may have, for people.
 pub fn check_name(name: &str) -> Result<(), String> {
-    let chars = name.chars().take(MAX_NAME_CHARS + 1).count();
-    if chars == 0 || chars > MAX_NAME_CHARS {
-        return Err(format!(
-            "a job's name has from 1 to {MAX_NAME_CHARS} characters, this one {} bytes",
-            name.len()
-        ));
-    }
-    match name.chars().find(|c| c.is_control()) {
-        Some(c) => Err(format!("a job's name has no control characters, this one {c:?}")),
-        None => Ok(()),
+    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let shown: String = name.chars().take(MAX_NAME_CHARS).collect();
+    let wrong = match name.chars().next() {
+        None => "is empty".to_string(),
+        Some(first @ ('.' | '-')) => format!("begins with `{first}`"),
+        _ => match (name.chars().find(|c| !fits(*c)), name.len()) {
+            (Some(c), _) => format!("has {c:?}"),
+            (None, long) if long > MAX_NAME_CHARS => format!("has {long} characters"),
+            _ => return Ok(()),
+        },
+    };
+    Err(format!(
+        "`{}` cannot be a job's name: it {wrong}. A name has 1 to {MAX_NAME_CHARS} letters, digits, `.`, `_` and `-`, and begins \
+         with neither `.` nor `-`",
+        shown.escape_debug()
+    ))
+}
+
+/// Whether a certificate may name jobs so: a name, the beginning of names with a `*` behind it, or `*`.
+///
+/// # Errors
+/// What it may be, for people.
+pub fn check_names(pattern: &str) -> Result<(), String> {
+    let beginning = pattern.strip_suffix('*');
+    match beginning.unwrap_or(pattern) {
+        "" if beginning.is_some() => Ok(()),
+        name => check_name(name)
+            .map_err(|why| format!("{why}; behind a beginning of names stands one `*` (alice-*)")),
     }
 }
 
@@ -486,10 +526,10 @@ mod tests {
     fn what_a_worker_must_not_send_is_refused_with_the_value_and_was_taken_by_the_first_release() {
         let stop = |patience, min_delta| Some(EarlyStop { patience, min_delta });
         let cases = [
-            (ServerJob { name: String::new(), ..job() }, "from 1 to 128 characters"),
-            (ServerJob { name: "n".repeat(129), ..job() }, "129 bytes"),
+            (ServerJob { name: String::new(), ..job() }, "it is empty. A name has 1 to 128 letters"),
+            (ServerJob { name: "n".repeat(129), ..job() }, "129 characters"),
             (ServerJob { name: "a\0b".into(), ..job() }, "'\\0'"),
-            (ServerJob { name: "a\u{1b}[2J".into(), ..job() }, "control characters"),
+            (ServerJob { name: "a\u{1b}[2J".into(), ..job() }, "'\\u{1b}'"),
             (ServerJob { fingerprint: "f".repeat(5000), ..job() }, "5000 bytes"),
             (ServerJob { fingerprint: "\u{1b}".into(), ..job() }, "control characters"),
             (ServerJob { grace_ms: i64::MAX as u64, ..job() }, "more than a day"),
@@ -516,13 +556,51 @@ mod tests {
             let why = job.validate().expect_err(word).to_string();
             assert!(why.contains(word), "`{word}` is not in: {why}");
         }
-        let most = ServerJob {
-            name: "\u{e9}".repeat(128),
-            grace_ms: MAX_GRACE_MS,
-            early_stop: stop(1, 0.0),
-            ..job()
-        };
+        let most =
+            ServerJob { name: "n".repeat(128), grace_ms: MAX_GRACE_MS, early_stop: stop(1, 0.0), ..job() };
         most.validate().expect("at the bounds");
+    }
+
+    #[test]
+    fn job_names_have_one_rule() {
+        for name in ["a", "A9", "_x", "0", "mnist.v2-final_3", &"n".repeat(128)] {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+        }
+        for name in [
+            "",
+            "*",
+            "a*",
+            ".",
+            "..",
+            ".a",
+            "-x",
+            " a",
+            "a b",
+            "a/b",
+            "a\\b",
+            "a:b",
+            "a,b",
+            "a%b",
+            "a$b",
+            "a\n",
+            "\u{202e}a",
+            "\u{e9}",
+            &"n".repeat(129),
+        ] {
+            let why = check_name(name).expect_err(name);
+            assert!(why.contains("1 to 128 letters, digits, `.`, `_` and `-`"), "{why}");
+            assert!(!why.chars().any(|c| c.is_control() || c == '\u{202e}'), "{why:?}");
+        }
+    }
+
+    #[test]
+    fn pattern_of_names_has_one_star_behind_a_name() {
+        for pattern in ["*", "a", "alice-*", "a.*"] {
+            assert_eq!(check_names(pattern), Ok(()), "{pattern}");
+        }
+        for pattern in ["", "**", "a**", "*a", "a*b", ".*", "-*", "a b*", "..", "\u{202e}*"] {
+            assert!(check_names(pattern).is_err(), "{pattern}");
+        }
     }
 
     #[test]

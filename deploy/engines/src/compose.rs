@@ -152,7 +152,7 @@ fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
         "deploy": {"resources": resources},
         "entrypoint": [plain(&fleet.program)],
         "environment": {"PARAFT_INDEX": index.to_string()},
-        "image": fleet.image,
+        "image": fleet.image.as_deref().map(plain),
         "read_only": true,
         // It knows no codes: what would fail again is tried again so often.
         "restart": format!("on-failure:{}", fleet.restarts),
@@ -170,7 +170,10 @@ fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::golden::{golden, some_fleet_of_images};
+    use crate::{
+        Part,
+        golden::{golden, some_fleet_of_images},
+    };
 
     fn fleet() -> Fleet {
         let mounts = vec!["/srv/mnist:/data".parse().expect("a mount")];
@@ -188,6 +191,34 @@ mod tests {
         let server = &all["services"]["server-2"];
         assert_eq!(server["environment"]["PARAFT_INDEX"], "2");
         assert!(server["command"].to_string().contains("--until-done"));
+    }
+
+    #[test]
+    fn values_are_read_as_they_were_given() {
+        for odd in [
+            "a b", "a\"b", "it's", "100%", "#1", "a: b", "- x", "{a}", "*a", "&a", "!a", "yes", "1e3",
+            "a\nb", " ", "ü",
+        ] {
+            let (dir, at) = (format!("/runs/{odd}"), format!("/{odd}"));
+            let mount = crate::Mount { what: odd.into(), at: at.clone() };
+            let part = Part { memory: Some(odd.into()), ..fleet().servers };
+            let odd = Fleet {
+                program: odd.into(),
+                image: Some(odd.into()),
+                run_dir: dir.clone().into(),
+                mounts: vec![mount],
+                servers: part,
+                ..fleet()
+            };
+            let text = &Compose.render(&odd).expect("rendered")[0].text;
+            let all: Value = serde_norway::from_str(text).expect("YAML");
+            let server = &all["services"]["server-0"];
+            let name = json!(odd.program);
+            assert_eq!((&server["entrypoint"][0], &server["image"]), (&name, &name), "{text}");
+            assert_eq!(server["deploy"]["resources"]["limits"]["memory"], name, "{text}");
+            let volumes = [&server["volumes"][0]["source"], &server["volumes"][1]["target"]];
+            assert_eq!(volumes, [&json!(dir), &json!(at)], "{text}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is to be run on an engine, without the engine: how many servers and workers, what each needs, in which folder.
 
-use crate::{Role, certs::Certs};
+use crate::{Role, certs::Certs, wrong::Wrong};
 use std::path::{Path, PathBuf};
 
 /// A fleet and its job.
@@ -100,6 +100,23 @@ impl Fleet {
         match role {
             Role::Server => &self.servers,
             Role::Worker => &self.workers,
+        }
+    }
+
+    /// Refuses what an engine's file of lines would read as more lines: a value of its own, or one of these.
+    ///
+    /// # Errors
+    /// Which.
+    pub(crate) fn one_line<'a>(&'a self, more: impl IntoIterator<Item = &'a str>) -> Result<(), Wrong> {
+        let memory = [&self.servers.memory, &self.workers.memory];
+        let own = memory.into_iter().chain([&self.time, &self.image, &self.disk]).flatten();
+        match more.into_iter().chain(own.map(String::as_str)).find(|v| v.contains(char::is_control)) {
+            None => Ok(()),
+            Some(value) => Err(Wrong::usage(format!(
+                "`{}` has a line break, or another control character",
+                value.escape_debug()
+            ))
+            .help("write it in one line")),
         }
     }
 

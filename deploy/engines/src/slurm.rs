@@ -37,12 +37,17 @@ impl Engine for Slurm {
 
     fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
         let dir = fleet.run_dir.to_string_lossy();
-        if dir.contains(char::is_whitespace) || dir.contains(['%', '\\', '"']) {
-            return Err(Wrong::usage(format!("`{dir}`: Slurm's directives take no such path"))
-                .help("choose a --run-dir without blanks, quotes, % and backslashes"));
+        // In the names of files a backslash turns Slurm's own symbols off.
+        if dir.contains('\\') {
+            return Err(Wrong::usage(format!("`{dir}`: Slurm takes no such path"))
+                .help("choose a --run-dir without backslashes"));
         }
-        let one = |role| Artifact { name: script(role), text: batch(fleet, role, fleet.part(role)) };
-        Ok(fleet.roles().map(one).collect())
+        let one = |role| {
+            fleet
+                .one_line([&*dir, &fleet.program].into_iter().chain(fleet.args.iter().map(String::as_str)))?;
+            Ok(Artifact { name: script(role), text: batch(fleet, role, fleet.part(role)) })
+        };
+        fleet.roles().map(one).collect()
     }
 
     fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
@@ -140,6 +145,23 @@ fn member(role: Role, line: &str) -> Option<Member> {
     Some(Member { role, index: index.parse().ok(), state: state.into(), node: node.into(), why })
 }
 
+/// A word of a directive. `sbatch` ends one at a blank, and reads nothing behind a `#`; between double quotes it takes all but those
+/// and backslashes as they are. Releases before 18.08 read a `#` there, too.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_string();
+    }
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        if ['"', '\\', '#'].contains(&c) {
+            quoted.push('\\');
+        }
+        quoted.push(c);
+    }
+    quoted + "\""
+}
+
 fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
     let Fleet { name, run_dir, grace, restarts, .. } = fleet;
     let dir = run_dir.display();
@@ -161,17 +183,17 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
         add(&format!("--gpus={}", part.gpus));
     }
     if let Some(memory) = &part.memory {
-        add(&format!("--mem={memory}"));
+        add(&word(&format!("--mem={memory}")));
     }
     if let Some(time) = &fleet.time {
-        add(&format!("--time={time}"));
+        add(&word(&format!("--time={time}")));
         // To the step, so long before the limit: it hands over, and the element is requeued.
         add(&format!("--signal=USR1@{}", grace + 30));
     }
     add("--requeue --open-mode=append");
-    add(&format!("--output={dir}/{role}-%a.said"));
-    add(&format!("--chdir={dir}"));
-    fleet.args.iter().for_each(|arg| add(arg));
+    add(&word(&format!("--output={}/{role}-%a.said", dir.to_string().replace('%', "%%"))));
+    add(&word(&format!("--chdir={dir}")));
+    fleet.args.iter().for_each(|arg| add(&word(arg)));
     let (run, job) = (run_dir.to_string_lossy(), inside(run_dir, "job.toml"));
     let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs: "" }, true);
     let command: Vec<_> = [&fleet.program].into_iter().chain(&words).map(|w| quoted(w)).collect();
@@ -207,7 +229,78 @@ mod tests {
             let checked = std::process::Command::new("bash").arg("-n").arg(&path).status().expect("bash");
             assert!(checked.success(), "{}", path.display());
         }
-        assert!(Slurm.render(&Fleet { run_dir: "/a b".into(), ..some_fleet() }).is_err());
+    }
+
+    /// The words of the directives, as `sbatch` reads them (`_get_argument` in its `opt.c`).
+    fn read(text: &str) -> Vec<String> {
+        let mut words = Vec::new();
+        for line in text.lines().filter_map(|line| line.strip_prefix("#SBATCH")) {
+            let mut rest = line.chars().peekable();
+            loop {
+                while rest.next_if(|c| c.is_ascii_whitespace()).is_some() {}
+                let (mut word, mut quote, mut any) = (String::new(), None, false);
+                while let Some(c) = rest.next_if(|c| quote.is_some() || !c.is_ascii_whitespace()) {
+                    any = true;
+                    match (c, quote) {
+                        ('\\', _) => word.extend(rest.next()),
+                        (c, Some(q)) if c == q => quote = None,
+                        (c, Some(_)) => word.push(c),
+                        ('"' | '\'', None) => quote = Some(c),
+                        ('#', None) => {
+                            rest.by_ref().for_each(drop);
+                            break;
+                        }
+                        (c, None) => word.push(c),
+                    }
+                }
+                assert_eq!(quote, None, "unmatched in {line}");
+                if !any {
+                    break;
+                }
+                words.push(word);
+            }
+        }
+        words
+    }
+
+    #[test]
+    fn directives_are_read_as_they_were_given() {
+        let odd = ["two words", "a\"b", "it's", "$HOME", "100%", "#1", "back\\slash", "\"", "", "ü"];
+        let args: Vec<String> = odd.iter().map(|o| format!("--comment={o}")).collect();
+        let (time, memory) = (Some("1 day".to_string()), Some("8 G".to_string()));
+        let run_dir = "/my runs/50% #1 \"x\" 'y' $z".into();
+        let servers = Part { memory, ..some_fleet().servers };
+        let fleet = Fleet { args: args.clone(), time, servers, run_dir, ..some_fleet() };
+        for file in Slurm.render(&fleet).expect("rendered") {
+            let words = read(&file.text);
+            assert_eq!(&words[words.len() - args.len()..], &args[..]);
+            let chdir = format!("--chdir={}", fleet.run_dir.display());
+            assert!(words.contains(&chdir) && words.contains(&"--time=1 day".to_string()), "{words:?}");
+            assert!(words.iter().any(|w| w.starts_with("--output=/my runs/50%% #1")), "{words:?}");
+            assert!(words.iter().all(|w| w.starts_with("--")), "{words:?}");
+            assert!(
+                !file.name.starts_with("server") || words.contains(&"--mem=8 G".to_string()),
+                "{words:?}"
+            );
+            let scratch = tempfile::NamedTempFile::new().expect("scratch");
+            std::fs::write(scratch.path(), &file.text).expect("written");
+            let checked = std::process::Command::new("bash").arg("-n").arg(scratch.path()).status();
+            assert!(checked.expect("bash").success(), "{}", file.text);
+        }
+    }
+
+    #[test]
+    fn value_of_two_lines_is_refused() {
+        for fleet in [
+            Fleet { args: vec!["--comment=a\n#SBATCH --uid=0".into()], ..some_fleet() },
+            Fleet { run_dir: "/a\nb".into(), ..some_fleet() },
+            Fleet { run_dir: "/a\\b".into(), ..some_fleet() },
+            Fleet { time: Some("1:00\n".into()), ..some_fleet() },
+            Fleet { program: "/a\rb".into(), ..some_fleet() },
+        ] {
+            let wrong = Slurm.render(&fleet).expect_err("refused");
+            assert!(wrong.help.is_some(), "{wrong:?}");
+        }
     }
 
     #[test]

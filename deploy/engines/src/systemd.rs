@@ -26,10 +26,11 @@ impl Engine for Systemd {
 
     fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
         let dir = fleet.run_dir.to_string_lossy();
-        let odd = |c: char| c.is_whitespace() || "%\\\"'$".contains(c);
-        if dir.contains(odd) || fleet.program.contains(odd) {
-            return Err(Wrong::usage(format!("`{dir}`, `{}`: units take no such path", fleet.program))
-                .help("choose a --run-dir and a --program without blanks, quotes, %, $ and backslashes"));
+        fleet.one_line([&*dir, &fleet.program])?;
+        // systemd itself refuses such a name, however it is quoted.
+        if fleet.program.contains(['"', '\'', '\\']) {
+            return Err(Wrong::usage(format!("`{}`: systemd starts no such program", fleet.program))
+                .help("choose a --program without quotes and backslashes"));
         }
         if fleet.image.is_some() || fleet.disk.is_some() || !fleet.mounts.is_empty() || fleet.time.is_some() {
             return Err(Wrong::usage("systemd knows no --image, --mount, --server-disk and --time")
@@ -115,12 +116,27 @@ fn member(handle: &Handle, block: &str) -> Option<Member> {
     Some(Member { role: *role, index: index_of(unit), state, node: String::new(), why })
 }
 
+/// A word of a command in a unit: between double quotes with its backslashes, where it has anything but the plainest characters; and
+/// `%` begins a specifier also there.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%$".contains(c);
+    // Before a program's name `-`, `@`, `:`, `+` and `!` have a meaning, which quotes do not take away; a path begins with none.
+    let text = text.replace('%', "%%");
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text,
+        false => format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
+    }
+}
+
 fn template(fleet: &Fleet, role: Role) -> String {
     let Fleet { name, grace, restarts, program, run_dir, .. } = fleet;
     let part = fleet.part(role);
     let run = run_dir.to_string_lossy();
     let job = inside(run_dir, "job.toml");
-    let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs: "" }, true).join(" ");
+    let words = fleet.words(role, &Files { run: &run, job: &job, data: None, certs: "" }, true);
+    // The program's own name is no place for a variable, so it has no `$` to double.
+    let words: Vec<String> = words.iter().map(|w| word(&w.replace('$', "$$"))).collect();
+    let (program, words) = (word(program), words.join(" "));
     let mut text = format!(
         "# A {role}; its number is the instance's: {instance}\n\
          [Unit]\n\
@@ -146,7 +162,7 @@ fn template(fleet: &Fleet, role: Role) -> String {
     );
     text.push_str(&format!("CPUQuota={}%\n", part.cpus * 100));
     if let Some(memory) = &part.memory {
-        text.push_str(&format!("MemoryMax={memory}\n"));
+        text.push_str(&format!("MemoryMax={}\n", memory.replace('%', "%%")));
     }
     let wanted =
         if fleet.owner.is_some_and(|(user, _)| user != 0) { "default.target" } else { "multi-user.target" };
@@ -157,7 +173,10 @@ fn template(fleet: &Fleet, role: Role) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::golden::{golden, some_fleet};
+    use crate::{
+        Part,
+        golden::{golden, some_fleet},
+    };
     use std::{fs, process::Command};
 
     fn fleet() -> Fleet {
@@ -217,10 +236,75 @@ mod tests {
         assert_eq!(member(&handle, "Id=other.service"), None);
     }
 
+    const ODD: [&str; 9] = ["a b", "a\"b", "it's", "$HOME", "${x}", "50%", "%i", "a#b;c", "back\\slash"];
+
     #[test]
-    fn paths_that_units_do_not_take_are_refused() {
-        for dir in ["/a b", "/a%b", "/a$b"] {
-            assert!(Systemd.render(&Fleet { run_dir: dir.into(), ..fleet() }).is_err(), "{dir}");
+    fn systemd_finds_the_program_whatever_its_name() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        for odd in ODD {
+            let program = scratch.path().join(odd);
+            fs::copy("/bin/true", &program).expect("copied");
+            let fleet = Fleet { program: program.to_string_lossy().into(), run_dir: program, ..fleet() };
+            if odd.contains(['"', '\'', '\\']) {
+                assert!(Systemd.render(&fleet).is_err(), "{odd}");
+                continue;
+            }
+            let path = scratch.path().join("paraft-t-server@.service");
+            fs::write(&path, &Systemd.render(&fleet).expect("rendered")[0].text).expect("written");
+            // It says so of a program that is not there.
+            match said_of(&path) {
+                Some(said) => assert_eq!(said, "", "{odd}"),
+                None => eprintln!("skipped: no systemd-analyze"),
+            }
+        }
+    }
+
+    /// The words of a command as systemd reads them (systemd.service(5), "Command lines"), of an instance `7`.
+    fn read(line: &str) -> Vec<String> {
+        let line = line.replace("%%", "\0").replace("%i", "7").replace('\0', "%");
+        let (mut words, mut rest) = (Vec::new(), line.chars().peekable());
+        while rest.peek().is_some() {
+            let (mut word, mut quote) = (String::new(), None);
+            while let Some(c) = rest.next_if(|c| quote.is_some() || *c != ' ') {
+                match (c, quote) {
+                    ('\\', _) => word.extend(rest.next()),
+                    (c, Some(q)) if c == q => quote = None,
+                    ('"' | '\'', None) if word.is_empty() => quote = Some(c),
+                    (c, _) => word.push(c),
+                }
+            }
+            rest.next();
+            let name = words.is_empty();
+            words.push(if name { word } else { word.replace("$$", "$") });
+        }
+        words
+    }
+
+    #[test]
+    fn commands_are_read_as_they_were_given() {
+        for odd in ODD {
+            let dir = format!("/runs/{odd}");
+            let program = format!("/opt/{}", odd.replace(['"', '\'', '\\'], ""));
+            let fleet = Fleet { program, run_dir: dir.clone().into(), ..fleet() };
+            for file in Systemd.render(&fleet).expect("rendered") {
+                let line = file.text.lines().find_map(|l| l.strip_prefix("ExecStart=")).expect("a command");
+                let words = read(line);
+                let at = |flag: &str| words.iter().position(|w| w == flag).map(|n| &*words[n + 1]);
+                assert_eq!((&*words[0], at("--run-dir")), (&*fleet.program, Some(&*dir)), "{line}");
+                assert_eq!(words.last(), Some(&format!("{dir}/job.toml")), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn value_of_two_lines_is_refused() {
+        let memory = Part { memory: Some("8G\nUser=root".into()), ..fleet().servers };
+        for fleet in [
+            Fleet { run_dir: "/a\nb".into(), ..fleet() },
+            Fleet { program: "/a\nb".into(), ..fleet() },
+            Fleet { servers: memory, ..fleet() },
+        ] {
+            assert!(Systemd.render(&fleet).is_err());
         }
     }
 }

@@ -17,6 +17,7 @@ mod kept;
 mod memory;
 mod mode;
 mod operator;
+mod orders;
 mod plan;
 mod running;
 mod scarcity;

@@ -271,7 +271,7 @@ fn a_job_file_that_no_person_wrote_is_refused_at_once() {
         (base.replace("\"t\"", &format!("\"{}\"", "x".repeat(100_000_000))), "that is no job file"),
         (base.replace("[32]", &format!("[{}]", "2,".repeat(1_000_000))), "that is no job file"),
         (base.replace("[32]", &format!("[{}]", "2,".repeat(300_000))), "300000 layers"),
-        (base.replace("\"t\"", "\"a\\u001b[2Jb\""), "control characters"),
+        (base.replace("\"t\"", "\"a\\u001b[2Jb\""), "cannot be a job's name"),
         (base.clone() + "grace_ms = 100000000000\n", "more than a day"),
     ];
     for (body, word) in cases {

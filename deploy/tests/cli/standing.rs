@@ -5,7 +5,7 @@ use serde_json::json;
 
 /// Three servers, on free ports.
 pub struct Standing {
-    addresses: Vec<String>,
+    pub addresses: Vec<String>,
     folder: PathBuf,
     pub servers: Vec<Option<Process>>,
 }
@@ -25,7 +25,7 @@ impl Standing {
         fleet
     }
 
-    fn serve(&mut self, id: usize) {
+    pub fn serve(&mut self, id: usize) {
         let mut c = paraft();
         c.arg("--certs").arg(self.folder.join("certs"));
         c.args(["server", "--shards", "0", "--replicas", "3", "--election-ms", "200"]);
@@ -35,6 +35,15 @@ impl Standing {
             .arg("--data")
             .arg(self.data(id));
         self.servers[id] = Some(Process::start(format!("server-{id}"), c, &self.folder).expect("server"));
+    }
+
+    /// A server more, the `n`th that joins.
+    pub fn joining(&self, n: usize) -> Process {
+        let mut c = paraft();
+        c.arg("--certs").arg(self.folder.join("certs"));
+        c.args(["server", "--election-ms", "200", "--join", self.any(), "--listen", &free_addresses(1)[0]]);
+        c.arg("--data").arg(self.folder.join(format!("more-{n}")));
+        Process::start(format!("more-{n}"), c, &self.folder).expect("server")
     }
 
     fn data(&self, id: usize) -> PathBuf {
@@ -47,11 +56,15 @@ impl Standing {
     }
 
     /// Runs a command of the fleet's in its folder; gives its exit code and what it has said.
-    fn say(&self, args: &[&str]) -> (Option<i32>, String) {
-        let mut c = paraft();
-        c.env("PARAFT_CERTS", self.folder.join("certs"));
-        let out = c.args(args).current_dir(&self.folder).output().expect("paraft starts");
+    pub fn say(&self, args: &[&str]) -> (Option<i32>, String) {
+        let out = self.command(args).output().expect("paraft starts");
         (out.status.code(), text(&out.stdout) + &text(&out.stderr))
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut c = paraft();
+        c.env("PARAFT_CERTS", self.folder.join("certs")).args(args).current_dir(&self.folder);
+        c
     }
 
     pub fn done(&self, args: &[&str]) -> String {

@@ -62,13 +62,13 @@ fn every_fault_at_once_loses_nothing() {
 /// Everything that can run out, runs out, on one server, on two and on all, between kills; and strangers speak meanwhile.
 #[test]
 fn what_runs_out_and_comes_back_loses_nothing() {
-    let kinds = "fds,memory,disk-full-all,eio,readonly,slow-all,clock,stranger";
+    let kinds = "fds,memory,disk-full-all,eio,readonly,votes,slow-all,clock,stranger";
     for (durability, seed) in [("quorum-disk", "3"), ("quorum-memory", "4")] {
         let args = ["--kills", "8", "--seed", seed, "--faults", kinds, "--durability", durability];
         let json = held(&args, 8);
         assert_eq!(json["lost"], 0, "{json:#}");
         let came = json["faults"].as_object().expect("counts");
-        assert_eq!(came.len(), 9, "each kind has come, and kills: {json:#}");
+        assert_eq!(came.len(), 10, "each kind has come, and kills: {json:#}");
     }
 }
 

@@ -105,7 +105,7 @@ fn a_module_is_run_by_the_python_that_is_named_and_threads_that_are_set_stay() {
     fs::create_dir(place.scratch.path().join("pkg")).expect("folder");
     place.script("pkg/train.py", TELLS);
     let python = place.script("python-of-mine", "#!/bin/sh\necho mine \"$@\"\nexec python3 \"$@\"\n");
-    let flags = ["--workers", "1", "--name", "m[1]", "-m", "pkg.train", "--workers", "5", "--", "-m"];
+    let flags = ["--workers", "1", "--name", "m.1", "-m", "pkg.train", "--workers", "5", "--", "-m"];
     let mut command = place.launch(&flags);
     command.env("OMP_NUM_THREADS", "11").env("PARAFT_PYTHON_EXECUTABLE", &python);
     let (code, out, err) = run_out(command);
@@ -114,7 +114,7 @@ fn a_module_is_run_by_the_python_that_is_named_and_threads_that_are_set_stay() {
     let all = told(&place, 0);
     assert_eq!(all[0]["argv"], serde_json::json!(["--workers", "5", "--", "-m"]));
     assert_eq!(all[0]["OMP_NUM_THREADS"], "11");
-    assert_eq!(all[0]["TORCHELASTIC_RUN_ID"], "m[1]");
+    assert_eq!(all[0]["TORCHELASTIC_RUN_ID"], "m.1");
     assert!(place.read("metrics.jsonl").contains("\"model\":\"pkg.train\""));
 }
 

@@ -46,6 +46,8 @@ pub struct Faults {
     pub failing_writes: BTreeSet<u32>,
     /// Servers whose file system is read-only.
     pub read_only: BTreeSet<u32>,
+    /// Servers that have no room for a vote (ENOSPC), though every other file can be written.
+    pub full_votes: BTreeSet<u32>,
     /// The clock of a server's host is so many seconds ahead, or behind.
     pub clock_s: BTreeMap<u32, i64>,
 }
@@ -85,6 +87,8 @@ impl Fault {
 /// "Input/output error" and "Read-only file system", as the kernel numbers them.
 pub const EIO: i32 = 5;
 const EROFS: i32 = 30;
+/// "No space left on device".
+pub const ENOSPC: i32 = 28;
 
 impl Faults {
     /// Whether nothing passes between `from` (a server, or anyone else) and server `to`.
@@ -219,6 +223,7 @@ mod tests {
             failing_reads: BTreeSet::from([1]),
             failing_writes: BTreeSet::from([2]),
             read_only: BTreeSet::from([0, 1]),
+            full_votes: BTreeSet::from([2]),
             clock_s: BTreeMap::from([(2, -3600)]),
         };
         faults.write(&path).expect("written");

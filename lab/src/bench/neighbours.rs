@@ -14,8 +14,9 @@ use super::{
     wire::size,
 };
 use clap::Args;
+use paraft_client::Order;
 use paraft_common::{Durability, codec::F32_BYTES};
-use paraft_fleet::{ask, failure::Failure, launch};
+use paraft_fleet::{failure::Failure, launch, orders};
 use paraft_proto::{FleetShape, SubmitRequest};
 use paraft_worker::exit;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -117,10 +118,10 @@ fn one(
     let fleet = BenchFleet::start(shape, dir);
     pinned(own);
     let fleet = fleet?;
-    for (token, name) in JOBS.iter().enumerate().take(workers.len()).skip(1) {
+    for name in JOBS.iter().take(workers.len()).skip(1) {
         let request = SubmitRequest {
             name: name.to_string(),
-            token: token as u64,
+            token: 0, // the order's
             shape: Some(FleetShape {
                 shards: 1,
                 replicas: args.replicas,
@@ -129,8 +130,7 @@ fn one(
             keep_ms: None,
             run: String::new(),
         };
-        let take = async |a: &str| paraft_client::submit(a, request.clone(), ask::ORDER).await;
-        ask::ordered(&fleet.fleet.addresses, take)?;
+        orders::given(&fleet.fleet.addresses, &Order::Submit(request))?;
     }
     let places: Vec<(usize, u32)> =
         workers.iter().enumerate().flat_map(|(job, n)| (0..*n).map(move |w| (job, w))).collect();

@@ -4,7 +4,7 @@ use crate::health::{self, View};
 use nix::sys::signal::Signal;
 use paraft_client::Transport;
 use paraft_common::{Durability, ServerId};
-use paraft_fleet::{failure::Failure, faults::Faults, fleet::Fleet, process::Process};
+use paraft_fleet::{failure::Failure, faults::Faults, fleet::Fleet, orders, process::Process};
 use paraft_proof::At;
 use paraft_proto::{
     DescribeRequest, DrainRequest, StatusReply, StatusRequest, control_client::ControlClient,
@@ -226,13 +226,14 @@ impl TestCluster {
 
     /// Asks the control group to empty a server, or to fill it again. `Err` says why nobody took the order.
     pub fn drain(&self, server: ServerId, undo: bool) -> Result<(), String> {
-        let mut why = "no server".to_string();
+        let (mut why, token) = ("no server".to_string(), orders::token());
         for channel in &self.channels {
             let mut client = ControlClient::new(channel.clone());
-            let ask = within(async move { client.drain(DrainRequest { server: server.0, undo }).await });
+            let ask =
+                within(async move { client.drain(DrainRequest { server: server.0, undo, token }).await });
             match self.asking.block_on(ask) {
                 Ok(reply) if reply.accepted => return Ok(()),
-                Ok(reply) => why = reply.why,
+                Ok(reply) => why = reply.refused.map(|refused| refused.message).unwrap_or_default(),
                 Err(e) => why = e,
             }
         }

@@ -66,6 +66,7 @@ impl Storm<'_> {
             }
             Kind::DiskFull => self.disk_full(place, view, clients)?,
             Kind::Drain => self.membership(place)?,
+            Kind::Votes => self.no_votes(place, view, clients)?,
             scarcity => self.run_short(scarcity, place)?,
         }
         *self.counts.faults.entry(fault).or_default() += 1;
@@ -88,6 +89,28 @@ impl Storm<'_> {
         self.cluster.restart(place)
     }
 
+    /// No room for a vote on one server, on two or on all, while a leader dies and is started again.
+    fn no_votes(&mut self, place: usize, view: &View, clients: &Clients) -> Result<(), Failure> {
+        let before = self.cluster.faults();
+        let full_votes = self.some_of_all(place);
+        self.cluster.put(Faults { full_votes, ..before.clone() })?;
+        let victim = view.leaders[self.schedule.pick(view.leaders.len())];
+        clients.leader_dies(view.ids[victim], &view.led_by(victim));
+        self.cluster.kill(victim);
+        self.counts.kills += 1;
+        std::thread::sleep(self.schedule.millis(100, 1500));
+        self.cluster.restart(victim)?;
+        std::thread::sleep(self.schedule.millis(100, 3000));
+        self.cluster.put(before)
+    }
+
+    /// One server, as a rule, or two, or all.
+    fn some_of_all(&mut self, place: usize) -> BTreeSet<u32> {
+        let n = self.args.servers as usize;
+        let count = [1, 1, 2, n][self.schedule.pick(4)];
+        (0..count).map(|i| ((place + i) % n) as u32).collect()
+    }
+
     /// A server more at first; then one is emptied, filled again, and so on.
     fn membership(&mut self, place: usize) -> Result<(), Failure> {
         if self.cluster.len() == self.args.servers as usize {
@@ -108,8 +131,7 @@ impl Storm<'_> {
     /// Something runs out on one server, on two or on all, and comes back; nobody restarts what has not ended.
     fn run_short(&mut self, kind: Kind, place: usize) -> Result<(), Failure> {
         let n = self.args.servers as usize;
-        let count = [1, 1, 2, n][self.schedule.pick(4)];
-        let places: BTreeSet<u32> = (0..count).map(|i| ((place + i) % n) as u32).collect();
+        let places = self.some_of_all(place);
         let lasting = self.schedule.millis(100, 1500);
         let refused = |e: std::io::Error| Failure::new(exit::IO, format!("a limit cannot be changed: {e}"));
         match kind {

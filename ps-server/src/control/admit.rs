@@ -54,7 +54,9 @@ impl Agent {
     /// What this server says of a job.
     pub fn room_for(&self, job: &ServerJob) -> Answer {
         let id = self.job_named(&job.name).unwrap_or_default();
-        let shards = self.shape_of(id).map_or(1, |s| s.shards);
+        let hosted = self.replicas().all().into_iter().find(|(shard, _)| shard.job() == id);
+        let known = hosted.map(|(_, r)| r.shard.shards()).or_else(|| self.shape_of(id).map(|s| s.shards));
+        let shards = known.unwrap_or(1);
         let agreed: Vec<JobShard> = self.agreed.read(|s| {
             let here = |(shard, p): (&JobShard, &super::state::Place)| {
                 p.voters.iter().any(|n| n.server() == self.server()).then_some(*shard)

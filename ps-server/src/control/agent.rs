@@ -8,10 +8,11 @@ mod reporting;
 use super::{
     calls::Calls,
     groups::Groups,
+    orders::Order,
     plan::{LastReport, Report, Timeouts},
     reach::Reach,
     replica::ControlReplica,
-    state::{Agreed, Command, Outcome, Shape, State, UNKNOWN_JOB},
+    state::{Agreed, Command, Outcome, Refusal, Shape, UNKNOWN_JOB},
 };
 use crate::{
     raft::ReplicaId,
@@ -21,6 +22,7 @@ use crate::{
 pub(super) use leading::Leading;
 pub use leading::NotTaken;
 use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
+use paraft_proto::RefusalKind;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -87,6 +89,8 @@ pub struct Agent {
     /// How it asks the other servers.
     pub(super) calls: Box<dyn Calls>,
     complained: AtomicBool,
+    /// The fleet that this server belongs to is on its disk.
+    remembered: AtomicBool,
     /// Since when the leader has said that this server cannot take part.
     kept_out: Mutex<Option<Instant>>,
     pub(super) reach: Reach,
@@ -151,6 +155,7 @@ impl Agent {
             busy: Mutex::default(),
             calls,
             complained: AtomicBool::new(false),
+            remembered: AtomicBool::new(fleet != 0),
             kept_out: Mutex::default(),
             reach: Reach::default(),
             joins: Mutex::default(),
@@ -244,6 +249,7 @@ impl Agent {
             tokio::select! {
                 () = due => {
                     self.look_around();
+                    self.leave_what_it_cannot_serve().await;
                     let began = Instant::now();
                     let heard = match self.report().await {
                         Ok(heard) => heard,
@@ -306,6 +312,43 @@ impl Agent {
         }
     }
 
+    /// Why this server would refuse the sessions of a shard that it hosts: before the job has begun only the agreements say
+    /// which job it is, and its replica of the control group does not bring them. `None`: it serves them.
+    pub fn cannot_serve(&self, shard: JobShard, replica: &Replica) -> Option<String> {
+        let knows = || replica.shard.configured().is_some() || self.shape_of(shard.job()).is_some();
+        let stopped = self.control.stopped();
+        // One that runs and knows its fleet knows the job in a moment.
+        if stopped.is_none() && self.agreed.read(|s| s.fleet) != 0 || knows() {
+            return None;
+        }
+        let why = stopped.map(|(why, _)| format!(": its replica of the control group waits: {why}"));
+        Some(format!("it does not know its fleet's jobs{}", why.unwrap_or_default()))
+    }
+
+    /// Hands over the shards whose sessions this server would refuse, and stands for none of them until it can serve. Whether
+    /// it can, the log says, where the job has begun: so it is known when all of it is applied.
+    async fn leave_what_it_cannot_serve(&self) {
+        for (shard, replica) in self.replicas.all() {
+            let group = &replica.group;
+            let Some(why) = self.cannot_serve(shard, &replica) else {
+                group.may_lead(true);
+                continue;
+            };
+            if !group.leadership().borrow().leads || group.unapplied() > 0 {
+                continue;
+            }
+            if group.may_lead(false) {
+                tracing::warn!(%shard, "this server leads a shard that it cannot serve, and hands it over: {why}");
+            }
+            let (voters, caught_up) = (group.membership().voters, group.caught_up());
+            if let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
+                && let Err(e) = group.transfer(heir).await
+            {
+                tracing::debug!(%shard, %heir, error = %e, "cannot hand over");
+            }
+        }
+    }
+
     /// Agrees on a command.
     pub async fn propose(&self, command: Command) -> Result<Outcome, String> {
         let waits = self.group().propose(Change::Control(command)).await.map_err(|e| e.to_string())?;
@@ -314,6 +357,24 @@ impl Agent {
             Ok(Ok(_)) => Err("an answer of another kind".into()),
             Ok(Err(e)) => Err(e.to_string()),
             Err(_) => Err("no majority of the servers answered within 5 s".into()),
+        }
+    }
+
+    /// Agrees on what a person asks for; once, however often it is asked with this token.
+    ///
+    /// # Errors
+    /// It is refused, or it is not known whether it will be agreed on.
+    pub async fn order(&self, token: u64, order: Order) -> Result<Outcome, RefusalKind> {
+        match self.propose(Command::Order { token, order }).await {
+            Ok(Outcome::Refused(Refusal::NameTaken { job, name, state })) => {
+                Err(RefusalKind::NameTaken { job, name, state: state.name() })
+            }
+            Ok(Outcome::Refused(Refusal::NoServer(server))) => Err(RefusalKind::NoSuchServer(server)),
+            // What was agreed on meanwhile has changed it: it is looked at again.
+            Ok(Outcome::Refused(why @ Refusal::NoJob(_))) => Err(RefusalKind::NotAgreed(why.to_string())),
+            Ok(Outcome::Refused(Refusal::Other(why))) => Err(RefusalKind::BadOrder(why)),
+            Ok(done) => Ok(done),
+            Err(why) => Err(RefusalKind::NotAgreed(why)),
         }
     }
 
@@ -331,8 +392,8 @@ impl Agent {
         })?;
         let Some(difference) = difference else { return Ok(()) };
         match self.propose(Command::Checkpoints { job, difference }).await? {
-            Outcome::Refused(why) => Err(why),
-            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(()),
+            Outcome::Refused(why) => Err(why.to_string()),
+            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) | Outcome::Ended(_) => Ok(()),
         }
     }
 
@@ -372,11 +433,7 @@ impl Agent {
 
     /// The names of the jobs that have shards, a few of them.
     pub fn job_names(&self) -> Vec<String> {
-        let names = |s: &State| {
-            let held = s.jobs.iter().filter(|(_, j)| !j.released && !j.name.is_empty());
-            held.map(|(_, j)| format!("`{}`", j.name)).take(16).collect()
-        };
-        self.agreed.read(names)
+        self.agreed.read(|s| s.jobs.names())
     }
 
     /// What a job is, where that is known here: as it is agreed on, or, of the one that a fleet is founded for, as this server was

@@ -3,6 +3,7 @@
 
 use super::{
     jobs::{Job, JobFacts, JobState, Jobs},
+    orders::Orders,
     state::{Member, Place, Shape, State},
 };
 use crate::{
@@ -14,7 +15,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Whoever changes the layout of [`State`] raises this.
-const FORMAT: u16 = 4;
+const FORMAT: u16 = 5;
+/// Before orders were kept.
+const NO_ORDERS: u16 = 4;
 /// Before a fleet had several jobs.
 const ONE_JOB: u16 = 3;
 /// And before servers were forgotten.
@@ -54,13 +57,22 @@ impl Earlier {
             ..Job::with(shape)
         };
         let jobs = shape.map(|shape| Jobs::earlier(jobs.into_iter().map(|j| job(j, shape)).collect(), shape));
-        State { fleet, generation, shape, servers, shards, jobs: jobs.unwrap_or_default(), forgotten }
+        State {
+            fleet,
+            generation,
+            shape,
+            servers,
+            shards,
+            jobs: jobs.unwrap_or_default(),
+            forgotten,
+            orders: Orders::default(),
+        }
     }
 }
 
 /// For a snapshot.
 pub fn write(state: &State) -> Result<Vec<u8>, HeaderError> {
-    header::encode(&(FORMAT, header::encode(state)?))
+    header::encode(&(FORMAT, header::encode(&(state, &state.orders))?))
 }
 
 /// From one.
@@ -68,7 +80,11 @@ pub fn read(head: &[u8]) -> Result<State, Unable> {
     let bad = |e: HeaderError| Unable::Damaged(format!("a snapshot of the control group: {e}"));
     let (format, state): (u16, Vec<u8>) = header::decode(head).map_err(bad)?;
     match format {
-        FORMAT => header::decode(&state).map_err(bad),
+        FORMAT => {
+            let (state, orders) = header::decode::<(State, Orders)>(&state).map_err(bad)?;
+            Ok(State { orders, ..state })
+        }
+        NO_ORDERS => header::decode(&state).map_err(bad),
         ONE_JOB => {
             let (state, forgotten) = header::decode::<(Earlier, BTreeSet<ServerId>)>(&state).map_err(bad)?;
             Ok(state.now(forgotten))

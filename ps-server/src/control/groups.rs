@@ -207,15 +207,18 @@ impl Groups {
         if rank >= size || asks.lost.len() > size as usize || asks.lost.iter().any(|r| *r >= size) {
             return Err(format!("rank {rank}, {} ranks lost, of a group of {size}", asks.lost.len()).into());
         }
-        if address.len() > MAX_ADDRESS
-            || !address.contains(':')
-            || key.job.len() > MAX_JOB
-            || asks.settings.len() > MAX_SETTINGS
-        {
-            return Err(format!(
-                "`{address}` is no address (write host:port), or the job's name or settings are too long"
-            )
-            .into());
+        // What one says others are shown.
+        let too_long =
+            address.len() > MAX_ADDRESS || key.job.len() > MAX_JOB || asks.settings.len() > MAX_SETTINGS;
+        if too_long || has_control([address, &key.job, &asks.settings]) {
+            return Err(
+                "the address, the job's name or the settings are too long, or have control characters"
+                    .to_string()
+                    .into(),
+            );
+        }
+        if !address.contains(':') {
+            return Err(format!("`{address}` is no address: write host:port").into());
         }
         if !self.all.contains_key(key) && self.all.len() >= MAX_GROUPS {
             self.all.retain(|_, g| !g.waiting.is_empty() || g.speaks(now));
@@ -270,7 +273,9 @@ impl Groups {
     /// The leader of a group is there; or, if it is `over`, its job is done. How many ranks wait to be taken in.
     pub fn hold(&mut self, key: &Key, holds: Heartbeat, now: Instant) -> Result<u32, String> {
         let Heartbeat { assignment, settings, step, over } = holds;
-        if !is_sound(&assignment) || key.job.len() > MAX_JOB || settings.len() > MAX_SETTINGS {
+        let too_long = key.job.len() > MAX_JOB || settings.len() > MAX_SETTINGS;
+        let addresses = assignment.ranks.iter().map(|r| &r.address);
+        if !is_sound(&assignment) || too_long || has_control(addresses.chain([&key.job, &settings])) {
             return Err("that is no group".into());
         }
         if !self.all.contains_key(key) && self.all.len() >= MAX_GROUPS {
@@ -291,6 +296,10 @@ impl Groups {
             |rank: &&u32| g.assignment.as_ref().is_none_or(|s| s.ranks.iter().all(|r| r.rank != **rank));
         Ok(g.waiting.keys().filter(newcomer).count() as u32)
     }
+}
+
+fn has_control<'a>(texts: impl IntoIterator<Item = &'a String>) -> bool {
+    texts.into_iter().any(|text| text.contains(char::is_control))
 }
 
 /// A group, for people.

@@ -4,7 +4,7 @@
 //! deleted or its weights have been kept for long enough. What a job is comes from its shards, who hold it in their own logs;
 //! what checkpoints there are comes from the workers that write them. Only where its shards are is needed to train.
 
-use super::state::Shape;
+use super::state::{Refusal, Shape};
 use paraft_common::{
     Durability, JobId, JobShard, ModeChoice, ShardId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
@@ -260,6 +260,12 @@ impl Jobs {
         self.all.iter().map(|(id, job)| (*id, job))
     }
 
+    /// The names of those that have shards, a few of them, for people.
+    pub fn names(&self) -> Vec<String> {
+        let held = self.iter().filter(|(_, j)| !j.released && !j.name.is_empty());
+        held.map(|(_, j)| format!("`{}`", j.name)).take(16).collect()
+    }
+
     /// By its number.
     pub fn get(&self, job: JobId) -> Option<&Job> {
         self.all.get(&job)
@@ -301,28 +307,28 @@ impl Jobs {
     }
 
     /// Gives it a number, and whether it is new.
-    pub(super) fn submit(&mut self, s: &Submission) -> Result<(JobId, bool), String> {
+    pub(super) fn submit(&mut self, s: &Submission) -> Result<(JobId, bool), Refusal> {
         let Submission { name, token, shape, keep_ms, seen_ms, run } = s;
         if let Some((id, _)) = self.iter().find(|(_, j)| *token != 0 && j.token == *token) {
             return Ok((id, false));
         }
         if name.is_empty() || name.chars().count() > JobFacts::NAME_CHARS {
-            return Err(format!("a job's name has 1 to {} characters", JobFacts::NAME_CHARS));
+            return Err(format!("a job's name has 1 to {} characters", JobFacts::NAME_CHARS).into());
         }
         if shape.shards == 0 || shape.shards > JobShard::SHARDS || shape.replicas % 2 == 0 {
-            return Err(format!("a job has 1 to {} shards, and an odd number of replicas", JobShard::SHARDS));
+            return Err(
+                format!("a job has 1 to {} shards, and an odd number of replicas", JobShard::SHARDS).into()
+            );
         }
         if let Some((id, there)) = self.iter().find(|(_, j)| !j.released && j.name == *name) {
-            return Err(format!(
-                "{id} has the name `{name}` already, and is {}: choose another name, or delete that job",
-                there.state.name()
-            ));
+            return Err(Refusal::NameTaken { job: id, name: name.clone(), state: there.state });
         }
         let hold = self.all.values().filter(|j| !j.released).count();
         if hold >= MAX_JOBS || self.next >= JobShard::JOBS {
             return Err(format!(
                 "{hold} jobs have shards here, at most {MAX_JOBS} may: delete some that have ended"
-            ));
+            )
+            .into());
         }
         let id = JobId(self.next);
         self.next += 1;
@@ -339,34 +345,37 @@ impl Jobs {
         Ok((id, true))
     }
 
-    fn get_mut(&mut self, job: JobId) -> Result<&mut Job, String> {
-        self.all.get_mut(&job).ok_or_else(|| format!("there is no {job}"))
+    fn get_mut(&mut self, job: JobId) -> Result<&mut Job, Refusal> {
+        self.all.get_mut(&job).ok_or(Refusal::NoJob(job))
     }
 
-    pub(super) fn stop(&mut self, id: JobId, now_ms: u64) -> Result<(), String> {
+    /// Gives what it was before.
+    pub(super) fn stop(&mut self, id: JobId, now_ms: u64) -> Result<JobState, Refusal> {
         let job = self.get_mut(id)?;
-        match job.state {
+        let before = job.state;
+        match before {
             JobState::Running => {}
             // As far as is known: where its first worker has just begun, it is told to stop when its leaders say so.
             JobState::Waiting => job.ends(JobState::Stopped, now_ms),
-            ended => return Err(format!("{id} is {} already", ended.name())),
+            ended => return Err(format!("{id} is {} already", ended.name()).into()),
         }
         job.stopping = true;
-        Ok(())
+        Ok(before)
     }
 
-    pub(super) fn release(&mut self, id: JobId) -> Result<(), String> {
+    pub(super) fn release(&mut self, id: JobId) -> Result<(), Refusal> {
         let job = self.get_mut(id)?;
         if !job.state.has_ended() {
-            return Err(format!("{id} is {}", job.state.name()));
+            return Err(format!("{id} is {}", job.state.name()).into());
         }
         job.released = true;
         self.forget();
         Ok(())
     }
 
-    pub(super) fn delete(&mut self, id: JobId) -> Result<(), String> {
-        self.all.remove(&id).map(drop).ok_or_else(|| format!("there is no {id}"))
+    /// Gives what it was.
+    pub(super) fn delete(&mut self, id: JobId) -> Result<JobState, Refusal> {
+        self.all.remove(&id).map(|job| job.state).ok_or(Refusal::NoJob(id))
     }
 
     pub(super) fn note(

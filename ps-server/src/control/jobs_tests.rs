@@ -2,7 +2,8 @@
 
 use super::{
     jobs::{Difference, Job, JobFacts, JobState, MAX_ENDED_JOBS, Retired, Submission},
-    state::{Agreed, Command, Outcome, Place, Shape, State, UNKNOWN_JOB},
+    orders::{MAX_ORDERS, Order},
+    state::{Agreed, Command, Outcome, Place, Refusal, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
     header,
@@ -134,7 +135,7 @@ fn a_job_that_is_submitted_has_a_number_and_a_name_of_its_own() {
     assert_eq!(submit(&mut state, "b", 1), a, "its answer was lost, and it is asked again");
     assert_eq!(state.generation, generation + 1);
     let refused = |state: &mut State, s: Submission| match state.apply(&Command::Submit(s)) {
-        Outcome::Refused(why) => why,
+        Outcome::Refused(why) => why.to_string(),
         other => panic!("{other:?}"),
     };
     let why = refused(&mut state, submission("b", 2));
@@ -181,20 +182,92 @@ fn a_job_is_stopped_or_deleted_by_a_persons_word() {
     let [a, b] = ["a", "b"].map(|name| submit(&mut state, name, u64::from(name.as_bytes()[0])));
     let stop = |job| Command::Stop { job, now_ms: 50 };
     let word = |state: &State, job| state.jobs.get(job).map(|j| (j.state, j.stopping, j.ended_ms));
-    assert_eq!(state.apply(&stop(a)), Outcome::Done);
+    assert_eq!(state.apply(&stop(a)), Outcome::Ended(JobState::Waiting));
     assert_eq!(word(&state, a), Some((JobState::Stopped, true, 50)), "nobody had begun it");
     state.apply(&runs(a, "a", 10, JobState::Running, 55));
     assert_eq!(word(&state, a), Some((JobState::Running, true, 0)), "somebody had: it is told to stop");
     state.apply(&runs(b, "b", 20, JobState::Running, 5));
-    assert_eq!(state.apply(&stop(b)), Outcome::Done);
+    assert_eq!(state.apply(&stop(b)), Outcome::Ended(JobState::Running));
     assert_eq!(word(&state, b), Some((JobState::Running, true, 0)), "its workers finish");
     state.apply(&runs(b, "b", 20, JobState::Finished, 60));
     assert_eq!(word(&state, b), Some((JobState::Stopped, true, 60)));
-    assert!(matches!(state.apply(&stop(b)), Outcome::Refused(why) if why.contains("stopped already")));
-    assert_eq!(state.apply(&Command::Delete { job: b }), Outcome::Done);
+    assert!(
+        matches!(state.apply(&stop(b)), Outcome::Refused(why) if why.to_string().contains("stopped already"))
+    );
+    assert_eq!(state.apply(&Command::Delete { job: b }), Outcome::Ended(JobState::Stopped));
     assert_eq!((word(&state, b), state.jobs.is_gone(b)), (None, true));
     assert!(matches!(state.apply(&Command::Delete { job: b }), Outcome::Refused(_)));
     assert!(!state.jobs.is_gone(JobId(9)), "it may yet come");
+}
+
+#[test]
+fn order_given_twice_is_done_once_and_says_the_same() {
+    let mut state = state([]);
+    let mut give = |token, order: &Order| state.apply(&Command::Order { token, order: order.clone() });
+    let submit = Order::Submit(submission("b", 7));
+    assert_eq!(give(7, &submit), Outcome::Submitted(JobId(1)));
+    assert_eq!(give(7, &submit), Outcome::Submitted(JobId(1)));
+    let stop = Order::Stop { job: JobId(1), now_ms: 50 };
+    assert_eq!([give(8, &stop), give(8, &stop)], [(); 2].map(|()| Outcome::Ended(JobState::Waiting)));
+    let delete = Order::Delete { job: JobId(1) };
+    assert_eq!(give(9, &delete), Outcome::Ended(JobState::Stopped));
+    // Another takes the name, and its deletion comes again.
+    let next = Order::Submit(submission("b", 10));
+    assert_eq!(give(10, &next), Outcome::Submitted(JobId(2)));
+    assert_eq!(give(9, &delete), Outcome::Ended(JobState::Stopped));
+    assert_eq!(give(11, &delete), Outcome::Refused(Refusal::NoJob(JobId(1))), "another's order");
+    assert_eq!(
+        give(7, &submit),
+        Outcome::Submitted(JobId(1)),
+        "it was submitted; that it was deleted since is another matter"
+    );
+    let forget = Order::Forget { server: ServerId(0) };
+    assert_eq!([give(12, &forget), give(12, &forget)], [Outcome::Done, Outcome::Done]);
+    assert_eq!(give(13, &forget), Outcome::Refused(Refusal::NoServer(ServerId(0))));
+    assert_eq!(state.jobs.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[test]
+fn order_that_was_refused_may_be_done_later() {
+    let mut state = state([]);
+    let drain = Command::Order { token: 5, order: Order::Drain { server: ServerId(1), draining: true } };
+    assert_eq!(state.apply(&drain), Outcome::Refused(Refusal::NoServer(ServerId(1))));
+    state.apply(&Command::Join { address: "s1:1".into() });
+    assert_eq!(state.apply(&drain), Outcome::Done);
+    assert!(state.servers[&ServerId(1)].draining);
+}
+
+#[test]
+fn orders_that_are_kept_are_the_last_ones() {
+    let mut state = state([]);
+    let drain = |n: u64| Command::Order {
+        token: n,
+        order: Order::Drain { server: ServerId(0), draining: !n.is_multiple_of(2) },
+    };
+    let given = MAX_ORDERS as u64 + 5;
+    for n in 1..=given {
+        state.apply(&drain(n));
+    }
+    let kept = |state: &State, n| state.orders.of(n).is_some();
+    assert_eq!([1, 5, 6, given].map(|n| kept(&state, n)), [false, false, true, true]);
+    assert_eq!(state.orders.len(), MAX_ORDERS);
+    let image = Agreed::default();
+    image.install(&whole(&state)).expect("a snapshot");
+    assert_eq!(image.read(|s| s.orders.clone()), state.orders, "a snapshot has them");
+}
+
+#[test]
+fn snapshot_from_before_orders_is_read() {
+    let state = state([job(10, JobState::Running, 5)]);
+    let head = header::encode(&(4u16, header::encode(&state).expect("a state"))).expect("a header").into();
+    let fresh = Agreed::default();
+    fresh.install(&RawImage { head, parts: Vec::new() }).expect("an earlier format");
+    assert_eq!(*fresh.get(), state);
+}
+
+/// As a snapshot holds it.
+fn whole(state: &State) -> RawImage {
+    RawImage { head: super::format::write(state).expect("written").into(), parts: Vec::new() }
 }
 
 #[test]
@@ -291,7 +364,7 @@ fn checkpoints_of_a_job_that_is_not_known_are_refused() {
     let mut state = state([job(10, JobState::Running, 0)]);
     let difference = Difference { held: vec![checkpoint("/c", 1)], gone: Vec::new() };
     let refused = state.apply(&Command::Checkpoints { job: 11, difference });
-    assert_eq!(refused, Outcome::Refused(UNKNOWN_JOB.into()));
+    assert_eq!(refused, Outcome::Refused(Refusal::Other(UNKNOWN_JOB.into())));
 }
 
 fn a_command() -> impl Strategy<Value = Command> {
@@ -323,6 +396,8 @@ fn a_command() -> impl Strategy<Value = Command> {
         )),
         (0u32..12).prop_map(|id| Command::Stop { job: JobId(id), now_ms: 7 }),
         (0u32..12).prop_map(|id| Command::Release { job: JobId(id) }),
+        (0u64..9, 0u32..12)
+            .prop_map(|(token, id)| Command::Order { token, order: Order::Delete { job: JobId(id) } }),
         (0u32..12).prop_map(|id| Command::Delete { job: JobId(id) }),
         (0u32..12, 0u32..2, 0u64..400).prop_map(|(id, s, founding)| {
             let shard = JobShard::new(JobId(id), ShardId(s)).expect("a shard");

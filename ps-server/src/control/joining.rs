@@ -2,11 +2,12 @@
 
 use super::{
     agent::{Agent, MAX_NEWCOMERS},
-    plan::{LastReport, Report, founding_anew},
-    state::{Command, Outcome},
+    orders::Order,
+    plan::{LastReport, Report, new_founding},
 };
 use crate::raft::ReplicaId;
 use paraft_common::{JobShard, ServerId};
+use paraft_proto::RefusalKind;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -43,6 +44,8 @@ const JOINS: usize = 32;
 const JOINS_WITHIN: Duration = Duration::from_secs(10);
 /// How long a server that wants to join may take to accept a connection.
 const REACHED_WITHIN: Duration = Duration::from_secs(1);
+/// Between two looks whether a server counts as silent.
+const SILENCE_LOOK: Duration = Duration::from_millis(20);
 
 impl Agent {
     /// What keeps a server that reports from taking part: too few of the others reach it.
@@ -99,24 +102,42 @@ impl Agent {
     }
 
     /// A server will not come back. Refused for one that is there, and where a shard needs what it holds to come back to a
-    /// majority. `Err(None)`: this server does not lead.
-    pub async fn forget(&self, server: ServerId) -> Result<(), Option<String>> {
-        if !self.leads() {
-            return Err(None);
-        }
-        let silent = self.silent_servers();
-        let state = self.agreed.get();
-        if !state.servers.contains_key(&server) {
-            return Err(Some(format!("there is no {server}")));
-        }
-        if !silent.contains(&server) && self.unreached(server).is_none() {
-            return Err(Some(format!("{server} is there: `paraft drain {server}` empties it, then stop it")));
-        }
+    /// majority. One that has ended a moment ago is waited for until it counts as silent; a report of it meanwhile shows that it is there.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn forget(&self, token: u64, server: ServerId) -> Result<(), RefusalKind> {
+        let asked = Instant::now();
+        let (state, silent) = loop {
+            let state = self.agreed.get();
+            if state.orders.of(token).is_some() {
+                return Ok(());
+            }
+            if !state.servers.contains_key(&server) {
+                return Err(RefusalKind::NoSuchServer(server));
+            }
+            let silent = self.silent_servers();
+            // A new leader has heard nobody yet, and knows of nobody who is silent.
+            if !self.is_new() && (silent.contains(&server) || self.unreached(server).is_some()) {
+                break (state, silent);
+            }
+            if self.leading.lock().heard.get(&server).is_some_and(|h| h.at > asked)
+                && self.unreached(server).is_none()
+            {
+                return Err(RefusalKind::BadOrder(format!(
+                    "{server} is there: `paraft drain {server}` empties it, then stop it"
+                )));
+            }
+            tokio::time::sleep(SILENCE_LOOK).await;
+            if !self.leads() {
+                return Err(RefusalKind::NotControlLeader { leader: self.group().leader_address() });
+            }
+        };
         for (shard, place) in &state.shards {
             let others = |n: &&crate::raft::ReplicaId| n.server() != server && !silent.contains(&n.server());
             let left = place.voters.iter().filter(others).count();
             if place.voters.iter().any(|n| n.server() == server) && left * 2 <= place.voters.len() {
-                return Err(Some(format!(
+                return Err(RefusalKind::BadOrder(format!(
                     "{shard} has {left} of {} replicas without it, which is no majority: bring servers back, or give up \
                      what the shard held first (`paraft data abandon {} --servers HOST:PORT --accept-loss`)",
                     place.voters.len(),
@@ -124,20 +145,24 @@ impl Agent {
                 )));
             }
         }
-        match self.propose(Command::Forget { server }).await.map_err(Some)? {
-            Outcome::Refused(why) => Err(Some(why)),
-            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(()),
-        }
+        self.order(token, Order::Forget { server }).await.map(drop)
     }
 
-    /// Gives up what a shard held, by a person's word; gives what that was, to be said. `Err(None)`: this server does not
-    /// lead.
-    pub async fn abandon(&self, shard: JobShard, accept_loss: bool) -> Result<String, Option<String>> {
-        if !self.leads() {
-            return Err(None);
+    /// Gives up what a shard held, by a person's word; gives what that was, to be said.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn abandon(
+        &self,
+        token: u64,
+        shard: JobShard,
+        accept_loss: bool,
+    ) -> Result<String, RefusalKind> {
+        if self.agreed.read(|s| s.orders.of(token)).is_some() {
+            return Ok(format!("what {shard} held, by an earlier try of this order"));
         }
         let Some(place) = self.agreed.read(|s| s.shards.get(&shard).cloned()) else {
-            return Err(Some(format!("there is no {shard}")));
+            return Err(RefusalKind::BadOrder(format!("there is no {shard}")));
         };
         let health = self.leading.lock().health.get(&shard).cloned();
         let (health, why) = health.unwrap_or_default();
@@ -148,13 +173,19 @@ impl Agent {
             if why.is_empty() { "" } else { ": " },
         );
         if !accept_loss {
-            return Err(Some(format!("{held}. If that is meant: --accept-loss")));
+            return Err(RefusalKind::BadOrder(format!("{held}. If that is meant: --accept-loss")));
         }
         tracing::error!(%shard, founding = place.founding, "given up by a person's word: founded anew");
-        match self.propose(founding_anew(shard, rand::random::<u64>() | (1 << 63))).await.map_err(Some)? {
-            Outcome::Refused(why) => Err(Some(why)),
-            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) => Ok(held),
-        }
+        let place = new_founding(shard, rand::random::<u64>() | (1 << 63));
+        self.order(token, Order::Abandon { shard, place }).await?;
+        Ok(held)
+    }
+
+    /// Whether this leader leads for less than the time after which a server counts as silent, and has not heard of all yet.
+    fn is_new(&self) -> bool {
+        let leading = self.leading.lock();
+        let unheard = || self.agreed.read(|s| s.servers.keys().any(|id| !leading.heard.contains_key(id)));
+        leading.since.is_none_or(|since| since.elapsed() <= self.timeouts().silent) && unheard()
     }
 
     /// Servers that this leader has not heard of for a while.

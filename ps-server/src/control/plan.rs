@@ -116,7 +116,8 @@ pub enum Health {
     Repairing,
     /// Too few of its replicas answer to commit anything; nothing is lost, and it goes on when they do.
     NoMajority,
-    /// As `NoMajority`; and the storage of replicas that answer does not serve them. It goes on when it does.
+    /// As `NoMajority`; and the storage of replicas that answer does not serve them, or that of its leader's server does not
+    /// let it serve sessions. It goes on when it does.
     Stopped,
     /// A majority of its replicas has lost its log: what they held is gone.
     Lost,
@@ -148,7 +149,10 @@ pub fn plan(view: &View) -> Plan {
             let mv = mv.filter(|m| m.shard == shard);
             let shape = &job.shape;
             let health = match view.state.shards.get(&shard) {
-                Some(place) if place.founded => keep(view, shard, place, shape, mv, &mut plan),
+                Some(place) if place.founded => {
+                    let health = keep(view, shard, place, shape, mv, &mut plan);
+                    unless_refused(view, shard, place, health)
+                }
                 Some(place) => found(view, shard, place, shape, &mut plan),
                 // Nobody has begun it, and nobody will.
                 None if job.state.has_ended() => continue,
@@ -358,7 +362,12 @@ fn keep(
     // The worst first; one change at a time.
     let replace = now.voters.iter().copied().find_map(|n| {
         let server = n.server();
-        let may_host = || view.usable().any(|(s, _)| s == server) && view.no_room(server, shard).is_none();
+        // One that is being emptied keeps what nobody else can take, also where it has come back without it.
+        let keeps = || {
+            view.draining(server) && view.live(server).is_some() && view.reached(server) && spare().is_none()
+        };
+        let usable = || view.usable().any(|(s, _)| s == server);
+        let may_host = || (usable() || keeps()) && view.no_room(server, shard).is_none();
         if vanished(n) && may_host() {
             return Some((Some(n), server));
         }
@@ -407,6 +416,17 @@ fn keep(
         }
         None => (Health::Serving, divided.unwrap_or_default()),
         Some(n) => (Health::Repairing, missing(view, shard, *n)),
+    }
+}
+
+/// A shard whose leader refuses its sessions serves nobody, however whole it is.
+fn unless_refused(view: &View, shard: JobShard, place: &Place, health: (Health, String)) -> (Health, String) {
+    let leader = view.leader(shard, place.founding).filter(|(_, lead)| lead.stopped.is_some());
+    match (health.0, leader) {
+        (Health::Serving | Health::Repairing, Some((at, lead))) => {
+            (Health::Stopped, format!("its leader {at} cannot serve its sessions: {}", lead.trouble))
+        }
+        _ => health,
     }
 }
 
@@ -461,16 +481,15 @@ fn is_lost(
     let seen = view.lost_since.get(&shard).map(|since| view.now.saturating_duration_since(*since));
     if seen.is_some_and(|seen| seen >= view.timeouts.silent) {
         tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
-        plan.commands.push(founding_anew(shard, view.founding));
+        let place = new_founding(shard, view.founding);
+        plan.commands.push(Command::Place { shard, place });
     }
     (Health::Lost, "every replica has lost its log".into())
 }
 
 /// Names a shard's next founding: what it held is given up.
-pub fn founding_anew(shard: JobShard, founding: u64) -> Command {
-    let place =
-        Place { founding: founding ^ u64::from(shard.number()), voters: BTreeSet::new(), founded: false };
-    Command::Place { shard, place }
+pub(super) fn new_founding(shard: JobShard, founding: u64) -> Place {
+    Place { founding: founding ^ u64::from(shard.number()), voters: BTreeSet::new(), founded: false }
 }
 
 /// Too few answer, and nothing is known to be lost.

@@ -421,6 +421,28 @@ fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewher
 }
 
 #[test]
+fn shard_whose_leader_cannot_serve_is_not_serving() {
+    let refuses = |sight: &mut Sight, server| {
+        let replica = sight.replica(server, S0);
+        (replica.trouble, replica.stopped) = ("it does not know its fleet's jobs".into(), Some(secs(1)));
+    };
+    let mut sight = Sight::serving(4, &[0], 3);
+    assert_eq!(sight.plan().health[&S0].0, Health::Serving);
+    refuses(&mut sight, 0);
+    let (health, why) = sight.plan().health[&S0].clone();
+    assert_eq!(health, Health::Stopped);
+    assert!(why.contains("s0 cannot serve its sessions: it does not know"), "{why}");
+    // What is to be repaired is repaired all the same.
+    sight.drain(1, true);
+    assert_eq!(sight.told(), [(3, host(FOUNDING))]);
+    // Who cannot serve is given no leadership.
+    let mut sight = Sight::serving(3, &[0], 3);
+    refuses(&mut sight, 1);
+    sight.drain(0, true);
+    assert_eq!(sight.told(), [(0, Action::Transfer(node(2)))]);
+}
+
+#[test]
 fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() {
     let lacks = |sight: &mut Sight, server| {
         let r = sight.replica(server, S0);
@@ -578,6 +600,18 @@ fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     sight.drain(2, false);
     assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1, 2])))]);
+}
+
+#[test]
+fn drained_server_hosts_again_only_what_no_other_can() {
+    let mut sight = Sight::serving(3, &[0], 3);
+    sight.drain(2, true);
+    sight.report(2).replicas.clear();
+    assert!(matches!(sight.told()[..], [(2, Action::Host { .. })]), "{:?}", sight.told());
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.drain(2, true);
+    sight.report(2).replicas.clear();
+    assert!(matches!(sight.told()[..], [(3, Action::Host { .. })]), "{:?}", sight.told());
 }
 
 #[test]

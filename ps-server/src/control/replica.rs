@@ -31,26 +31,15 @@ const LOOK: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// ...up to this.
 const LAST_PAUSE: Duration = Duration::from_secs(2);
-/// A server whose disk does not serve when it starts tries for so long before it gives up with the reason.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl ControlReplica {
-    /// Starts it. What passes is tried again for half a minute; damage is an error at once.
+    /// Starts it. What does not work at once is an error: whoever starts the server tries again.
     pub async fn start(
         options: GroupOptions,
         agreed: Arc<Agreed>,
         peers: Arc<Peers>,
     ) -> Result<Self, FolderError> {
-        let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
-        let group = loop {
-            match Group::start(options.clone(), Arc::new(Hosted(agreed.clone())), peers.clone()).await {
-                Ok(group) => break group,
-                Err(e) if e.is_damage() || began.elapsed() > START_TIMEOUT => return Err(e),
-                Err(e) => tracing::warn!(error = %e, "the control group's replica cannot start yet"),
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LAST_PAUSE);
-        };
+        let group = Group::start(options.clone(), Arc::new(Hosted(agreed.clone())), peers.clone()).await?;
         Ok(Self {
             options,
             agreed,
@@ -97,8 +86,7 @@ impl ControlReplica {
             if ended.borrow().is_none() {
                 return;
             }
-            // As when the process starts: what is agreed is learned again from the snapshot and the log.
-            self.agreed.reset();
+            self.agreed.learn_again();
             match Group::start(
                 self.options.clone(),
                 Arc::new(Hosted(self.agreed.clone())),
@@ -127,3 +115,7 @@ impl ControlReplica {
         self.get().shutdown().await;
     }
 }
+
+#[cfg(test)]
+#[path = "replica_tests.rs"]
+mod tests;

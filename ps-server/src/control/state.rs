@@ -6,6 +6,7 @@
 use super::{
     format,
     jobs::{Difference, JobFacts, JobState, Jobs, Submission},
+    orders::{Done, Order, Orders},
 };
 use crate::raft::{RawImage, ReplicaId, Replicated, Unable};
 use paraft_common::{Durability, JobId, JobShard, Payload, ServerId};
@@ -98,6 +99,9 @@ pub struct State {
     pub jobs: Jobs,
     /// Servers that will not come back, as a person has said. Their ids are not given out again.
     pub forgotten: BTreeSet<ServerId>,
+    /// The last orders that were carried out. In a snapshot they stand behind the state (`format`).
+    #[serde(skip)]
+    pub orders: Orders,
 }
 
 /// A change of the agreed state.
@@ -180,6 +184,13 @@ pub enum Command {
         /// Which.
         job: JobId,
     },
+    /// What a person asks for; done once, however often it comes.
+    Order {
+        /// Random.
+        token: u64,
+        /// What.
+        order: Order,
+    },
 }
 
 /// What a command gave.
@@ -188,22 +199,62 @@ pub enum Command {
 pub enum Outcome {
     Done,
     Joined(ServerId),
-    Refused(String),
+    Refused(Refusal),
     Submitted(JobId),
+    Ended(JobState),
+}
+
+/// Why a command changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum Refusal {
+    #[error("{job} has the name `{name}` already, and is {}", state.name())]
+    NameTaken { job: JobId, name: String, state: JobState },
+    #[error("there is no {0}")]
+    NoServer(ServerId),
+    #[error("there is no {0}")]
+    NoJob(JobId),
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::Other(why)
+    }
 }
 
 /// The replicated state, shared by the task that applies and those that read.
 #[derive(Debug, Default)]
 pub struct Agreed {
-    state: RwLock<Arc<State>>,
+    inner: RwLock<Inner>,
     /// Says the generation when it has changed.
     moved: watch::Sender<u64>,
 }
 
+#[derive(Debug, Default)]
+struct Inner {
+    /// What the log has brought since the replica was started.
+    now: Arc<State>,
+    /// What was known when it was last stopped, until the log has brought as much: while the replica's storage fails its
+    /// server serves with this.
+    before: Option<Arc<State>>,
+}
+
+impl Inner {
+    fn known(&self) -> &Arc<State> {
+        self.before.as_ref().unwrap_or(&self.now)
+    }
+
+    fn caught_up(&mut self) {
+        self.before.take_if(|before| before.generation <= self.now.generation);
+    }
+}
+
 impl Agreed {
-    /// As it is now.
+    /// As it is now, as far as is known here.
     pub fn get(&self) -> Arc<State> {
-        self.state.read().clone()
+        self.inner.read().known().clone()
     }
 
     /// The generation, as it changes.
@@ -211,14 +262,22 @@ impl Agreed {
         self.moved.subscribe()
     }
 
-    /// Forgets everything, before it is learned again from the log.
-    pub(super) fn reset(&self) {
-        *self.state.write() = Arc::default();
+    /// The replica is started again: it learns everything again, from the snapshot and the log. Until it has, what was known
+    /// stays readable.
+    pub(super) fn learn_again(&self) {
+        let mut inner = self.inner.write();
+        let known = inner.known().clone();
+        *inner = Inner { now: Arc::default(), before: (known.fleet != 0).then_some(known) };
+    }
+
+    /// The replica has applied everything that is agreed on: what was known before counts no more.
+    pub(super) fn is_current(&self) {
+        self.inner.write().before = None;
     }
 
     /// Reads; `f` must be quick.
     pub fn read<T>(&self, f: impl FnOnce(&State) -> T) -> T {
-        f(&self.state.read())
+        f(self.inner.read().known())
     }
 
     fn tell(&self, generation: u64) {
@@ -241,9 +300,11 @@ impl State {
 
     /// What came of it, and whether servers or placement have changed.
     fn change(&mut self, command: &Command) -> (Outcome, bool) {
-        let refused = |why: String| (Outcome::Refused(why), false);
+        fn refused(why: impl Into<Refusal>) -> (Outcome, bool) {
+            (Outcome::Refused(why.into()), false)
+        }
         if self.fleet == 0 && !matches!(command, Command::Found { .. }) {
-            return refused("the fleet is not founded yet".into());
+            return refused("the fleet is not founded yet".to_string());
         }
         match command {
             Command::Found { fleet, shape, servers } => {
@@ -282,7 +343,7 @@ impl State {
                 (Outcome::Joined(id), true)
             }
             Command::Drain { server, draining } => match self.servers.get_mut(server) {
-                None => refused(format!("there is no {server}")),
+                None => refused(Refusal::NoServer(*server)),
                 Some(s) => (Outcome::Done, std::mem::replace(&mut s.draining, *draining) != *draining),
             },
             Command::Place { shard, place } => {
@@ -300,10 +361,10 @@ impl State {
             }
             Command::Checkpoints { job, difference } => match self.jobs.note_checkpoints(*job, difference) {
                 true => (Outcome::Done, false),
-                false => refused(UNKNOWN_JOB.into()),
+                false => refused(UNKNOWN_JOB.to_string()),
             },
             Command::Forget { server } => match self.servers.remove(server) {
-                None => refused(format!("there is no {server}")),
+                None => refused(Refusal::NoServer(*server)),
                 Some(_) => {
                     self.forgotten.insert(*server);
                     (Outcome::Done, true)
@@ -314,7 +375,7 @@ impl State {
                 Err(why) => refused(why),
             },
             Command::Stop { job, now_ms } => match self.jobs.stop(*job, *now_ms) {
-                Ok(()) => (Outcome::Done, false),
+                Ok(before) => (Outcome::Ended(before), false),
                 Err(why) => refused(why),
             },
             Command::Release { job } => match self.jobs.release(*job) {
@@ -322,9 +383,23 @@ impl State {
                 Err(why) => refused(why),
             },
             Command::Delete { job } => match self.jobs.delete(*job) {
-                Ok(()) => (Outcome::Done, self.unplace(*job)),
+                Ok(before) => (Outcome::Ended(before), self.unplace(*job)),
                 Err(why) => refused(why),
             },
+            Command::Order { token, order } => {
+                if let Some(done) = self.orders.of(*token) {
+                    return (done.into(), false);
+                }
+                let (outcome, moved) = self.change(&order.into());
+                // What is refused may be done when it is asked again.
+                match outcome {
+                    Outcome::Done => self.orders.keep(*token, Done::Done),
+                    Outcome::Submitted(job) => self.orders.keep(*token, Done::Submitted(job)),
+                    Outcome::Ended(before) => self.orders.keep(*token, Done::Ended(before)),
+                    Outcome::Joined(_) | Outcome::Refused(_) => {}
+                }
+                (outcome, moved)
+            }
         }
     }
 
@@ -333,6 +408,16 @@ impl State {
         let before = self.shards.len();
         self.shards.retain(|shard, _| shard.job() != job);
         self.shards.len() != before
+    }
+}
+
+impl From<Done> for Outcome {
+    fn from(done: Done) -> Self {
+        match done {
+            Done::Done => Self::Done,
+            Done::Submitted(job) => Self::Submitted(job),
+            Done::Ended(before) => Self::Ended(before),
+        }
     }
 }
 
@@ -345,9 +430,11 @@ impl Replicated for Agreed {
 
     fn apply(&self, command: &Command) -> Result<Outcome, Unable> {
         let (outcome, generation) = {
-            let mut state = self.state.write();
-            let state = Arc::make_mut(&mut state);
-            (state.apply(command), state.generation)
+            let mut inner = self.inner.write();
+            let state = Arc::make_mut(&mut inner.now);
+            let applied = (state.apply(command), state.generation);
+            inner.caught_up();
+            applied
         };
         self.tell(generation);
         Ok(outcome)
@@ -358,7 +445,8 @@ impl Replicated for Agreed {
     }
 
     fn image(&self) -> RawImage {
-        RawImage { head: format::write(&self.get()).unwrap_or_default().into(), parts: Vec::new() }
+        let now = self.inner.read().now.clone();
+        RawImage { head: format::write(&now).unwrap_or_default().into(), parts: Vec::new() }
     }
 
     fn install_parts(
@@ -368,12 +456,57 @@ impl Replicated for Agreed {
     ) -> Result<(), Unable> {
         let state = format::read(head)?;
         let generation = state.generation;
-        *self.state.write() = Arc::new(state);
+        let mut inner = self.inner.write();
+        inner.now = Arc::new(state);
+        inner.caught_up();
+        drop(inner);
         self.tell(generation);
         Ok(())
     }
 
     fn bytes(&self) -> u64 {
         0 // no bulk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(agreed: &Agreed) {
+        let shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumDisk };
+        let servers = BTreeMap::from([(ServerId(0), "a:1".to_string())]);
+        agreed.apply(&Command::Found { fleet: 7, shape, servers }).expect("it is new");
+    }
+
+    fn join(agreed: &Agreed, address: &str) {
+        agreed.apply(&Command::Join { address: address.into() }).expect("applied");
+    }
+
+    #[test]
+    fn agreed_state_stays_readable_while_it_is_learned_again() {
+        let agreed = Agreed::default();
+        found(&agreed);
+        join(&agreed, "b:1");
+        let servers = |agreed: &Agreed| agreed.read(|s| s.servers.len());
+        for _ in 0..2 {
+            agreed.learn_again(); // each start of the replica that fails
+            assert_eq!((servers(&agreed), agreed.get().fleet), (2, 7));
+        }
+        found(&agreed);
+        assert_eq!(servers(&agreed), 2, "the log has not brought as much yet");
+        assert_eq!(
+            format::read(&agreed.image().head).expect("its own").servers.len(),
+            1,
+            "a snapshot has what is applied"
+        );
+        join(&agreed, "b:1");
+        join(&agreed, "c:1");
+        assert_eq!(servers(&agreed), 3);
+        // Who leads has applied everything.
+        agreed.learn_again();
+        found(&agreed);
+        agreed.is_current();
+        assert_eq!(servers(&agreed), 1);
     }
 }

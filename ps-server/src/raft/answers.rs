@@ -18,7 +18,13 @@ use paraft_common::Payload;
 use paraft_proto::{PeerCall, PeerRequest, WithBulk};
 use std::{
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
     time::{Duration, Instant},
 };
 
@@ -95,6 +101,9 @@ impl<C: Logged> Group<C> {
             PeerCall::TransferLeader => {
                 let rpc: TransferLeaderRequest<Types<C>> = wire::decode(&request.header)?;
                 self.bounded(rpc.from_leader())?;
+                if *rpc.to_node_id() == self.me.0 && !self.stands.load(Relaxed) {
+                    return Err(WireError::new(format!("{} cannot lead {} at present", self.me, self.name)));
+                }
                 reply(self.raft.handle_transfer_leader(rpc).await)
             }
             PeerCall::Snapshot => self.snapshot_piece(&request.header, bulk).await,
@@ -130,6 +139,10 @@ impl<C: Logged> Group<C> {
             )));
         }
         let mut slot = self.incoming.lock().await;
+        // Its sender comes again, and another would be received into memory that this one still takes.
+        if self.installing.load(SeqCst) {
+            return Err(WireError::new(format!("a snapshot of {} is being installed", self.name)));
+        }
         let known = slot.as_ref().is_some_and(|i| i.image == piece.image);
         if !known {
             if piece.index > 0 {
@@ -157,10 +170,29 @@ impl<C: Logged> Group<C> {
             return wire::encode(&SnapshotAnswer::Next(incoming.parts.len() as u64 + 1));
         }
         let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
+        let _installing = Installing::of(&self.installing);
+        // It takes as long as the disk and the state need: who looks after the group must not wait for that.
+        drop(slot);
         let image = RawImage { head: done.head.into(), parts: done.parts };
         let snapshot = Snapshot { meta: done.meta, snapshot: Arc::new(image) };
         let installed = self.raft.install_full_snapshot(vote, snapshot).await;
         reply(installed.map(|response| SnapshotAnswer::Done(response.vote)))
+    }
+}
+
+/// A snapshot is being installed, until this goes.
+struct Installing(Arc<AtomicBool>);
+
+impl Installing {
+    fn of(flag: &Arc<AtomicBool>) -> Self {
+        flag.store(true, SeqCst);
+        Self(flag.clone())
+    }
+}
+
+impl Drop for Installing {
+    fn drop(&mut self) {
+        self.0.store(false, SeqCst);
     }
 }
 

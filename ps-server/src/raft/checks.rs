@@ -27,6 +27,15 @@ const KEPT: usize = 4;
 /// Hashing takes at most this part of the time.
 const MOST: u32 = 20;
 
+/// A check is being hashed, until this goes, also where hashing panics or is never begun.
+struct Hashing(Checks);
+
+impl Drop for Hashing {
+    fn drop(&mut self) {
+        self.0.inner.lock().hashing = false;
+    }
+}
+
 /// The checks of one replica. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub struct Checks {
@@ -53,17 +62,18 @@ impl Checks {
                 return;
             }
         }
-        let (this, image) = (self.clone(), image());
+        let hashing = Hashing(self.clone());
+        let image = image();
         tokio::task::spawn_blocking(move || {
             let began = Instant::now();
             let digest = image.into_digest();
-            let mut inner = this.inner.lock();
+            let mut inner = hashing.0.inner.lock();
             inner.took = began.elapsed();
-            inner.hashing = false;
             inner.digests.push_back(Digest { index, digest });
             if inner.digests.len() > KEPT {
                 inner.digests.pop_front();
             }
+            drop(inner); // which the end of `hashing` takes
         });
     }
 
@@ -80,5 +90,28 @@ impl Checks {
     /// How long to wait between two checks, if `wanted` is asked for.
     pub fn pause(&self, wanted: Duration) -> Duration {
         wanted.max(self.inner.lock().took * MOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn hashed(checks: &Checks, index: u64) {
+        let began = Instant::now();
+        while checks.digests().last().is_none_or(|d| d.index != index) {
+            assert!(began.elapsed() < Duration::from_secs(30), "no digest of {index}");
+            checks.check(index, RawImage::default);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn check_after_one_that_panicked_is_hashed() {
+        let checks = Checks::default();
+        let by_image = checks.clone();
+        let task = tokio::spawn(async move { by_image.check(1, || panic!("on purpose: no image")) });
+        task.await.expect_err("it panicked");
+        hashed(&checks, 2).await;
     }
 }

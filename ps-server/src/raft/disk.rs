@@ -12,6 +12,8 @@
 //!   need        what its job needs of the server's memory (`replicas/needs.rs`)
 //! ```
 
+use crate::files::DataFile;
+
 use super::{
     logs::{Logs, Place},
     records::entry_of,
@@ -76,13 +78,13 @@ impl Folder {
     }
 
     /// Reads a small file; the error names it.
-    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, FolderError> {
-        Ok(read_small(&*self.disk, &self.path.join(name))?)
+    pub fn read(&self, file: DataFile) -> Result<Option<Vec<u8>>, FolderError> {
+        Ok(read_small(&*self.disk, &self.path.join(file.name()))?)
     }
 
     /// Replaces a small file, durably.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), FolderError> {
-        let path = self.path.join(name);
+    pub fn write(&self, file: DataFile, bytes: &[u8]) -> Result<(), FolderError> {
+        let path = self.path.join(file.name());
         self.disk.create_dir_all(&self.path).map_err(FolderError::at(&path))?;
         write_small(&*self.disk, &path, bytes).map_err(FolderError::at(&path))
     }
@@ -116,19 +118,19 @@ impl Folder {
         let (vote, last) = self.read_all::<C>()?;
         let Some(last) = last.filter(|l| vote.is_none() && l.index > 0) else { return Ok(false) };
         let vote = Vote::new(last.committed_leader_id().term + TERMS_AHEAD, me.0);
-        self.write("vote", &wire::encode(&vote).map_err(FolderError::passing)?)?;
+        self.write(DataFile::Vote, &wire::encode(&vote).map_err(FolderError::passing)?)?;
         Ok(true)
     }
 
     fn read_all<C: Logged>(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
-        let vote: Option<Vote> = match self.read("vote") {
+        let vote: Option<Vote> = match self.read(DataFile::Vote) {
             Err(e) if e.is_damage() => None,
             vote => {
                 let decoded = vote?.map(|v| wire::decode(&v)).transpose();
                 decoded.map_err(|e| FolderError::passing(format!("{}: {e}", self.path.display())))?
             }
         };
-        let path = self.path.join("snapshot");
+        let path = self.path.join(DataFile::Snapshot.name());
         let mut last: Option<LogId> = None;
         if let Some(mut chunks) = open_snapshot(&*self.disk, &path)? {
             let (meta, _) = snapshot_head(&mut chunks, &path)?;
@@ -162,11 +164,11 @@ impl Folder {
         }
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(unknown)?;
-        let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(unknown)?;
+        let vote = self.read(DataFile::Vote)?.map(|b| wire::decode(&b)).transpose().map_err(unknown)?;
         // The founding is written before any vote; everything else is what a vote let in.
         let promised = purged.is_some() || last.is_some_and(|l| l.index > 0);
         if vote.is_none() && promised {
-            let vote = self.path.join("vote");
+            let vote = self.path.join(DataFile::Vote.name());
             return Err(FolderError::damage(format!(
                 "{}: it is gone, though the log has held entries: a replica that forgot its vote must not vote",
                 vote.display()
@@ -175,26 +177,27 @@ impl Folder {
         if let Some(purged) = &purged {
             self.holds(purged)?;
         }
-        let (begun, empty) = (self.read(BEGUN)?.is_some(), last.is_none() && purged.is_none());
+        let (begun, empty) = (self.read(DataFile::Begun)?.is_some(), last.is_none() && purged.is_none());
         if begun && empty {
             return Err(damage(&LOST));
         }
         // The process ended between the first entry and the mark. From here on the entry may be vouched for.
         if !begun && !empty {
-            self.write(BEGUN, &[])?;
+            self.write(DataFile::Begun, &[])?;
         }
         let begun = !empty;
         Ok((log, Stored { last, purged, vote, begun }))
     }
 
     fn place(&self) -> Result<Option<Place>, FolderError> {
-        let unknown =
-            |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.join(PLACE).display()));
-        self.read(PLACE)?.map(|bytes| wire::decode(&bytes).map_err(unknown)).transpose()
+        let unknown = |e: wire::WireError| {
+            FolderError::passing(format!("{}: {e}", self.path.join(DataFile::LogPlace.name()).display()))
+        };
+        self.read(DataFile::LogPlace)?.map(|bytes| wire::decode(&bytes).map_err(unknown)).transpose()
     }
 
     fn write_place(&self, place: Place) -> Result<(), FolderError> {
-        self.write(PLACE, &wire::encode(&place).map_err(FolderError::passing)?)
+        self.write(DataFile::LogPlace, &wire::encode(&place).map_err(FolderError::passing)?)
     }
 
     /// Where the log lies when it lies here.
@@ -240,7 +243,7 @@ impl Folder {
         let own = self.own_log();
         Log::clear(&*self.disk, &own)?;
         // Empty it does no harm.
-        let _ = std::fs::remove_dir(&own);
+        let _ = self.disk.remove_dir_all(&own);
         Ok(())
     }
 
@@ -287,7 +290,7 @@ impl Folder {
 
     /// Fails unless the snapshot holds what the log has purged.
     fn holds(&self, purged: &LogId) -> Result<(), FolderError> {
-        let path = self.path.join("snapshot");
+        let path = self.path.join(DataFile::Snapshot.name());
         let (last, after) = (snapshot_end(self.disk.clone(), &path)?, purged.index);
         match last {
             Some(last) if last.index >= after => Ok(()),
@@ -305,7 +308,7 @@ impl Folder {
 
     /// The last entry that the snapshot here holds; `None` where there is none. Its bulk is not read.
     pub(super) fn snapshot_end(&self) -> Result<Option<LogId>, FolderError> {
-        snapshot_end(self.disk.clone(), &self.path.join("snapshot"))
+        snapshot_end(self.disk.clone(), &self.path.join(DataFile::Snapshot.name()))
     }
 
     /// The entries of the log that a replica left here, in order, without changing it. What `each` was given counts for
@@ -336,7 +339,8 @@ impl Folder {
             return Err(at(e));
         }
         // An earlier release's log that is empty is told when it is taken in.
-        let lost = place.is_some() && empty && found.purged.is_none() && self.read(BEGUN)?.is_some();
+        let lost =
+            place.is_some() && empty && found.purged.is_none() && self.read(DataFile::Begun)?.is_some();
         match lost {
             true => Err(FolderError::damage(format!("{}: {LOST}", self.path.display()))),
             false => Ok(()),
@@ -354,16 +358,13 @@ impl Folder {
         if let Some(key) = self.place().map_err(io::Error::other)?.and_then(|p| p.shared) {
             self.logs.get()?.remove(key)?;
         }
-        match std::fs::remove_dir_all(&self.path) {
+        match self.disk.remove_dir_all(&self.path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }
     }
 }
 
-/// Says that the log has had entries: one that is empty all the same was lost, and its replica must not vote as if it
+/// Of a log that has had entries ([`DataFile::Begun`]) and is empty all the same: it was lost, and its replica must not vote as if it
 /// had never promised anything.
-pub(super) const BEGUN: &str = "begun";
 const LOST: &str = "its log is gone, though it has held entries: a lost log must not vote";
-/// Says where the log lies.
-const PLACE: &str = "log-place";

@@ -1,14 +1,16 @@
 //! The entries of one replica on disk: its part of the server's log, and the vote beside it.
 
 use super::{
-    disk::{BEGUN, Folder},
+    disk::Folder,
     records::{entry_of, record_of},
     replicated::Logged,
     storage::{blocking, invalid},
     types::{Entry, LogId, Vote},
     wire,
 };
+use crate::files::DataFile;
 use paraft_store::Log;
+use parking_lot::RwLock;
 use std::{
     io,
     ops::Range,
@@ -17,7 +19,8 @@ use std::{
 
 /// The log's files, and the vote beside them.
 pub struct DiskLog {
-    log: Log,
+    /// `None` after [`Self::close`].
+    log: RwLock<Option<Log>>,
     folder: Folder,
     begun: AtomicBool,
 }
@@ -25,7 +28,20 @@ pub struct DiskLog {
 impl DiskLog {
     /// `begun`: it is known to have had entries.
     pub fn new(log: Log, folder: Folder, begun: bool) -> Self {
-        Self { log, folder, begun: begun.into() }
+        Self { log: RwLock::new(Some(log)), folder, begun: begun.into() }
+    }
+
+    /// Gives its part of the server's log back: whatever comes later fails, and the replica can be opened again, though
+    /// somebody still holds the one that has ended.
+    pub fn close(&self) {
+        let log = self.log.write().take();
+        drop(log); // outside the lock
+    }
+
+    fn log(&self) -> io::Result<Log> {
+        let closed =
+            || io::Error::new(io::ErrorKind::BrokenPipe, "this replica has ended: its log is closed");
+        self.log.read().clone().ok_or_else(closed)
     }
 
     /// Queues entries; `done` is called when they are on disk.
@@ -34,22 +50,23 @@ impl DiskLog {
         entries: &[Entry<C>],
         done: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> io::Result<()> {
+        let log = self.log()?;
         let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
         // Marked after the first entries are on disk and before anyone hears of it: a process that is killed in between has
         // lost nothing. Later entries are said to be there after these.
         if !entries.is_empty() && !self.begun.swap(true, Relaxed) {
             let folder = self.folder.clone();
-            let mark = move || folder.write(BEGUN, &[]).map_err(io::Error::other);
-            self.log.append(records, Box::new(move |written| done(written.and_then(|()| mark()))));
+            let mark = move || folder.write(DataFile::Begun, &[]).map_err(io::Error::other);
+            log.append(records, Box::new(move |written| done(written.and_then(|()| mark()))));
         } else {
-            self.log.append(records, Box::new(done));
+            log.append(records, Box::new(done));
         }
         Ok(())
     }
 
     /// Reads entries back; see [`Log::read`].
     pub async fn read<C: Logged>(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry<C>>> {
-        let log = self.log.clone();
+        let log = self.log()?;
         blocking(move || {
             let records = log.read(range, most).map_err(io::Error::other)?;
             records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(invalid)
@@ -59,27 +76,27 @@ impl DiskLog {
 
     /// Entries that are written and not purged, and their bytes.
     pub fn length(&self) -> (u64, u64) {
-        self.log.length()
+        self.log.read().as_ref().map_or((0, 0), Log::length)
     }
 
     /// Blocks until everything that was queued is on disk, and the vote after it.
     pub async fn save_vote(&self, vote: &Vote) -> io::Result<()> {
         let (tx, rx) = tokio::sync::oneshot::channel();
-        self.log.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));
+        self.log()?.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));
         rx.await.map_err(|_| io::Error::other("the log's writer has ended"))??;
         let (folder, bytes) = (self.folder.clone(), wire::encode(vote).map_err(invalid)?);
-        blocking(move || folder.write("vote", &bytes).map_err(io::Error::other)).await
+        blocking(move || folder.write(DataFile::Vote, &bytes).map_err(io::Error::other)).await
     }
 
     /// Drops every entry after `last`.
     pub async fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
-        let log = self.log.clone();
+        let log = self.log()?;
         blocking(move || log.truncate_after(last)).await
     }
 
     /// Drops every entry up to `upto`.
     pub async fn purge(&self, upto: LogId) -> io::Result<()> {
-        let (log, tag) = (self.log.clone(), wire::encode(&upto).map_err(invalid)?);
+        let (log, tag) = (self.log()?, wire::encode(&upto).map_err(invalid)?);
         blocking(move || log.purge(upto.index, tag)).await
     }
 }

@@ -91,7 +91,7 @@ impl<C: Logged> Group<C> {
             return;
         }
         for round in 0..ROUNDS {
-            let best = self.is_best(&vote).await;
+            let best = self.stands.load(SeqCst) && self.is_best(&vote).await;
             if self.followed() != Some(vote) {
                 break;
             }

@@ -14,7 +14,8 @@ use super::{
     network::{Addresses, Connection, Network, Peers},
     replica::{GroupName, ReplicaId},
     replicated::{Logged, StateOf},
-    storage::FolderError,
+    snapshot::SnapshotFile,
+    storage::{FolderError, blocking},
 };
 use openraft::{
     BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, errors::ClientWriteError,
@@ -28,7 +29,7 @@ use std::{
     future::Future,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -78,14 +79,19 @@ pub struct Group<C: Logged> {
     pub(super) state: Arc<StateOf<C>>,
     pub(super) leadership: watch::Receiver<Leadership>,
     log: ReplicaLog<C>,
+    file: Option<Arc<SnapshotFile>>,
     installed: Arc<AtomicU64>,
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
+    /// What has come in is being installed.
+    pub(super) installing: Arc<AtomicBool>,
     checks: Checks,
     pub(super) sleep: Arc<Sleep>,
     pub(super) evidence: Arc<Evidence>,
     pub(super) network: Network,
     /// Why it was stopped from outside.
     failed: Arc<OnceLock<String>>,
+    /// Whether it may stand for election.
+    pub(super) stands: Arc<AtomicBool>,
     pub(super) handed_over: Arc<Mutex<Option<Instant>>>,
     /// Replicas that are members as others say, where the own log does not know it yet.
     trusted: Arc<parking_lot::RwLock<BTreeSet<ReplicaId>>>,
@@ -128,7 +134,8 @@ impl<C: Logged> Group<C> {
         };
         let checks = Checks::default();
         let machine =
-            Machine::open(state.clone(), log.clone(), file, wants_snapshot.clone(), checks.clone()).await?;
+            Machine::open(state.clone(), log.clone(), file.clone(), wants_snapshot.clone(), checks.clone())
+                .await?;
         let installed = machine.installed();
         let sleep = Arc::new(Sleep { compact: wants_snapshot.clone(), ..Sleep::default() });
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes(), sleep: sleep.clone() };
@@ -148,13 +155,16 @@ impl<C: Logged> Group<C> {
             state,
             leadership,
             log: held_log,
+            file,
             installed,
             incoming: Arc::default(),
+            installing: Arc::default(),
             checks,
             sleep,
             evidence: Arc::default(),
             network,
             failed: Arc::default(),
+            stands: Arc::new(AtomicBool::new(true)),
             handed_over: Arc::default(),
             trusted: Arc::default(),
         };
@@ -355,9 +365,19 @@ impl<C: Logged> Group<C> {
         self.shutdown().await;
     }
 
-    /// Stops the replica.
+    /// Stops the replica. When this returns its files are free: it can be started again, whoever still holds this handle.
     pub async fn shutdown(&self) {
         let _ = self.raft.shutdown().await;
+        self.log.close();
+        if let Some(file) = self.file.clone()
+            && let Err(e) = blocking(move || {
+                file.close();
+                Ok(())
+            })
+            .await
+        {
+            tracing::warn!(group = %self.name, error = %e, "its snapshot's file may still be written");
+        }
     }
 }
 

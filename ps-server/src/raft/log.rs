@@ -156,6 +156,13 @@ impl<C: Logged> ReplicaLog<C> {
         Ok(Self { disk: Some(Arc::new(disk)), ..this })
     }
 
+    /// Gives back what it has open on disk, in all clones; whatever comes later fails.
+    pub fn close(&self) {
+        if let Some(disk) = &self.disk {
+            disk.close();
+        }
+    }
+
     /// What it holds.
     pub fn size(&self) -> LogSize {
         let (entries, in_memory) = {

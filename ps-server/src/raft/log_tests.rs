@@ -61,7 +61,10 @@ impl OnDisk {
         let dir = tempfile::tempdir().expect("a folder");
         let folder = Folder::new(Arc::new(RealDisk), dir.path().join("shard-0"));
         folder
-            .write("vote", &super::super::wire::encode(&Vote::new(1, 1)).expect("a vote"))
+            .write(
+                crate::files::DataFile::Vote,
+                &super::super::wire::encode(&Vote::new(1, 1)).expect("a vote"),
+            )
             .expect("written");
         let log = ReplicaLog::open(&folder).expect("a new log");
         for index in entries {

@@ -10,6 +10,7 @@ use super::{
 use openraft::{BasicNode, ChangeMembers, async_runtime::WatchReceiver};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
@@ -170,6 +171,16 @@ impl<C: Logged> Group<C> {
         }
         let leave = ChangeMembers::RemoveNodes(learners.iter().map(|n| n.0).collect());
         self.raft.change_membership(leave, false).await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Whether this replica stands for election, from now on; one that leads leads on until it hands over. Gives whether that
+    /// is new.
+    pub fn may_lead(&self, may: bool) -> bool {
+        let new = self.stands.swap(may, Relaxed) != may;
+        if new {
+            self.raft.runtime_config().elect(may);
+        }
+        new
     }
 
     /// Hands the leadership to another voter; at most once a while, since a leader takes no proposals meanwhile.

@@ -6,6 +6,7 @@ use super::{
     types::{LogId, SnapshotMeta},
     wire,
 };
+use crate::files::DataFile;
 use bytes::Bytes;
 use paraft_common::Payload;
 use paraft_store::{Disk, SnapshotReader, SnapshotWriter, StoreError};
@@ -14,7 +15,10 @@ use std::{
     cell::Cell,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 /// The state that a log on disk begins after. Replaced as a whole.
@@ -25,12 +29,36 @@ pub struct SnapshotFile {
     /// The last entry of the snapshot that the file holds. Held while one is written: the one that is built and the one
     /// that is installed would else write over each other.
     newest: Mutex<Option<LogId>>,
+    /// The replica has ended: the next one under its name writes the file.
+    closed: AtomicBool,
 }
 
 impl SnapshotFile {
     /// In a replica's folder.
     pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> Self {
-        Self { disk, path: dir.join("snapshot"), dir: dir.into(), newest: Mutex::default() }
+        Self {
+            disk,
+            path: dir.join(DataFile::Snapshot.name()),
+            dir: dir.into(),
+            newest: Mutex::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns when nobody writes the file any more; who is about to gives up at the next part.
+    pub fn close(&self) {
+        self.closed.store(true, Relaxed);
+        drop(self.newest.lock());
+    }
+
+    fn is_open(&self) -> io::Result<()> {
+        match self.closed.load(Relaxed) {
+            true => Err(io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "this replica has ended: no snapshot of it is written",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Writes while the state goes on changing; durable when it returns. The parts that `order` names first are written
@@ -48,6 +76,7 @@ impl SnapshotFile {
         let this = self.clone();
         blocking(move || {
             let mut newest = this.newest.lock();
+            this.is_open()?;
             if *newest > meta.last_log_id {
                 return Ok(());
             }
@@ -60,6 +89,7 @@ impl SnapshotFile {
             let all = 0..parts.len();
             for place in order.into_iter().map(|place| place as usize).chain(all) {
                 if let Some(part) = parts.get_mut(place).and_then(Option::take) {
+                    this.is_open()?;
                     file.fill(first + place as u64, &part)?;
                 }
             }

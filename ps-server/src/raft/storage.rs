@@ -27,7 +27,8 @@ impl FolderError {
         self.damage
     }
 
-    pub(super) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+    /// What the operating system has said of a file or folder.
+    pub fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |e| Self {
             what: format!("{}: {}", path.display(), said(&e)),
             damage: paraft_store::is_damage(&e),

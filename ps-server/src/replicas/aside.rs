@@ -113,12 +113,12 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
 }
 
 /// Deletes a folder that was put aside, for good: a person's word, never a server's.
-pub fn delete(data: &Path, name: &str) -> Result<(), String> {
+pub fn delete(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
     let path = data.join(name);
     if shard_of_aside(name).is_none() || !path.is_dir() {
         return Err(format!("{}: there is no such folder that was put aside", path.display()));
     }
-    std::fs::remove_dir_all(&path).map_err(|e| format!("{}: {}", path.display(), paraft_store::said(&e)))
+    disk.remove_dir_all(&path).map_err(|e| format!("{}: {}", path.display(), paraft_store::said(&e)))
 }
 
 /// Fails while a server runs on this data folder; none can start until the log is closed.

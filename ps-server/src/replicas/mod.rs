@@ -13,6 +13,7 @@ pub use aside::Aside;
 pub use stopped::Stopped;
 
 use crate::{
+    files::DataFile,
     header,
     raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
     replicated::{Group, GroupId, Hosted},
@@ -78,7 +79,7 @@ pub(crate) struct Metadata {
     pub(crate) shards: u32,
 }
 
-const METADATA: &str = "replica";
+const METADATA: DataFile = DataFile::Replica;
 
 /// How replicas are started.
 pub struct ReplicasOptions {
@@ -175,11 +176,12 @@ impl Replicas {
     /// Starts what earlier incarnations of this server have left on disk, in the order of the shards: where there is room for some
     /// of them only, for the same ones each time. What is damaged is put aside: the others have its state, and it will be
     /// replaced. What cannot be read at present, or finds no room, waits.
-    pub async fn reopen(&self) -> Result<(), String> {
-        let at = |e: std::io::Error| format!("{}: {}", self.options.data.display(), paraft_store::said(&e));
+    pub async fn reopen(&self) -> Result<(), FolderError> {
+        let at = FolderError::at(&self.options.data);
         let (mut found, mut aside) = (BTreeMap::new(), Vec::new());
-        for folder in std::fs::read_dir(&self.options.data).map_err(at)? {
-            let path = folder.map_err(at)?.path();
+        let listed = std::fs::read_dir(&self.options.data);
+        for folder in listed.and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(at)? {
+            let path = folder.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
             aside.extend(aside::shard_of_aside(name).map(|_| self.folder_at(&path)));
             found.extend(shard_of_folder(name).map(|shard| (shard, path)));
@@ -217,8 +219,9 @@ impl Replicas {
             return match folder.names()?.iter().any(|n| !n.ends_with(".tmp")) {
                 false => Ok(false),
                 true => Err(FolderError::damage(format!(
-                    "{}: the file `{METADATA}`, which says whose it is, is gone",
-                    folder.path().display()
+                    "{}: the file `{}`, which says whose it is, is gone",
+                    folder.path().display(),
+                    METADATA.name()
                 ))),
             };
         };
@@ -319,7 +322,15 @@ impl Replicas {
             let metadata = Metadata { node: node.0, founding, shards };
             folder.write(METADATA, &header::encode(&metadata).map_err(|e| e.to_string())?)?;
         }
-        self.start(shard, shards, node, founding, folder, aside).await?;
+        if let Err(e) = self.start(shard, shards, node, founding, folder.clone(), aside).await {
+            // It has promised nothing: without it the next try, under another name, finds nothing to put aside.
+            if let Some(folder) = folder
+                && let Err(stays) = blocking(move || folder.remove().map_err(FolderError::passing)).await
+            {
+                tracing::debug!(%shard, error = %stays, "the folder of a replica that never began stays");
+            }
+            return Err(e.into());
+        }
         tracing::info!(%shard, replica = %node, %durability, "hosting");
         Ok(())
     }
@@ -479,6 +490,6 @@ pub(crate) fn folder_name(shard: JobShard) -> String {
 /// Which replica the folder belongs to; `None`: it was never begun.
 pub(crate) fn read_metadata(folder: &Folder) -> Result<Option<Metadata>, FolderError> {
     let Some(metadata) = folder.read(METADATA)? else { return Ok(None) };
-    let at = folder.path().join(METADATA);
+    let at = folder.path().join(METADATA.name());
     header::decode(&metadata).map(Some).map_err(|e| FolderError::passing(format!("{}: {e}", at.display())))
 }

@@ -6,6 +6,7 @@
 
 use super::{METADATA, Metadata, Replicas, Stopped, read_metadata};
 use crate::{
+    files::DataFile,
     header,
     raft::{Folder, ReplicaId},
     room::Reserved,
@@ -23,7 +24,7 @@ pub(super) struct Needs {
 }
 
 /// The file. Another release may reckon otherwise: what it wrote does not count.
-const NEED: &str = "need";
+const NEED: DataFile = DataFile::Need;
 const BY: &str = env!("CARGO_PKG_VERSION");
 
 impl Needs {
@@ -79,6 +80,7 @@ impl Replicas {
             let _one = self.changing.lock().await;
             let write = move || write_need(&folder, node, &need);
             if let Ok(Err(e)) = tokio::task::spawn_blocking(write).await {
+                self.needs.kept.lock().remove(&shard); // tried again
                 tracing::debug!(%shard, error = e, "what it needs is not written down");
             }
         }
@@ -95,7 +97,13 @@ fn read_need(folder: &Folder) -> Option<Need> {
 fn write_need(folder: &Folder, node: ReplicaId, need: &Need) -> Result<(), String> {
     match read_metadata(folder)? {
         Some(Metadata { node: of, .. }) if of == node.0 => {}
-        _ => return Err(format!("{}: the file `{METADATA}` is not this replica's", folder.path().display())),
+        _ => {
+            return Err(format!(
+                "{}: the file `{}` is not this replica's",
+                folder.path().display(),
+                METADATA.name()
+            ));
+        }
     }
     if read_need(folder).as_ref() == Some(need) {
         return Ok(());

@@ -270,9 +270,9 @@ async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
     until("its state", || (applied(&again) >= 4).then_some(())).await;
     again.shutdown().await;
     for bad in ["shard-0", "identity", "../shard-0.aside-2", "shard-0.aside-9"] {
-        aside::delete(dir.path(), bad).expect_err(bad);
+        aside::delete(&real, dir.path(), bad).expect_err(bad);
     }
-    aside::delete(dir.path(), "shard-0.aside-2").expect("a person's word");
+    aside::delete(&real, dir.path(), "shard-0.aside-2").expect("a person's word");
     assert_eq!(folders(dir.path()), ["shard-0"]);
 }
 

@@ -1,19 +1,16 @@
 //! The audit log: every administrative act that this server was asked for, by whom, and what became of it. One line of JSON each, in
 //! `audit.jsonl` of the data folder; nothing reads it back.
 
-use crate::connections::Visitor;
+use crate::{connections::Visitor, files::DataFile};
+use paraft_store::{Access, Disk, DiskFile};
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::{
-    fs::File,
-    io::Write,
-    os::unix::fs::OpenOptionsExt,
+    io::{self, IoSlice},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
-
-/// Its name in the data folder.
-pub const FILE: &str = "audit.jsonl";
 
 /// Of an act that was not done so much is written, and so many of them in a second.
 const MOST_CHARS: usize = 300;
@@ -30,18 +27,48 @@ struct Act<'a> {
     why_not: Option<&'a str>,
 }
 
+/// The open file. A line that was written in part has the next one begin anew.
+struct Lines {
+    file: Box<dyn DiskFile>,
+    end: u64,
+}
+
+impl Lines {
+    fn open(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
+        let file = disk.open(path, Access::Append)?;
+        let end = file.size()?;
+        let mut lines = Self { file, end };
+        let mut last = [b'\n'];
+        if end > 0 {
+            lines.file.read_at(end - 1, &mut last)?;
+        }
+        if last != [b'\n'] {
+            lines.write("")?;
+        }
+        Ok(lines)
+    }
+
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        self.file.write_at(self.end, &mut [IoSlice::new(line.as_bytes()), IoSlice::new(b"\n")])?;
+        self.end += line.len() as u64 + 1;
+        Ok(())
+    }
+}
+
 /// See the module.
 pub struct Audit {
+    disk: Arc<dyn Disk>,
     path: PathBuf,
-    file: Mutex<Option<File>>,
+    file: Mutex<Option<Lines>>,
     /// Since when, how many that were not done.
     refused: Mutex<(Instant, u32)>,
 }
 
 impl Audit {
     /// That of a data folder.
-    pub fn of(data: &Path) -> Self {
-        Self { path: data.join(FILE), file: Mutex::default(), refused: Mutex::new((Instant::now(), 0)) }
+    pub fn of(disk: Arc<dyn Disk>, data: &Path) -> Self {
+        let path = data.join(DataFile::Audit.name());
+        Self { disk, path, file: Mutex::default(), refused: Mutex::new((Instant::now(), 0)) }
     }
 
     /// Somebody asked for something; `why_not`: it was not done.
@@ -67,15 +94,13 @@ impl Audit {
         let line = Act { unix_ms, who, from, act, done: why_not.is_none(), why_not };
         let Ok(line) = serde_json::to_string(&line) else { return };
         let mut file = self.file.lock();
-        if file.is_none() {
-            let open = File::options().append(true).create(true).mode(0o600).open(&self.path);
-            *file = open.map_err(|error| self.fails(&error)).ok();
-        }
-        if let Some(open) = &mut *file
-            && let Err(error) = writeln!(open, "{line}")
-        {
+        let written = match &mut *file {
+            Some(open) => open.write(&line),
+            none => Lines::open(&*self.disk, &self.path).and_then(|open| none.insert(open).write(&line)),
+        };
+        if let Err(error) = written {
             self.fails(&error);
-            *file = None;
+            *file = None; // opened again for the next act
         }
     }
 

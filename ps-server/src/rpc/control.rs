@@ -7,13 +7,13 @@
 mod calls;
 mod convert;
 mod describe;
-mod jobs;
+pub mod jobs;
 mod join;
 
 use super::{audit::Audit, groups, jobs as checkpoints, memory, rights::visitor};
 use crate::{
-    connections::{self, Rank},
-    control::{Advice, Agent, Command, NotTaken, Outcome, Refused},
+    connections::{self, Rank, Visitor},
+    control::{Advice, Agent, Command, NotTaken, Order, Outcome, Refused},
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
@@ -21,13 +21,13 @@ pub(super) use convert::shape_to;
 use convert::to_directive;
 pub use convert::{from_directive, from_report, shape_of, to_report};
 pub use join::ask_to_join;
-use paraft_common::{JobShard, ServerId, config::ServerJob};
+use paraft_common::{JobShard, ServerId, check_address, config::ServerJob};
 use paraft_proto::{
     AbandonReply, AbandonRequest, DescribeReply, DescribeRequest, DrainReply, DrainRequest, EndJobReply,
     EndJobRequest, ForgetReply, ForgetRequest, GroupHeartbeatReply, GroupHeartbeatRequest, HelloReply,
     HelloRequest, JoinGroupReply, JoinGroupRequest, JoinReply, JoinRequest, NoteCheckpointsReply,
-    NoteCheckpointsRequest, ReportReply, ReportRequest, RoomReply, RoomRequest, SubmitReply, SubmitRequest,
-    control_server::Control, limits::MAX_JOB_BYTES,
+    NoteCheckpointsRequest, RefusalKind, ReportReply, ReportRequest, RoomReply, RoomRequest, SubmitReply,
+    SubmitRequest, control_server::Control, limits::MAX_JOB_BYTES,
 };
 use paraft_tls::Need;
 use std::sync::Arc;
@@ -50,7 +50,57 @@ impl ControlService {
             false => self.agent.group().leader_address().unwrap_or_default(),
         }
     }
+
+    /// Has an order carried out, and writes down that it was asked for. Only a server that surely leads refuses it for good.
+    async fn ordered<T>(
+        &self,
+        by: &Visitor,
+        act: String,
+        token: u64,
+        carry_out: impl Future<Output = Result<T, RefusalKind>>,
+    ) -> Result<T, RefusalKind> {
+        if !self.agent.leads() {
+            return Err(RefusalKind::NotControlLeader { leader: self.agent.group().leader_address() });
+        }
+        let outcome = match token {
+            0 => Err(RefusalKind::BadOrder("an order has a token, drawn at random from 1".into())),
+            _ => carry_out.await,
+        };
+        let outcome = match outcome {
+            Err(why) if !why.is_for_now() => Err(self.surely(why).await),
+            outcome => outcome,
+        };
+        let why_not = outcome.as_ref().err().map(RefusalKind::to_string);
+        self.audit.note(by, act, why_not.as_deref());
+        outcome
+    }
+
+    /// One that was deposed and does not know it yet has refused by what it knew before.
+    async fn surely(&self, refusal: RefusalKind) -> RefusalKind {
+        match self.agent.group().barrier().await {
+            Ok(()) => refusal,
+            Err(e) => RefusalKind::NotAgreed(e.to_string()),
+        }
+    }
 }
+
+/// Whether a server may be at this address.
+///
+/// # Errors
+/// Why not, for people.
+pub fn may_be_joined(address: &str) -> Result<(), String> {
+    check_address(address)?;
+    match address.len() > MAX_ADDRESS_BYTES || address.contains(|c: char| c.is_control() || c.is_whitespace())
+    {
+        true => {
+            Err(format!("an address of {} bytes, or with blanks, is none: write host:port", address.len()))
+        }
+        false => Ok(()),
+    }
+}
+
+/// A host's name has 255 at most.
+const MAX_ADDRESS_BYTES: usize = 264;
 
 const NO_LEADER: &str = "this server does not lead the control group";
 
@@ -120,8 +170,8 @@ impl Control for ControlService {
         if !self.agent.group().leadership().borrow().leads {
             return Ok(Response::new(JoinReply { not_leader: true, ..refuse(NO_LEADER.into()) }));
         }
-        if address.len() > 256 || !address.contains(':') {
-            return Ok(Response::new(refuse(format!("`{address}` is no address (write host:port)"))));
+        if let Err(why) = may_be_joined(&address) {
+            return Ok(Response::new(refuse(why)));
         }
         if let Err(why) = self.agent.may_join(&address).await {
             return Ok(Response::new(refuse(why)));
@@ -129,10 +179,11 @@ impl Control for ControlService {
         let act = format!("join of a server at {address}");
         let outcome = self.agent.propose(Command::Join { address }).await;
         let refused = match &outcome {
-            Ok(Outcome::Refused(why)) | Err(why) => Some(why.as_str()),
+            Ok(Outcome::Refused(why)) => Some(why.to_string()),
+            Err(why) => Some(why.clone()),
             Ok(_) => None,
         };
-        self.audit.note(&by, act, refused);
+        self.audit.note(&by, act, refused.as_deref());
         let reply = match outcome {
             Ok(Outcome::Joined(server)) => JoinReply {
                 accepted: true,
@@ -141,69 +192,43 @@ impl Control for ControlService {
                 shape: self.agent.shape().map(shape_to),
                 ..refuse(String::new())
             },
-            Ok(Outcome::Refused(why)) => refuse(why),
+            Ok(Outcome::Refused(why)) => refuse(why.to_string()),
             // No refusal: it has lost its majority, and the next leader may take the server in.
             Err(why) => JoinReply { not_leader: true, ..refuse(why) },
-            Ok(Outcome::Done | Outcome::Submitted(_)) => refuse("an answer of another kind".into()),
+            Ok(Outcome::Done | Outcome::Submitted(_) | Outcome::Ended(_)) => {
+                refuse("an answer of another kind".into())
+            }
         };
         Ok(Response::new(reply))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
         let by = visitor(request.extensions())?;
-        let request = request.into_inner();
-        let leader = self.leader();
-        let reply = |accepted, why: String| DrainReply { accepted, leader: leader.clone(), why };
-        if !self.agent.group().leadership().borrow().leads {
-            return Ok(Response::new(reply(false, NO_LEADER.into())));
-        }
-        let command = Command::Drain { server: ServerId(request.server), draining: !request.undo };
-        let what = if request.undo { "drain taken back of" } else { "drain of" };
-        let refused = match self.agent.propose(command).await {
-            Ok(Outcome::Refused(why)) | Err(why) => Some(why),
-            Ok(_) => None,
-        };
-        self.audit.note(&by, format!("{what} s{}", request.server), refused.as_deref());
-        Ok(Response::new(reply(refused.is_none(), refused.unwrap_or_default())))
+        let DrainRequest { server, undo, token } = request.into_inner();
+        let what = if undo { "drain taken back of" } else { "drain of" };
+        let order = Order::Drain { server: ServerId(server), draining: !undo };
+        let drained = self.agent.order(token, order);
+        let outcome = self.ordered(&by, format!("{what} s{server}"), token, drained).await;
+        Ok(Response::new(DrainReply { accepted: outcome.is_ok(), refused: outcome.err().map(Into::into) }))
     }
 
     async fn forget(&self, request: Request<ForgetRequest>) -> Result<Response<ForgetReply>, Status> {
         let by = visitor(request.extensions())?;
-        let server = ServerId(request.into_inner().server);
-        let leader = self.leader();
-        let reply = |accepted, why: String| ForgetReply { accepted, leader: leader.clone(), why };
-        let outcome = self.agent.forget(server).await;
-        if let Ok(()) | Err(Some(_)) = &outcome {
-            self.audit.note(
-                &by,
-                format!("forget {server}"),
-                outcome.as_ref().err().and_then(Option::as_deref),
-            );
-        }
-        Ok(Response::new(match outcome {
-            Ok(()) => reply(true, String::new()),
-            Err(why) => reply(false, why.unwrap_or_else(|| NO_LEADER.into())),
-        }))
+        let ForgetRequest { server, token } = request.into_inner();
+        let server = ServerId(server);
+        let forgotten = self.agent.forget(token, server);
+        let outcome = self.ordered(&by, format!("forget {server}"), token, forgotten).await;
+        Ok(Response::new(ForgetReply { accepted: outcome.is_ok(), refused: outcome.err().map(Into::into) }))
     }
 
     async fn abandon(&self, request: Request<AbandonRequest>) -> Result<Response<AbandonReply>, Status> {
         let by = visitor(request.extensions())?;
-        let AbandonRequest { shard, accept_loss } = request.into_inner();
-        let leader = self.leader();
-        let reply = |accepted, why: String| AbandonReply { accepted, leader: leader.clone(), why };
+        let AbandonRequest { shard, accept_loss, token } = request.into_inner();
         let shard = JobShard::from_number(shard);
-        let outcome = self.agent.abandon(shard, accept_loss).await;
-        if let Ok(_) | Err(Some(_)) = &outcome {
-            self.audit.note(
-                &by,
-                format!("abandon {shard}"),
-                outcome.as_ref().err().and_then(Option::as_deref),
-            );
-        }
-        Ok(Response::new(match outcome {
-            Ok(given_up) => reply(true, given_up),
-            Err(why) => reply(false, why.unwrap_or_else(|| NO_LEADER.into())),
-        }))
+        let abandoned = self.agent.abandon(token, shard, accept_loss);
+        let outcome = self.ordered(&by, format!("abandon {shard}"), token, abandoned).await;
+        let (accepted, lost) = (outcome.is_ok(), outcome.as_ref().ok().cloned().unwrap_or_default());
+        Ok(Response::new(AbandonReply { accepted, refused: outcome.err().map(Into::into), lost }))
     }
 
     async fn note_checkpoints(
@@ -289,17 +314,11 @@ impl Control for ControlService {
         by.may(Need::Submit, &request.get_ref().name)
             .await
             .inspect_err(|denied| self.audit.note(&by, &act, Some(denied.message())))?;
-        let leader = self.leader();
-        let reply = |accepted, why, job| SubmitReply { accepted, leader: leader.clone(), why, job };
-        if !self.agent.leads() {
-            return Ok(Response::new(reply(false, NO_LEADER.into(), 0)));
-        }
-        let outcome = jobs::submit(&self.agent, request.into_inner()).await;
-        self.audit.note(&by, act, outcome.as_ref().err().map(String::as_str));
-        Ok(Response::new(match outcome {
-            Ok(job) => reply(true, String::new(), job),
-            Err(why) => reply(false, why, 0),
-        }))
+        let request = request.into_inner();
+        let token = request.token;
+        let outcome = self.ordered(&by, act, token, jobs::submit(&self.agent, request)).await;
+        let (accepted, job) = (outcome.is_ok(), outcome.as_ref().copied().unwrap_or_default());
+        Ok(Response::new(SubmitReply { accepted, job, refused: outcome.err().map(Into::into) }))
     }
 
     async fn end_job(&self, request: Request<EndJobRequest>) -> Result<Response<EndJobReply>, Status> {
@@ -309,22 +328,11 @@ impl Control for ControlService {
         by.may(Need::Submit, &request.get_ref().job)
             .await
             .inspect_err(|denied| self.audit.note(&by, &act, Some(denied.message())))?;
-        let leader = self.leader();
-        let reply = |accepted, why, state: &str| EndJobReply {
-            accepted,
-            leader: leader.clone(),
-            why,
-            state: state.into(),
-        };
-        if !self.agent.leads() {
-            return Ok(Response::new(reply(false, NO_LEADER.into(), "")));
-        }
-        let outcome = jobs::end(&self.agent, request.into_inner()).await;
-        self.audit.note(&by, act, outcome.as_ref().err().map(String::as_str));
-        Ok(Response::new(match outcome {
-            Ok(state) => reply(true, String::new(), state),
-            Err(why) => reply(false, why, ""),
-        }))
+        let request = request.into_inner();
+        let token = request.token;
+        let outcome = self.ordered(&by, act, token, jobs::end(&self.agent, request)).await;
+        let (accepted, state) = (outcome.is_ok(), outcome.as_ref().map_or("", |state| state.name()).into());
+        Ok(Response::new(EndJobReply { accepted, state, refused: outcome.err().map(Into::into) }))
     }
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {

@@ -30,9 +30,16 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
 pub fn about(h: &wire::Heartbeat) -> About {
     const WORD: usize = 64;
     const LINES: (usize, usize) = (20, 240);
-    let short = |text: &str, most: usize| text.chars().take(most).collect::<String>();
+    // A terminal would obey control characters, and show what stands between the others in another order.
+    let plain = |c: char| if c.is_control() || is_invisible(c) { '\u{fffd}' } else { c };
+    let short = |text: &str, most: usize| text.chars().take(most).map(plain).collect::<String>();
     let said = h.said.iter().rev().take(LINES.0).rev().map(|l| short(l, LINES.1)).collect();
     About { host: short(&h.host, WORD), device: short(&h.device, WORD), said }
+}
+
+/// Marks that show nothing and change how others are shown: directions, joiners, separators of lines.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Message, Refusal> {
@@ -243,7 +250,7 @@ fn nothing(shard: &Shard, id: BucketId, payload: &Payload) -> Result<usize, Refu
 /// To the wire.
 pub fn reply(server: u64, reply: Reply) -> FromShard {
     use from_shard::Kind;
-    let kind = match reply {
+    let kind = match reply.taken() {
         Reply::Opened { session, last_seq, clock, initialised, term, founding } => {
             Kind::Opened(wire::Opened {
                 session: session.0,
@@ -325,6 +332,18 @@ mod tests {
         let shard = Shard::new(ShardId(0), 2);
         shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
         shard
+    }
+
+    #[test]
+    fn words_of_a_worker_hold_nothing_a_terminal_obeys() {
+        let h = wire::Heartbeat {
+            host: "n1\u{1b}[2J\u{202e}".into(),
+            device: "cuda:0\n".into(),
+            said: vec!["a\rb".into(), "ü ok".into()],
+        };
+        let About { host, device, said } = about(&h);
+        assert_eq!((&*host, &*device), ("n1\u{fffd}[2J\u{fffd}", "cuda:0\u{fffd}"));
+        assert_eq!(said, ["a\u{fffd}b", "ü ok"]);
     }
 
     fn a_payload() -> impl Strategy<Value = Bytes> {

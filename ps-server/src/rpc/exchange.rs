@@ -15,7 +15,7 @@ use crate::{
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{
-    JobId, JobShard, SessionId, ShardId, WorkerId,
+    Durability, JobId, JobShard, SessionId, ShardId, WorkerId,
     config::{ServerJob, ServerJobError},
 };
 use paraft_lanes::shared::Shared;
@@ -280,6 +280,7 @@ impl ShardsService {
                 Source::Many(rx, reader) => Box::pin(ReceiverStream::new(rx).map({
                     let shared = shared.clone();
                     move |r| {
+                        let r = r.taken();
                         reader.takes(&r);
                         if let (Reply::Weights(_), Some(shared)) = (&r, &shared) {
                             reader.shares(shared);
@@ -441,20 +442,20 @@ impl ShardsService {
                 job.to_toml().map_err(bad)?
             }
         };
-        // The level decides where the replicas' logs are, and those were there before the job.
-        let Some(shape) = self.agent.shape_of(name.job()) else {
-            let why = "this server does not know its fleet's settings yet".into();
-            return Err(RefusalKind::Unavailable(why).into());
-        };
-        if job.stages.len() > shape.shards as usize {
-            let (stages, shards) = (job.stages.len(), shape.shards);
+        let shards = hosted.shard.shards();
+        if job.stages.len() > shards as usize {
+            let stages = job.stages.len();
             return Err(RefusalKind::BadJob(format!(
                 "the job has {stages} stages, each with shards of its own, and there are {shards}"
             ))
             .into());
         }
-        if job.durability.on_disk() != shape.durability.on_disk() {
-            let (wants, has) = (job.durability, shape.durability);
+        // The level decides where the replicas' logs are, and those were there before the job.
+        if job.durability.on_disk() != hosted.folder.is_some() {
+            let kept =
+                if hosted.folder.is_some() { Durability::QuorumDisk } else { Durability::QuorumMemory };
+            let (wants, has) =
+                (job.durability, self.agent.shape_of(name.job()).map_or(kept, |shape| shape.durability));
             let why = match name.job() {
                 JobId(0) => format!(
                     "the job wants durability {wants}, the fleet was founded with {has}; start the servers with the job's \
@@ -472,7 +473,7 @@ impl ShardsService {
         // Each worker is told what stands in the way; one asks for the weights, as one brings those of the seed.
         let source = self.source(by, &job, &hosted).await?.filter(|_| open.worker == 0);
         visitor.iter().for_each(|v| v.is(Rank::Worker));
-        let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
+        let buckets = job.buckets() + 2;
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
         let worker = WorkerId(open.worker);
         let (stages, state) = (self.replicas.stages().clone(), hosted.shard.clone());

@@ -15,17 +15,7 @@ pub async fn join(
     request: JoinGroupRequest,
     leads: impl Fn() -> bool,
 ) -> Result<JoinGroupReply, Refused> {
-    let key = Key { job: request.job, worker: request.worker };
-    let asks = JoinRequest {
-        size: request.size,
-        rank: request.rank,
-        token: request.token,
-        address: request.address,
-        last: request.last.unwrap_or_default().into(),
-        lost: request.lost,
-        timeout: Duration::from_millis(request.timeout_ms),
-        settings: request.settings,
-    };
+    let (key, asks) = asks_of(request);
     let accepted = JoinGroupReply { accepted: true, ..JoinGroupReply::default() };
     let began = Instant::now();
     loop {
@@ -40,6 +30,22 @@ pub async fn join(
             Answer::Wait { .. } => tokio::time::sleep(LOOK).await,
         }
     }
+}
+
+/// What a process asks that wants to be in a group.
+pub fn asks_of(request: JoinGroupRequest) -> (Key, JoinRequest) {
+    let key = Key { job: request.job, worker: request.worker };
+    let asks = JoinRequest {
+        size: request.size,
+        rank: request.rank,
+        token: request.token,
+        address: request.address,
+        last: request.last.unwrap_or_default().into(),
+        lost: request.lost,
+        timeout: Duration::from_millis(request.timeout_ms),
+        settings: request.settings,
+    };
+    (key, asks)
 }
 
 /// All groups, for people: what names a process stays between it and the control group.
@@ -60,6 +66,13 @@ pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
 
 /// A leader's sign of life.
 pub fn hold(agent: &Agent, request: GroupHeartbeatRequest) -> Result<GroupHeartbeatReply, String> {
+    let (key, holds) = holds_of(request);
+    let waiting = agent.groups.lock().hold(&key, holds, Instant::now())?;
+    Ok(GroupHeartbeatReply { accepted: true, waiting, ..GroupHeartbeatReply::default() })
+}
+
+/// What a leader says of its group.
+pub fn holds_of(request: GroupHeartbeatRequest) -> (Key, Heartbeat) {
     let key = Key { job: request.job, worker: request.worker };
     let holds = Heartbeat {
         assignment: request.assignment.unwrap_or_default().into(),
@@ -67,6 +80,5 @@ pub fn hold(agent: &Agent, request: GroupHeartbeatRequest) -> Result<GroupHeartb
         step: request.step,
         over: request.over,
     };
-    let waiting = agent.groups.lock().hold(&key, holds, Instant::now())?;
-    Ok(GroupHeartbeatReply { accepted: true, waiting, ..GroupHeartbeatReply::default() })
+    (key, holds)
 }

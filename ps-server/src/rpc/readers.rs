@@ -1,7 +1,7 @@
 //! What readers of a server may hold of its memory: all together, and those with one certificate.
 //!
 //! A reader gets copies: it holds nothing of a shard's state, so that no update waits for it or copies for it. The copies that wait for
-//! their readers have [`BYTES`] at most, half of it those of one certificate. A reader that finds no room waits for its turn; one that takes
+//! their readers have `BYTES` at most, half of it those of one certificate. A reader that finds no room waits for its turn; one that takes
 //! nothing loses its connection ([`crate::connections::TAKE_TIMEOUT`]), and with it its copies.
 
 use paraft_proto::{RefusalKind, limits::MAX_BUCKET_BYTES};

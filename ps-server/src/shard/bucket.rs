@@ -102,7 +102,7 @@ impl BucketData {
         let Incoming { gradient, contributions, members, .. } = update;
         match spec.kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
-            TensorKind::Param => self.train(spec.group, update),
+            TensorKind::Param => self.train(spec, update),
         }
         self.pass(contributions.len(), members);
         self.version.0 += 1;
@@ -114,10 +114,10 @@ impl BucketData {
         self.clock += pushes as f64 / members.max(1) as f64;
     }
 
-    fn train(&mut self, group: u16, update: Incoming<'_>) {
+    fn train(&mut self, spec: BucketSpec, update: Incoming<'_>) {
         let Incoming { job, gradient, contributions, rate, gone, .. } = update;
         gone.iter().for_each(|w| self.forget(job, *w));
-        let optimizer = job.optimizer_of(group);
+        let optimizer = job.optimizer_of(spec.group);
         let rate = match rate {
             Some(rate) => rate * job.schedule.scale.factor(contributions.len()),
             None => optimizer.lr() * job.schedule.factor(self.clock, contributions.len()),
@@ -155,6 +155,7 @@ impl BucketData {
             pulled: pulled.map(|(_, w)| w.as_slice()),
         };
         job.algorithm.apply(&optimizer, &update, state, gradient);
+        job.constrain(spec, &mut self.weights);
         if keeps.of_workers() {
             kept.slots = own.into_iter().map(Arc::new).collect();
             self.kept.insert(whose, kept);
@@ -188,6 +189,7 @@ impl BucketData {
         let rate = optimizer.lr() * job.schedule.factor(self.clock, 1);
         let mut out = vec![0.0; self.weights.len()];
         algorithm.look_ahead(&optimizer, rate as f32, &self.weights, &self.slots, &mut out);
+        job.constrain(spec, &mut out);
         Some(out)
     }
 }
@@ -307,6 +309,9 @@ impl Bucket {
         match part {
             InitPart::Weights { version, clock } => {
                 payload.reader().values(&mut data.weights).map_err(|e| e.to_string())?;
+                if self.spec.kind == TensorKind::Param {
+                    job.constrain(self.spec, &mut data.weights);
+                }
                 (data.version, data.clock, data.initialised) = (version, clock, true);
             }
             InitPart::Slot(i) => {

@@ -14,6 +14,7 @@ use paraft_common::{
     algorithm::AlgorithmConfig,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
+    constraint::{self, Constraint, Rule},
     optim::{ClipConfig, Gradient, LrScale, OptimizerConfig, ScheduleConfig, Shape},
     round::{Backup, RoundConfig},
 };
@@ -36,6 +37,19 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
     }
 }
 
+/// Of 40 values, in buckets of 6.
+fn some_constraints() -> impl Strategy<Value = Vec<Constraint>> {
+    let of = |offset, values, rule| Constraint { offset, values, rule };
+    prop::sample::select(vec![
+        Vec::new(),
+        vec![
+            of(0, 9, Rule::Clamp { min: -0.05, max: 0.02 }),
+            of(9, 12, Rule::UnitNorm { row: 4 }),
+            of(24, 16, Rule::MaxNorm { row: 8, max: 0.1 }),
+        ],
+    ])
+}
+
 pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
     let kinds = [
         "sgd",
@@ -51,9 +65,9 @@ pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
         "nadam",
         "radam",
     ];
-    (prop::sample::select(kinds.to_vec()), 0usize..10).prop_map(|(kind, buffers)| {
+    (prop::sample::select(kinds.to_vec()), 0usize..10, some_constraints()).prop_map(|(kind, buffers, constraints)| {
         let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
-        job(optimizer, buffers)
+        ServerJob { constraints, ..job(optimizer, buffers) }
     })
 }
 
@@ -795,6 +809,50 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
                 assert_eq!(a, b, "{kind} {scale:?}");
             }
         }
+    }
+}
+
+/// An update of a job with constraints is that of the job without, and then the projection; so is its beginning.
+#[test]
+fn constraints_project_the_initial_weights_and_each_update() {
+    let rule = Rule::MaxNorm { row: 3, max: 0.25 };
+    let constraints = vec![
+        Constraint { offset: 0, values: 12, rule },
+        Constraint { offset: 12, values: 28, rule: Rule::Clamp { min: -0.125, max: 0.25 } },
+    ];
+    let free = job(OptimizerConfig::adam(0.1), 9);
+    let held = ServerJob { constraints: constraints.clone(), ..free.clone() };
+    let (shard, _) = configured(&held);
+    let Outcome::Joined { session, worker } = shard.apply(&Command::Join { worker: WorkerId(0) }.into()) else {
+        panic!("not joined")
+    };
+    let conf = shard.configured().expect("configured");
+    for b in &conf.buckets {
+        let part = InitPart::Weights { version: Version(0), clock: 0.0 };
+        let weights: Vec<f32> = (0..b.spec.len).map(|i| i as f32 - 2.0).collect();
+        let mut expected = weights.clone();
+        constraint::apply(&constraints, b.spec, &mut expected);
+        let mut payload = Vec::new();
+        put_f32_le(&weights, &mut payload);
+        let init = Proposal { command: Command::Init { bucket: b.id, part }, payload: payload.into() };
+        assert_eq!(shard.apply(&init), Outcome::Done);
+        assert_eq!(b.peek(|d| d.weights.to_vec()), expected, "{:?}", b.spec);
+        assert_eq!(expected != weights, b.spec.offset < 40, "statistics are held to nothing");
+    }
+    for (step, b) in (1..=4u64).flat_map(|step| conf.buckets.iter().map(move |b| (step, b))) {
+        let (seq, step, pulled) = (Seq(step), Step(step), Version(step - 1));
+        let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
+        let payload: Payload = (step.0 as f32 - 2.5).to_le_bytes().repeat(b.spec.len).into();
+        let mut expected = (*b.image()).clone();
+        let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
+        let update =
+            Incoming { job: &free, gradient, contributions: &contributions, rate: None, members: 1, gone: &[] };
+        expected.update(b.spec, update);
+        constraint::apply(&constraints, b.spec, &mut expected.weights);
+        let (encoding, bucket) = (Encoding::F32, b.id);
+        let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+        shard.apply(&Proposal { command, payload });
+        assert_eq!(*b.image(), expected, "{:?} at {step}", b.spec);
     }
 }
 

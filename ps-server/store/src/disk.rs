@@ -8,7 +8,7 @@ use std::{
     fmt::Debug,
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, IoSlice, Seek, SeekFrom, Write},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, OpenOptionsExt},
     path::Path,
 };
 
@@ -21,6 +21,8 @@ pub enum Access {
     Write,
     /// Reading and writing an empty one; what had the name is gone.
     Create,
+    /// Reading and writing one that is made where it is missing, for its owner alone; its contents stay.
+    Append,
 }
 
 /// A file system.
@@ -40,6 +42,9 @@ pub trait Disk: Debug + Send + Sync {
 
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes a folder with all that is in it. After an error any part of it may be gone.
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()>;
 
     /// Makes names in `dir` durable: those that were added, changed and removed.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
@@ -104,6 +109,10 @@ impl Disk for RealDisk {
             Access::Create => {
                 OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?
             }
+            Access::Append => {
+                let mut how = OpenOptions::new();
+                how.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?
+            }
         };
         Ok(Box::new(RealFile { file, cursor: 0 }))
     }
@@ -114,6 +123,10 @@ impl Disk for RealDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
+    }
+
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        fs::remove_dir_all(dir)
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {

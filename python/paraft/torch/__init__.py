@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Optional, Union
 
 import torch
 
+from .._constraints import Constraint
 from .._run import Run, push_settings, toml
 from ..errors import ConfigError, MisuseError
 from . import _optim
@@ -31,6 +33,7 @@ def prepare(
     clip_value: Optional[float] = None,
     overlap: Optional[bool] = None,
     encoding: str = "f32",
+    constraints: Optional[Mapping[str, Constraint]] = None,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Joins the job with this model; waits until all its workers have. Gives back the same two objects, ready to train.
 
@@ -45,6 +48,8 @@ def prepare(
         clip_value: clips each value of a gradient to at most this size.
         overlap: push gradients during the backward pass. Default: for models from 4 MiB. ``False``: ``step()`` pushes what is there then.
         encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
+        constraints: what the servers hold parameters to, the first weights and those behind each step:
+            ``{"critic.*": paraft.clamp(-0.01, 0.01)}``. By the parameters' names, in which ``*`` stands for any characters.
 
     Raises:
         ConfigError: the servers cannot run this optimizer, or the model cannot be trained so.
@@ -68,11 +73,13 @@ def prepare(
         else:
             settings = [f"optimizer={toml(table)}", *push_settings(encoding, clip_norm, clip_value)]
             with torch.inference_mode(False):  # what is made in it can't be trained on
-                front = OnServers(run, model, optimizer, overlap=overlap, settings=settings)
+                front = OnServers(run, model, optimizer, overlap=overlap, settings=settings, constraints=constraints or {})
             on_servers(optimizer, front)
             return model, optimizer
     if clip_norm is not None or clip_value is not None:
         raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
+    if constraints:
+        raise ConfigError("constraints are the servers'; with apply=\"worker\" what the script writes to weights counts: clamp them there")
     local(run, model, optimizer, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
     return model, optimizer
 

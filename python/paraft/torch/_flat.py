@@ -154,6 +154,10 @@ class Flat:
                     "have the one of then. Change the model before"
                 )
 
+    def called(self, name: str) -> str:
+        """The servers' name of a tensor that the script calls so."""
+        return self._model.called(name)
+
     @property
     def aliases(self) -> dict[str, str]:
         """Names under which the model has one of these tensors a second time, each with the first."""

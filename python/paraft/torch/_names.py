@@ -56,6 +56,11 @@ class Names:
                 kept.append(piece)
         return ".".join(kept)
 
+    def called(self, name: str) -> str:
+        """The servers' name of a tensor that is called so: also by a wrapper's name, or by an alias. Any other name stays as it is."""
+        plain = self.plain(name)
+        return self.aliases.get(plain, plain)
+
     def of(self, t: torch.Tensor) -> str:
         """The name of one of the model's tensors; none: empty."""
         return self._of.get(id(t), "")

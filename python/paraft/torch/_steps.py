@@ -9,11 +9,13 @@ import sys
 import tempfile
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
 import torch
 
+from .. import _constraints
+from .._constraints import Constraint
 from .._run import Run
 from ..errors import MisuseError
 from . import _optim
@@ -106,9 +108,17 @@ class OnServers:
     """The servers run the optimizer: gradients go there, weights come back."""
 
     def __init__(
-        self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, overlap: Optional[bool], settings: list[str]
+        self,
+        run: Run,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        overlap: Optional[bool],
+        settings: list[str],
+        constraints: Mapping[str, Constraint],
     ) -> None:
         flat = Flat(model, optimizer, run._group)
+        settings = [*settings, *_constraints.settings(constraints, flat.called)]
         flat.check_ties()
         self.run = run
         self.flat = flat
@@ -310,7 +320,8 @@ class OnServers:
             self._told = True
             _LOG.error(
                 "`%s` was written to outside of optimizer.step(), as p.data.clamp_(), load_state_dict() and Embedding(max_norm=) do, and this step "
-                "undoes it: the weights are the servers'. To keep what the script writes, "
+                "undoes it: the weights are the servers'. To have the servers bound weights, "
+                "prepare(..., constraints={\"NAME\": paraft.clamp(...)}); to keep what the script writes, "
                 "prepare(..., apply=\"worker\"); load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...)",
                 name,
             )

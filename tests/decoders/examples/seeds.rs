@@ -10,6 +10,7 @@ use paraft_common::{
     BucketId, Durability, Encoding, JobId, JobShard, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step,
     Version, WorkerId,
     checkpoint::KnownCheckpoint,
+    config::ServerJob,
     encoding::{Encoder, Stretch},
 };
 use paraft_decoders::{
@@ -22,7 +23,7 @@ use paraft_proto::{self as proto, checkpoint_part, from_shard, to_shard};
 use paraft_record::{Eval, Event, Leave, Run, Server, Shard as ShardLine, Train, Worker};
 use paraft_server::{
     control::{
-        Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Place, Retired, Shape,
+        Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Order, Place, Retired, Shape,
         Submission,
     },
     header,
@@ -58,6 +59,7 @@ fn main() {
     lane();
     push();
     control_wire();
+    control_requests();
     encodings();
     peer();
     control_state();
@@ -434,7 +436,88 @@ fn control_commands() -> Vec<Control> {
         Control::Stop { job: JobId(1), now_ms: 7 },
         Control::Release { job: JobId(1) },
         Control::Delete { job: JobId(0) },
+        Control::Order { token: 4, order: Order::Drain { server: ServerId(0), draining: false } },
     ]
+}
+
+fn control_requests() {
+    let request = |seed: Seed, which: u8, message: &dyn Encoded| seed.byte(which).part(&message.bytes());
+    let shape = proto::FleetShape { shards: 2, replicas: 3, durability: "quorum-disk".into() };
+    let submit = |name: &str, token| proto::SubmitRequest {
+        name: name.into(),
+        token,
+        shape: Some(shape.clone()),
+        keep_ms: Some(1000),
+        run: "host:/runs/t-1".into(),
+    };
+    let end = |job: &str, delete, token| proto::EndJobRequest { job: job.into(), delete, token };
+    let mut jobs = Seed::default();
+    for message in [submit("t", 1), submit("t", 1), submit("t", 2), submit("a b", 3), submit("..", 4)] {
+        jobs = request(jobs, 9, &message);
+    }
+    for message in [end("t", false, 5), end("t", true, 6), end("t", true, 6), end("t", true, 7)] {
+        jobs = request(jobs, 10, &message);
+    }
+    write("control_requests", "jobs", &jobs.0);
+    let drain = |server, undo, token| proto::DrainRequest { server, undo, token };
+    let forget = |server, token| proto::ForgetRequest { server, token };
+    let abandon = proto::AbandonRequest { shard: 1, accept_loss: true, token: 13 };
+    let mut servers = request(Seed::default(), 1, &proto::JoinRequest { address: "d:1".into() });
+    for message in [drain(1, false, 8), drain(1, true, 9), drain(9, false, 10)] {
+        servers = request(servers, 2, &message);
+    }
+    for message in [forget(2, 11), forget(2, 11), forget(2, 12)] {
+        servers = request(servers, 3, &message);
+    }
+    servers = request(servers, 4, &abandon);
+    servers = request(servers, 1, &proto::JoinRequest { address: "::1:7071".into() });
+    write("control_requests", "servers", &servers.0);
+    let rank = |rank, token| proto::GroupRank { rank, token, address: "a:1".into() };
+    let group = proto::GroupAssignment { generation: 2, ranks: vec![rank(0, 5), rank(1, 6)] };
+    let asks = |rank, token| proto::JoinGroupRequest {
+        job: "t".into(),
+        size: 2,
+        rank,
+        token,
+        address: "a:1".into(),
+        last: Some(group.clone()),
+        timeout_ms: 1000,
+        settings: "seed 1, model mlp".into(),
+        ..proto::JoinGroupRequest::default()
+    };
+    let beat = proto::GroupHeartbeatRequest {
+        job: "t".into(),
+        assignment: Some(group.clone()),
+        settings: "seed 1".into(),
+        step: 9,
+        ..proto::GroupHeartbeatRequest::default()
+    };
+    let mut ranks = Seed::default();
+    for message in [asks(0, 5), asks(1, 6), asks(1, 7), asks(7, 8)] {
+        ranks = request(ranks, 6, &message);
+    }
+    write("control_requests", "groups", &request(ranks, 7, &beat).0);
+    let held =
+        proto::CheckpointInfo { path: "/c/step-3".into(), step: 3, ..proto::CheckpointInfo::default() };
+    let note = proto::NoteCheckpointsRequest { job: 5, folder: "/c".into(), held: vec![held] };
+    let report = proto::ReportRequest { fleet: 1, server: 1, address: "b:1".into(), ..Default::default() };
+    let job = ServerJob::new("t", Mode::Bsp, 10, 4).to_toml().expect("written");
+    let mut others = request(Seed::default(), 0, &report);
+    others = request(others, 5, &note);
+    others = request(others, 8, &proto::RoomRequest { job });
+    others = request(others, 11, &proto::HelloRequest {});
+    write("control_requests", "others", &request(others, 12, &proto::DescribeRequest {}).0);
+}
+
+/// A message of any type.
+trait Encoded {
+    fn bytes(&self) -> Vec<u8>;
+}
+
+impl<M: Message> Encoded for M {
+    fn bytes(&self) -> Vec<u8> {
+        self.encode_to_vec()
+    }
 }
 
 fn control_state() {

@@ -3,6 +3,7 @@
 //! what is let through fits.
 //!
 //! - [`wire`]: messages of workers and servers.
+//! - [`requests`]: what the leader of the control group is asked for.
 //! - [`state`]: what servers replicate: headers, commands, images, the folder of a replica.
 //! - [`store`]: log segments, snapshot files, small files.
 //! - [`text`]: job files, the servers' job, `metrics.jsonl`.
@@ -19,6 +20,7 @@
 pub mod files;
 pub mod input;
 pub mod log_files;
+pub mod requests;
 pub mod state;
 pub mod store;
 pub mod text;
@@ -28,8 +30,9 @@ pub mod wire;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and of its folder in `fuzz/corpus/`.
-pub const TARGETS: [(&str, Target); 20] = [
+pub const TARGETS: [(&str, Target); 21] = [
     ("bulk", wire::bulk),
+    ("control_requests", requests::control_requests),
     ("control_state", state::control_state),
     ("control_wire", wire::control_wire),
     ("csv", files::csv),

@@ -371,8 +371,44 @@ fn files_of_raft_and_of_the_store_s_log_do_not_need_each_other_in_circles() -> R
     Ok(())
 }
 
-/// `raft/` replicates what it is given: of the rest of the server it uses a thread pool and a codec, and its tests besides what
-/// logs of this server hold.
+/// A write past the store's `Disk` would be one that no test makes fail.
+#[test]
+fn server_writes_files_only_through_the_store_disk() -> Result<()> {
+    const WRITES: [&str; 12] = [
+        "fs::write",
+        "fs::remove",
+        "fs::rename",
+        "fs::create",
+        "fs::copy",
+        "fs::set_permissions",
+        "fs::hard_link",
+        "File::create",
+        "File::options",
+        "OpenOptions",
+        "DirBuilder",
+        "tempfile::",
+    ];
+    let (server, disk) = (root().join("ps-server"), root().join("ps-server/store/src/disk.rs"));
+    let mut seen = 0;
+    for path in ["src", "store/src"].into_iter().flat_map(|dir| sources(&server.join(dir))) {
+        let test = path.file_stem().is_some_and(|n| n.to_string_lossy().contains("test"));
+        if test || path == disk {
+            continue;
+        }
+        seen += 1;
+        for line in outside_tests(&path)?.lines() {
+            // A server's own socket is no file of its data folder.
+            let socket = path.ends_with("src/server.rs") && line.contains("fs::remove_file(path)");
+            let writes = WRITES.iter().find(|w| line.contains(**w) && !socket);
+            assert!(writes.is_none(), "{} writes past the disk: {line}", path.display());
+        }
+    }
+    anyhow::ensure!(seen > 50, "{seen} files were looked at");
+    Ok(())
+}
+
+/// `raft/` replicates what it is given: of the rest of the server it uses a thread pool, a codec and the names of files, and its
+/// tests besides what logs of this server hold.
 #[test]
 fn raft_does_not_know_what_it_replicates() -> Result<()> {
     let mut seen = 0;
@@ -381,7 +417,8 @@ fn raft_does_not_know_what_it_replicates() -> Result<()> {
         let lines = code(&path)?;
         let text = lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n");
         for room in rooms_used(&text, "crate::") {
-            let may = ["raft", "compute", "header"].contains(&room.as_str()) || test && room == "replicated";
+            let may = ["raft", "compute", "header", "files"].contains(&room.as_str())
+                || test && room == "replicated";
             assert!(may, "{} uses {room}", path.display());
             seen += 1;
         }

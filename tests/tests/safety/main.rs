@@ -4,6 +4,7 @@ mod checkpoints;
 mod checks;
 mod clipping;
 mod crowds;
+mod disks;
 mod durability_leader;
 mod elastic;
 mod encodings;

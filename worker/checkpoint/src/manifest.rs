@@ -3,6 +3,7 @@
 use paraft_common::{
     Layout, ModeChoice, ParamGroup, TensorSpec,
     config::{LastEvaluation, Stopping},
+    constraint::Constraint,
     layout::{Cuts, LayoutError},
     optim::OptimizerConfig,
 };
@@ -12,9 +13,9 @@ use std::collections::BTreeMap;
 /// The latest version of the format that this code writes and reads.
 pub const FORMAT: u32 = 2;
 
-/// That of a checkpoint of a job whose parameters are divided so: who does not know groups or stages would take its buckets for others.
+/// That of a checkpoint of a job whose parameters are divided so: who does not know groups, stages or constraints would take its buckets for others.
 pub fn format(cuts: Cuts) -> u32 {
-    if cuts.groups.is_empty() && cuts.stages.is_empty() { 1 } else { FORMAT }
+    if cuts.groups.is_empty() && cuts.stages.is_empty() && cuts.constraints.is_empty() { 1 } else { FORMAT }
 }
 
 /// The content of `checkpoint.json`. Unknown keys are ignored: a later version may add some.
@@ -54,6 +55,9 @@ pub struct Manifest {
     /// The stages that buckets do not cross, by their values; none: the model is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<usize>,
+    /// What the servers held parameters to; buckets do not cut rows that are held to a norm.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub constraints: Vec<Constraint>,
     /// The optimizer and its options.
     pub optimizer: OptimizerConfig,
     /// Names of the optimizer's state vectors, as in the tensors of `optimizer.safetensors`.
@@ -229,7 +233,7 @@ impl Manifest {
 
     /// The vector as it was cut.
     pub(crate) fn layout(&self) -> Result<Layout, LayoutError> {
-        let cuts = Cuts { groups: &self.groups, stages: &self.stages };
+        let cuts = Cuts { groups: &self.groups, stages: &self.stages, constraints: &self.constraints };
         Layout::cut(self.tensors.clone(), cuts, self.bucket_len.max(1))
     }
 

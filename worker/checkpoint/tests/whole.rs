@@ -48,6 +48,7 @@ fn manifest(step: u64) -> Manifest {
         bucket_len: BUCKET,
         groups: Vec::new(),
         stages: Vec::new(),
+        constraints: Vec::new(),
         slots: optimizer.slot_names().iter().map(ToString::to_string).collect(),
         optimizer,
         tensors: tensors(),
@@ -327,7 +328,7 @@ fn another_cut_takes_the_latest_version_it_spans() {
     // As it was cut in groups: parameters 0..6, 6..8, 8..14, 14..15, buffers 15..18.
     let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
     m.groups = vec![group(8), group(7)];
-    let cuts = Cuts { groups: &m.groups, stages: &[] };
+    let cuts = Cuts { groups: &m.groups, stages: &[], ..Cuts::default() };
     assert_eq!((format(Cuts::default()), format(cuts)), (1, 2), "who does not know groups does not read it");
     m.buckets = [3, 7, 5, 1, 9].map(|version| Stamp { version, clock: 0.5 }).to_vec();
     let versions: Vec<_> = m.stamps_for(&layout()).iter().map(|s| s.version).collect();

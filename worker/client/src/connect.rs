@@ -1,14 +1,15 @@
 //! Channels to servers, over TCP or, on the same host, over the server's Unix socket.
 
 use hyper_util::rt::TokioIo;
+use paraft_common::check_address;
 use paraft_host::socket_path;
 use paraft_lanes::{
     LaneError, Purpose,
     shared::{self as lanes, ReadHalf, Trust, WriteHalf},
 };
 use paraft_proto::{
-    DescribeReply, DescribeRequest, PROTOCOL, Refused, SaveRequest, StatusReply, StatusRequest,
-    SwitchModeRequest, control_client::ControlClient, limits, shards_client::ShardsClient,
+    DescribeReply, DescribeRequest, StatusReply, StatusRequest, control_client::ControlClient, limits,
+    shards_client::ShardsClient,
 };
 use paraft_tls::{Access, access::Expected};
 use std::{
@@ -179,6 +180,7 @@ pub async fn asking_by<T>(access: Access, asks: impl Future<Output = T>) -> T {
 }
 
 fn endpoint(address: &str) -> Result<Endpoint, String> {
+    check_address(address)?;
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|_| format!("`{address}` is no address (write host:port)"))?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -245,40 +247,5 @@ pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, 
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,
         Err(_) => Err(format!("no answer within {within:?}")),
-    }
-}
-
-/// Asks the leader of shard 0 of a job that one of its workers writes a checkpoint now; gives which. `Err` says why not, and, where
-/// another server leads, its address.
-pub async fn save(address: &str, job: &str, within: Duration) -> Result<u32, Refused> {
-    let failed = |message: String| Refused { message, ..Refused::default() };
-    let ask = async {
-        let mut client = shards(channel(address, Transport::Auto).await.map_err(failed)?);
-        let request = SaveRequest { protocol: PROTOCOL, job: job.into() };
-        let reply = client.save(request).await.map_err(|s| failed(words(address, &s)))?.into_inner();
-        reply.refused.map_or(Ok(reply.worker), Err)
-    };
-    match tokio::time::timeout(within, ask).await {
-        Ok(r) => r,
-        Err(_) => Err(failed(format!("no answer within {within:?}"))),
-    }
-}
-
-/// Asks a server to switch the mode of a shard that it leads. `number`: 0 for the next switch. Gives the number of the last
-/// switch that has taken effect, and the mode in force with it; `Err` says why not, and, where another server leads, its address.
-pub async fn switch_mode(
-    address: &str,
-    request: SwitchModeRequest,
-    within: Duration,
-) -> Result<(u64, String), Refused> {
-    let failed = |message: String| Refused { message, ..Refused::default() };
-    let ask = async {
-        let mut client = shards(channel(address, Transport::Auto).await.map_err(failed)?);
-        let reply = client.switch_mode(request).await.map_err(|s| failed(words(address, &s)))?.into_inner();
-        reply.refused.map_or(Ok((reply.number, reply.mode)), Err)
-    };
-    match tokio::time::timeout(within, ask).await {
-        Ok(r) => r,
-        Err(_) => Err(failed(format!("no answer within {within:?}"))),
     }
 }

@@ -15,7 +15,7 @@
 //! - [`groups`]: which ranks are in a group that acts as one worker.
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `control`: calls to the leader of the control group.
-//! - `orders`: what a person asks of a fleet.
+//! - `orders`: what a person asks of a fleet, of one server.
 //! - `pool`: buffers for payloads.
 //! - `initial`: what the servers get when they have no weights yet.
 //! - [`error`]: few kinds, which say what to do.
@@ -37,10 +37,10 @@ mod pool;
 
 pub use acks::Acked;
 pub use client::{Client, ClientOptions, Counters, Norm, Places, Shares, address};
-pub use connect::{Transport, describe, save, status, status_with_logs, switch_mode};
+pub use connect::{Transport, describe, status, status_with_logs};
 pub use error::ClientError;
 pub use initial::{Initial, Values};
 pub use interrupt::Interrupt;
-pub use orders::{abandon, drain, end_job, forget, submit};
+pub use orders::{Done, Order, order, save, switch_mode};
 pub use paraft_proto::{WireKind, limits::PULL_AHEAD_BYTES};
 pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported, SessionError, sum_of_parts};

@@ -1,96 +1,174 @@
-//! What a person asks of a fleet: orders to the leader of the control group.
+//! What a person asks of a fleet: orders to one server, and what it says.
 //!
-//! `Err` says why an order was not taken, and where the leader is, if who was asked knows another.
+//! `Err` says by its advice whether the refusal is final. Of who was not reached, or did not answer, nothing is known: the order may be
+//! carried out, and is given again with its token. `paraft_fleet::orders` does that.
 
-use crate::connect::{Transport, channel, words};
-use paraft_common::{JobId, JobShard, ServerId};
+use crate::connect::{Transport, channel, shards, words};
+use paraft_common::{JobShard, ServerId};
 use paraft_proto::{
-    AbandonRequest, DrainRequest, EndJobRequest, ForgetRequest, SubmitRequest, control_client::ControlClient,
+    AbandonRequest, Advice, DrainRequest, EndJobRequest, ForgetRequest, PROTOCOL, Refused, SaveRequest,
+    SubmitRequest, SwitchModeRequest, WireKind, control_client::ControlClient,
 };
 use std::time::Duration;
-use tonic::{Response, Status, transport::Channel};
+use tonic::{Code, Response, Status, transport::Channel};
 
-/// A server will not come back.
-pub async fn forget(address: &str, server: ServerId, within: Duration) -> Result<(), (String, String)> {
-    let request = ForgetRequest { server: server.0 };
-    order(address, within, async |mut c| {
-        let r = c.forget(request).await.map(Response::into_inner)?;
-        Ok(taken(r.accepted, (), r.why, r.leader))
-    })
-    .await
+/// An order to the leader of the control group.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// A server is to be emptied, or filled again.
+    Drain {
+        /// Which.
+        server: ServerId,
+        /// Filled again.
+        undo: bool,
+    },
+    /// A server will not come back.
+    Forget {
+        /// Which.
+        server: ServerId,
+    },
+    /// What a shard held is given up.
+    Abandon {
+        /// Which.
+        shard: JobShard,
+        /// Without it nothing is done, and the refusal says what would be lost.
+        accept_loss: bool,
+    },
+    /// A job is to have shards. Its token is the order's.
+    Submit(SubmitRequest),
+    /// A job is to stop where it is, or to go with all that the servers have of it.
+    EndJob {
+        /// Its name.
+        job: String,
+        /// To go.
+        delete: bool,
+    },
 }
 
-/// What a shard held is given up; gives what that was. Without `accept_loss` nothing is done, and the error says it.
-pub async fn abandon(
-    address: &str,
-    shard: JobShard,
-    accept_loss: bool,
-    within: Duration,
-) -> Result<String, (String, String)> {
-    let request = AbandonRequest { shard: shard.number(), accept_loss };
-    order(address, within, async |mut c| {
-        let r = c.abandon(request).await.map(Response::into_inner)?;
-        Ok(taken(r.accepted, r.why.clone(), r.why, r.leader))
-    })
-    .await
+/// What the control group says to an order that is done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Of a submission: the job's number.
+    pub job: u32,
+    /// Of a job that ends: what it was before. Of a shard that is given up: what it held.
+    pub was: String,
 }
 
-/// A server is to be emptied, or filled again.
-pub async fn drain(
-    address: &str,
-    server: ServerId,
-    undo: bool,
-    within: Duration,
-) -> Result<(), (String, String)> {
-    let request = DrainRequest { server: server.0, undo };
-    order(address, within, async |mut c| {
-        let r = c.drain(request).await.map(Response::into_inner)?;
-        Ok(taken(r.accepted, (), r.why, r.leader))
-    })
-    .await
-}
-
-/// A job is to have shards; gives its number.
-pub async fn submit(
-    address: &str,
-    request: SubmitRequest,
-    within: Duration,
-) -> Result<JobId, (String, String)> {
-    order(address, within, async |mut c| {
-        let r = c.submit(request).await.map(Response::into_inner)?;
-        Ok(taken(r.accepted, JobId(r.job), r.why, r.leader))
-    })
-    .await
-}
-
-/// A job is to stop where it is, or to go with all that the servers have of it; gives the word for what it was.
-pub async fn end_job(
-    address: &str,
-    job: &str,
-    delete: bool,
-    within: Duration,
-) -> Result<String, (String, String)> {
-    let request = EndJobRequest { job: job.into(), delete };
-    order(address, within, async |mut c| {
-        let r = c.end_job(request).await.map(Response::into_inner)?;
-        Ok(taken(r.accepted, r.state, r.why, r.leader))
-    })
-    .await
-}
-
-fn taken<T>(accepted: bool, gives: T, why: String, leader: String) -> Result<T, (String, String)> {
-    if accepted { Ok(gives) } else { Err((why, leader)) }
-}
-
-async fn order<T>(
-    address: &str,
-    within: Duration,
-    ask: impl AsyncFnOnce(ControlClient<Channel>) -> Result<Result<T, (String, String)>, Status>,
-) -> Result<T, (String, String)> {
-    let asking = async {
-        let channel = channel(address, Transport::Auto).await.map_err(|e| (e, String::new()))?;
-        ask(ControlClient::new(channel)).await.map_err(|s| (words(address, &s), String::new()))?
+/// Gives one server an order, which has this token in each try.
+///
+/// # Errors
+/// The server's refusal, or that it was not heard.
+pub async fn order(address: &str, order: &Order, token: u64, within: Duration) -> Result<Done, Refused> {
+    let asking = async |channel| {
+        let mut c = ControlClient::new(channel);
+        let nothing = Done::default();
+        let (accepted, refused, done) = match order.clone() {
+            Order::Drain { server, undo } => {
+                let r = c.drain(DrainRequest { server: server.0, undo, token }).await?.into_inner();
+                (r.accepted, r.refused, nothing)
+            }
+            Order::Forget { server } => {
+                let r = c.forget(ForgetRequest { server: server.0, token }).await?.into_inner();
+                (r.accepted, r.refused, nothing)
+            }
+            Order::Abandon { shard, accept_loss } => {
+                let request = AbandonRequest { shard: shard.number(), accept_loss, token };
+                let r = c.abandon(request).await?.into_inner();
+                (r.accepted, r.refused, Done { was: r.lost, ..nothing })
+            }
+            Order::Submit(request) => {
+                let r = c.submit(SubmitRequest { token, ..request }).await?.into_inner();
+                (r.accepted, r.refused, Done { job: r.job, ..nothing })
+            }
+            Order::EndJob { job, delete } => {
+                let r = c.end_job(EndJobRequest { job, delete, token }).await?.into_inner();
+                (r.accepted, r.refused, Done { was: r.state, ..nothing })
+            }
+        };
+        let unsaid = || Refused::unheard("it did not take the order, and does not say why");
+        Ok(if accepted { Ok(done) } else { Err(refused.unwrap_or_else(unsaid)) })
     };
-    let late = |_| Err((format!("no answer within {within:?}"), String::new()));
+    asked(address, within, asking).await
+}
+
+/// Asks the leader of shard 0 of a job that one of its workers writes a checkpoint now; gives which.
+///
+/// # Errors
+/// The server's refusal, or that it was not heard.
+pub async fn save(address: &str, job: &str, within: Duration) -> Result<u32, Refused> {
+    let request = SaveRequest { protocol: PROTOCOL, job: job.into() };
+    let asking = async |channel| {
+        let reply = shards(channel).save(request.clone()).await.map(Response::into_inner)?;
+        Ok(reply.refused.map_or(Ok(reply.worker), Err))
+    };
+    asked(address, within, asking).await
+}
+
+/// Asks a server to switch the mode of a shard that it leads. `number`: 0 for the next switch. Gives the number of the last
+/// switch that has taken effect, and the mode in force with it.
+///
+/// # Errors
+/// The server's refusal, or that it was not heard.
+pub async fn switch_mode(
+    address: &str,
+    request: SwitchModeRequest,
+    within: Duration,
+) -> Result<(u64, String), Refused> {
+    let asking = async |channel| {
+        let reply = shards(channel).switch_mode(request.clone()).await.map(Response::into_inner)?;
+        Ok(reply.refused.map_or(Ok((reply.number, reply.mode)), Err))
+    };
+    asked(address, within, asking).await
+}
+
+async fn asked<T>(
+    address: &str,
+    within: Duration,
+    ask: impl AsyncFnOnce(Channel) -> Result<Result<T, Refused>, Status>,
+) -> Result<T, Refused> {
+    let asking = async {
+        let channel = channel(address, Transport::Auto).await.map_err(Refused::unheard)?;
+        ask(channel).await.map_err(|status| refused(address, &status))?
+    };
+    let late = |_| Err(Refused::unheard(format!("no answer within {within:?}")));
     tokio::time::timeout(within, asking).await.unwrap_or_else(late)
+}
+
+/// What a call's status says. A server refuses by status only who may not ask, and what it does not know; anything else is the connection's.
+fn refused(address: &str, status: &Status) -> Refused {
+    let message = words(address, status);
+    let of_the_server = std::error::Error::source(status).is_none();
+    match status.code() {
+        Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented | Code::InvalidArgument
+            if of_the_server =>
+        {
+            let kind = match status.code() {
+                Code::PermissionDenied | Code::Unauthenticated => WireKind::Denied,
+                _ => WireKind::Unspecified,
+            };
+            Refused { advice: Advice::Fix as i32, kind: kind as i32, message, ..Refused::default() }
+        }
+        _ => Refused::unheard(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_of_a_server_is_final_by_its_code_alone() {
+        for (status, is_final) in [
+            (Status::permission_denied("not yours"), true),
+            (Status::unauthenticated("who?"), true),
+            (Status::unimplemented("no such method"), true),
+            (Status::unavailable("denied: not yours"), false),
+            (Status::unknown("transport error"), false),
+            (Status::cancelled("goes"), false),
+            (Status::internal("h2 protocol error"), false),
+            (Status::deadline_exceeded("late"), false),
+        ] {
+            assert_eq!(refused("h:1", &status).is_final(), is_final, "{status:?}");
+        }
+    }
 }

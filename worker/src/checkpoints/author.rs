@@ -183,6 +183,7 @@ impl Author {
             bucket_len: job.bucket_len,
             groups: job.groups.clone(),
             stages: job.stages.clone(),
+            constraints: job.constraints.clone(),
             optimizer: job.optimizer.clone(),
             slots: job.slot_names().iter().map(ToString::to_string).collect(),
             tensors: self.tensors.clone(),

@@ -153,7 +153,7 @@ fn join_stages(
 ) -> Result<(Client, Step), WorkerError> {
     let (tensors, values) =
         (model.tensors(), job.stages(&model.layers()).map_err(WorkerError::Job)?.values());
-    let cuts = Cuts { groups: &[], stages: &values };
+    let cuts = Cuts { stages: &values, ..Cuts::default() };
     let mut server_job = job.server_job_cut_on(&tensors, cuts, &data.digest);
     let layout = job.layout_cut(tensors, cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
     let mut draw = |seed, weights: &mut [f32]| model.init(seed, weights);

@@ -78,11 +78,14 @@ fn container(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Value {
     let job = format!("{JOB}/job.toml");
     let data = (role == Role::Server).then_some(DATA);
     let files = Files { run: RUN, job: &job, data, certs: CERTS };
+    // `$(NAME)` is a variable there, and `$$` a `$`.
+    let plain = |word: &str| word.replace('$', "$$");
+    let words: Vec<_> = fleet.words(role, &files, told.until_done).iter().map(|word| plain(word)).collect();
     let mut it = json!({
         "name": told.container,
         "image": fleet.image,
-        "command": [fleet.program],
-        "args": fleet.words(role, &files, told.until_done),
+        "command": [plain(&fleet.program)],
+        "args": words,
         "env": env(told),
         "resources": resources(fleet, role),
         "securityContext": {

@@ -172,3 +172,29 @@ fn a_job_file_of_any_text_is_read_back_as_it_is() {
         assert_eq!(of_kind(&all, "ConfigMap")["data"]["job.toml"], job, "{job:?}");
     }
 }
+
+#[test]
+fn values_are_read_as_they_were_given() {
+    for odd in
+        ["a b", "a\"b", "it's", "100%", "#1", "a: b", "- x", "{a}", "*a", "yes", "1e3", "a\nb", " ", "ü"]
+    {
+        let (what, at) = (odd.to_string(), format!("/{odd}"));
+        let mounts = vec![Mount { what: what.clone(), at: at.clone() }];
+        let part = Part { memory: Some(what.clone()), ..some_fleet_of_images().servers };
+        let (program, image) = (what.clone(), Some(what));
+        let fleet = Fleet { mounts, servers: part, program, image, ..some_fleet_of_images() };
+        let all = rendered(Kubernetes::Sets, &fleet);
+        let pod = &of_kind(&all, "StatefulSet")["spec"]["template"]["spec"];
+        let one = &pod["containers"][0];
+        assert_eq!([&one["image"], &one["command"][0]], [&json!(odd); 2]);
+        assert_eq!(one["resources"]["limits"]["memory"], json!(odd));
+        let claims = pod["volumes"].as_array().expect("volumes").last().expect("the mount");
+        assert_eq!(claims["persistentVolumeClaim"]["claimName"], json!(odd));
+        let paths = one["volumeMounts"].as_array().expect("mounts").last().expect("the mount");
+        assert_eq!(paths["mountPath"], json!(at));
+    }
+    let fleet = Fleet { program: "/opt/$(HOME)/x".into(), ..some_fleet_of_images() };
+    let all = rendered(Kubernetes::Sets, &fleet);
+    let command = &of_kind(&all, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]["command"];
+    assert_eq!(command, &json!(["/opt/$$(HOME)/x"]), "no variable");
+}

@@ -89,12 +89,19 @@ impl Agent {
         if let (Some(own), Some(fleets)) = (self.options.shape, fleets) {
             own.must_be(fleets)?;
         }
-        if self.fleet.swap(fleet, Relaxed) == fleet {
+        let new = self.fleet.swap(fleet, Relaxed) != fleet;
+        if new {
+            self.replicas.peers().belong(fleet);
+            self.remembered.store(false, Relaxed);
+        }
+        if self.remembered.load(Relaxed) {
             return Ok(());
         }
-        self.replicas.peers().belong(fleet);
-        if let Err(e) = (self.remember)(fleet) {
-            tracing::error!(error = %e, "this server's identity cannot be written");
+        // Where the disk does not serve it is tried again with the next report.
+        match (self.remember)(fleet) {
+            Ok(()) => self.remembered.store(true, Relaxed),
+            Err(e) if new => tracing::error!(error = %e, "this server's identity cannot be written yet"),
+            Err(e) => tracing::debug!(error = %e, "this server's identity still cannot be written"),
         }
         Ok(())
     }

@@ -160,6 +160,7 @@ impl Agent {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             }
+            self.agreed.is_current();
             let jobs = self.agreed.read(|s| s.jobs.iter().any(|(_, job)| job.facts.is_some()));
             *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
             *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };

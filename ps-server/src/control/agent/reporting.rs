@@ -25,7 +25,7 @@ impl Agent {
     pub(super) fn own_report(&self, before: Option<&Report>) -> Report {
         let replicas = self.replicas.all().into_iter().map(|(id, r)| {
             let asleep = before.and_then(|b| b.replicas.get(&id)).filter(|then| sleeps_on(&r, then));
-            (id, asleep.cloned().unwrap_or_else(|| Arc::new(report_of(&r))))
+            (id, asleep.cloned().unwrap_or_else(|| Arc::new(self.report_of(id, &r))))
         });
         let mut replicas: BTreeMap<JobShard, Arc<ReplicaReport>> = replicas.collect();
         for (shard, waits) in self.replicas.stopped() {
@@ -148,13 +148,11 @@ impl Agent {
             return; // from a leader of the past
         }
         for d in directives {
-            if !self.busy.lock().insert(d.shard) {
-                continue;
-            }
+            let Some(busy) = Busy::begin(self, d.shard) else { continue };
             let this = self.clone();
             tokio::spawn(async move {
                 let done = this.carry_out(&d).await;
-                this.busy.lock().remove(&d.shard);
+                drop(busy);
                 match done {
                     // What comes next is planned by what is here now.
                     Ok(())
@@ -216,27 +214,52 @@ impl Agent {
     }
 }
 
-fn report_of(r: &Replica) -> ReplicaReport {
-    let lead = *r.group.leadership().borrow();
-    let membership = r.group.membership();
-    // One that has ended, not been stopped, is about to wait.
-    let trouble = r.group.trouble().or_else(|| r.shard.lacks_room()).unwrap_or_default();
-    let waits = !trouble.is_empty() && !r.group.was_failed();
-    ReplicaReport {
-        node: r.group.me(),
-        founding: r.founding,
-        founded: !membership.members.is_empty(),
-        leads: lead.leads,
-        term: lead.term,
-        applied: r.group.applied_index(),
-        bytes: r.shard.configured().map_or(0, |c| c.bytes()),
-        membership,
-        stopped: (waits && r.folder.is_some()).then_some(Duration::ZERO),
-        no_room: waits && r.folder.is_none() && r.shard.lacks_room().is_some(),
-        trouble,
-        digests: r.group.digests(),
-        caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
-        job: lead.leads.then(|| job_of(r)).flatten(),
+impl Agent {
+    fn report_of(&self, shard: JobShard, r: &Replica) -> ReplicaReport {
+        let lead = *r.group.leadership().borrow();
+        let membership = r.group.membership();
+        // One that has ended, not been stopped, is about to wait.
+        let own = r.group.trouble().or_else(|| r.shard.lacks_room());
+        let waits = own.is_some() && !r.group.was_failed();
+        let refuses = self.cannot_serve(shard, r).filter(|_| own.is_none());
+        let stopped = match &refuses {
+            Some(_) => Some(self.control.stopped().map_or(Duration::ZERO, |(_, since)| since.elapsed())),
+            None => (waits && r.folder.is_some()).then_some(Duration::ZERO),
+        };
+        let trouble = own.or(refuses).unwrap_or_default();
+        ReplicaReport {
+            node: r.group.me(),
+            founding: r.founding,
+            founded: !membership.members.is_empty(),
+            leads: lead.leads,
+            term: lead.term,
+            applied: r.group.applied_index(),
+            bytes: r.shard.configured().map_or(0, |c| c.bytes()),
+            membership,
+            stopped,
+            no_room: waits && r.folder.is_none() && r.shard.lacks_room().is_some(),
+            trouble,
+            digests: r.group.digests(),
+            caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
+            job: lead.leads.then(|| job_of(r)).flatten(),
+        }
+    }
+}
+
+/// A directive for a shard is being carried out, until this goes, also where that panics.
+struct Busy(Arc<Agent>, JobShard);
+
+impl Busy {
+    /// `None`: another one is.
+    fn begin(agent: &Arc<Agent>, shard: JobShard) -> Option<Self> {
+        let new = agent.busy.lock().insert(shard);
+        new.then(|| Self(agent.clone(), shard))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.lock().remove(&self.1);
     }
 }
 
@@ -253,7 +276,6 @@ fn job_of(replica: &Replica) -> Option<JobReport> {
     let shard = &replica.shard;
     let configured = shard.configured()?;
     let job = &configured.job;
-    let buckets = job.params_len.div_ceil(job.bucket_len) + job.buffers_len.div_ceil(job.bucket_len);
     Some(JobReport {
         facts: JobFacts {
             name: job.name.chars().take(JobFacts::NAME_CHARS).collect(),
@@ -262,7 +284,7 @@ fn job_of(replica: &Replica) -> Option<JobReport> {
             durability: job.durability,
             log: Retired,
         },
-        shards: u32::try_from(buckets).unwrap_or(u32::MAX),
+        shards: u32::try_from(job.buckets()).unwrap_or(u32::MAX),
         finished: shard.is_over(),
         auto: replica.counters.take_auto(shard),
     })

@@ -56,7 +56,8 @@ pub struct ReplicaReport {
     pub membership: Membership,
     pub trouble: String,
     /// Its storage does not serve it, for so long; it is tried again. `trouble` says why. Where its folder could not be
-    /// read at all, `node` and `founding` are 0.
+    /// read at all, `node` and `founding` are 0. One that leads all the same refuses the sessions of its shard: the storage of
+    /// its server's replica of the control group fails.
     pub stopped: Option<Duration>,
     /// Nothing of it is left there, and that server has no room for another at present: `trouble` has the numbers.
     pub no_room: bool,

@@ -1,62 +1,98 @@
 //! Jobs that come to a fleet and go: what is asked of the leader of the control group.
 
 use super::convert::shape_of;
-use crate::control::{Agent, Command, JobState, Outcome, Submission};
-use paraft_proto::{EndJobRequest, SubmitRequest};
+use crate::control::{Agent, Done, JobState, Order, Outcome, State, Submission};
+use paraft_common::config::{MAX_NAME_CHARS, check_name};
+use paraft_proto::{EndJobRequest, RefusalKind, SubmitRequest};
 
-/// Takes a job in; gives its number. The error is for people.
-pub async fn submit(agent: &Agent, request: SubmitRequest) -> Result<u32, String> {
+/// Takes a job in; gives its number.
+pub async fn submit(agent: &Agent, request: SubmitRequest) -> Result<u32, RefusalKind> {
+    let submission = submission(&agent.agreed.get(), request, paraft_host::clock::unix_ms())?;
+    let (name, shape) = (submission.name.clone(), submission.shape);
+    match agent.order(submission.token, Order::Submit(submission)).await? {
+        Outcome::Submitted(job) => {
+            tracing::info!(%job, name, %shape, "submitted");
+            Ok(job.0)
+        }
+        _ => Err(another_order()),
+    }
+}
+
+/// What a request for a job comes to, of this state.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn submission(state: &State, request: SubmitRequest, seen_ms: u64) -> Result<Submission, RefusalKind> {
+    let bad = |why: String| Err(RefusalKind::BadOrder(why));
     let SubmitRequest { name, token, shape, keep_ms, run } = request;
-    let shape = shape_of(shape.as_ref()).ok_or("the job's settings are of another version")?;
-    if name.chars().chain(run.chars()).any(char::is_control) {
-        return Err("the job's name, or its run's folder, has a character that is none to be shown".into());
+    let Some(shape) = shape_of(shape.as_ref()) else {
+        return bad("the job's settings are of another version".into());
+    };
+    check_name(&name).map_err(RefusalKind::BadName)?;
+    if run.chars().any(char::is_control) {
+        return bad("the name of the job's run folder has a control character".into());
     }
-    if token == 0 {
-        return Err("a submission has a token, drawn at random".into());
-    }
-    let servers = agent.agreed.read(|s| s.servers.values().filter(|m| !m.draining).count());
+    let servers = state.servers.values().filter(|m| !m.draining).count();
     if shape.replicas as usize > servers {
-        return Err(format!(
+        return bad(format!(
             "{} replicas need as many servers, and this fleet has {servers}: set cluster.replicas, or start servers",
             shape.replicas
         ));
     }
-    let seen_ms = paraft_host::clock::unix_ms();
-    let submission = Submission { name, token, shape, keep_ms, seen_ms, run };
-    match agent.propose(Command::Submit(submission.clone())).await? {
-        Outcome::Submitted(job) => {
-            tracing::info!(%job, name = submission.name, %shape, "submitted");
-            Ok(job.0)
+    Ok(Submission { name, token, shape, keep_ms, seen_ms, run })
+}
+
+/// Ends a job; gives what it was before.
+pub async fn end(agent: &Agent, request: EndJobRequest) -> Result<JobState, RefusalKind> {
+    let (token, name, delete) = (request.token, request.job.clone(), request.delete);
+    let order = match ending(&agent.agreed.get(), request, paraft_host::clock::unix_ms())? {
+        Ending::Ended(before) => return Ok(before),
+        Ending::Order(order) => order,
+    };
+    match agent.order(token, order).await? {
+        Outcome::Ended(before) => {
+            tracing::info!(name, delete, "ended by a person's word");
+            Ok(before)
         }
-        Outcome::Refused(why) => Err(why),
-        Outcome::Done | Outcome::Joined(_) => Err("an answer of another kind".into()),
+        _ => Err(another_order()),
     }
 }
 
-/// Ends a job; gives the word for what it was before.
-pub async fn end(agent: &Agent, request: EndJobRequest) -> Result<&'static str, String> {
-    let EndJobRequest { job: name, delete } = request;
-    let found = agent.agreed.read(|s| {
-        let mut named = s.jobs.iter().filter(|(_, j)| j.name == name);
-        named.next_back().map(|(id, j)| (id, j.state, j.stopping))
-    });
-    let Some((job, state, stopping)) = found else {
-        let there = agent.job_names();
-        let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
-        return Err(format!("this fleet has no job `{name}`; it has {there}"));
-    };
-    if !delete && (stopping || state == JobState::Stopped) {
-        return Ok(state.name()); // asked again
+/// What a request for a job's end comes to.
+#[derive(Debug)]
+pub enum Ending {
+    /// It is done already; what the job was before.
+    Ended(JobState),
+    /// To be agreed on.
+    Order(Order),
+}
+
+/// What a request for a job's end comes to, of this state.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn ending(state: &State, request: EndJobRequest, now_ms: u64) -> Result<Ending, RefusalKind> {
+    let EndJobRequest { job: name, delete, token } = request;
+    // Before the name is looked for: the job that this order has deleted is not there any more.
+    match state.orders.of(token) {
+        Some(Done::Ended(before)) => return Ok(Ending::Ended(before)),
+        Some(Done::Done | Done::Submitted(_)) => return Err(another_order()),
+        None => {}
     }
-    let command = match delete {
-        true => Command::Delete { job },
-        false => Command::Stop { job, now_ms: paraft_host::clock::unix_ms() },
+    let Some((job, found)) = state.jobs.iter().rfind(|(_, j)| j.name == name) else {
+        let shown: String = name.chars().take(MAX_NAME_CHARS).collect();
+        let asked = shown.escape_debug().to_string();
+        return Err(RefusalKind::NoSuchJob { asked, there: state.jobs.names() });
     };
-    match agent.propose(command).await? {
-        Outcome::Refused(why) => Err(why),
-        _ => {
-            tracing::info!(%job, name, delete, "ended by a person's word");
-            Ok(state.name())
-        }
+    if !delete && (found.stopping || found.state == JobState::Stopped) {
+        return Ok(Ending::Ended(found.state)); // asked again
     }
+    Ok(Ending::Order(match delete {
+        true => Order::Delete { job },
+        false => Order::Stop { job, now_ms },
+    }))
+}
+
+fn another_order() -> RefusalKind {
+    RefusalKind::BadOrder("this token is another order's: draw one at random for each order".into())
 }

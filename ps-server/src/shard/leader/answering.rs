@@ -1,7 +1,7 @@
 //! What workers wait for and get: weights, chunks, the image for a checkpoint.
 
 use super::{
-    Leader, Purpose, Reply, Standing, Weights,
+    Later, Leader, Purpose, Reply, Standing, Weights,
     checkpoint::{Due, lowest},
     effects::Fetched,
     pulls::{Changed, Ready, View},
@@ -113,7 +113,7 @@ impl Leader {
     }
 
     /// `recorded`: the worker gets what the log says that it got.
-    pub(super) fn answer(&mut self, conf: &Configured, go: Ready, recorded: bool) {
+    pub(super) fn answer(&mut self, conf: &Arc<Configured>, go: Ready, recorded: bool) {
         let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
@@ -146,27 +146,40 @@ impl Leader {
         let (count, since) = (buckets.len(), self.now.moment);
         for (i, bucket) in (1..).zip(buckets) {
             let Some(e) = &self.epoch else { return };
-            if let Some(memory) = conf.shared() {
-                conf.buckets[bucket].share(memory);
-            }
-            let data = e.deltas.working().data(conf, bucket);
-            let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
-            let version = got.as_ref().map_or(data.version, |(version, _)| *version);
-            if !pull.last {
-                let weights = got.as_ref().map_or(&*data.weights, |(_, weights)| weights.as_slice());
-                self.counters.staleness.pulled(pull.worker, bucket, version, weights);
-            }
-            // What the worker has already is not sent again.
-            let not_modified = pull.have.get(bucket) == Some(&version);
-            let payload = match got {
-                _ if not_modified => Bytes::new(),
-                Some((_, weights)) => value_bytes(Shared(weights)),
-                None if pull.last || pull.barrier => vector_bytes(&data, 0),
-                None => pulled_bytes(&conf.job, conf.buckets[bucket].spec, &data),
+            let have = pull.have.get(bucket).copied();
+            // What the log says that it got, and what only this leader has, cannot be taken later.
+            let now = recorded || conf.job.durability.is_leader();
+            let (version, payload, not_modified, later) = match now {
+                true => {
+                    if let Some(memory) = conf.shared() {
+                        conf.buckets[bucket].share(memory);
+                    }
+                    let data = e.deltas.working().data(conf, bucket);
+                    let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
+                    let version = got.as_ref().map_or(data.version, |(version, _)| *version);
+                    if !pull.last {
+                        let weights = got.as_ref().map_or(&*data.weights, |(_, weights)| weights.as_slice());
+                        self.counters.staleness.pulled(pull.worker, bucket, version, weights);
+                    }
+                    // What the worker has already is not sent again.
+                    let not_modified = have == Some(version);
+                    let payload = match got {
+                        _ if not_modified => Bytes::new(),
+                        Some((_, weights)) => value_bytes(Shared(weights)),
+                        None if pull.last || pull.barrier => vector_bytes(&data, 0),
+                        None => pulled_bytes(&conf.job, conf.buckets[bucket].spec, &data),
+                    };
+                    drop(data);
+                    self.counters.pulled(payload.len(), not_modified);
+                    (version, payload, not_modified, None)
+                }
+                false => {
+                    let (worker, counters) = (pull.worker, self.counters.clone());
+                    let (ahead, measured) = (!pull.last && !pull.barrier, !pull.last);
+                    let later = Later { conf: conf.clone(), bucket, worker, have, ahead, measured, counters };
+                    (conf.buckets[bucket].version(), Bytes::new(), false, Some(later))
+                }
             };
-            drop(data);
-            self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
-            self.counters.not_modified.fetch_add(u64::from(not_modified), Relaxed);
             let last = whole && i == count;
             // Behind a part of the weights a worker is in the middle of a step.
             let save = last && !pull.last && !pull.part && self.saves(pull.worker);
@@ -187,6 +200,7 @@ impl Leader {
                 skipped,
                 share: if last { share } else { None },
                 since,
+                later,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));
         }

@@ -2,7 +2,7 @@
 
 use super::{Wanted, progress::Progress};
 use crate::shard::{
-    bucket::BucketData,
+    bucket::{BucketData, pulled_bytes, vector_bytes},
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
     queued::Room,
@@ -238,6 +238,64 @@ pub struct Weights {
     pub share: Option<Share>,
     /// Since when it may go.
     pub since: Moment,
+    /// Where the weights are taken from when the worker's stream has room for them; until then `payload` is empty.
+    pub later: Option<Later>,
+}
+
+/// A bucket of which the weights are taken when they can go: a worker that does not read its answers holds no weights, and an update copies
+/// nothing for it. What it gets then may be newer than what its pull was let go for, and never older.
+#[derive(Debug)]
+pub struct Later {
+    /// The shard's buckets.
+    pub conf: Arc<Configured>,
+    /// Which; local.
+    pub bucket: usize,
+    /// The worker that pulls.
+    pub worker: WorkerId,
+    /// The version that it has.
+    pub have: Option<Version>,
+    /// It gets what the algorithm looks ahead to, where it does.
+    pub ahead: bool,
+    /// Its staleness is measured.
+    pub measured: bool,
+    /// Of the shard.
+    pub counters: Arc<Counters>,
+}
+
+impl Weights {
+    /// With the weights, as they are now where they are taken only now.
+    fn taken(mut self) -> Self {
+        let Some(Later { conf, bucket, worker, have, ahead, measured, counters }) = self.later.take() else {
+            return self;
+        };
+        let at = &conf.buckets[bucket];
+        if let Some(memory) = conf.shared() {
+            at.share(memory);
+        }
+        let data = at.image();
+        if measured {
+            counters.staleness.pulled(worker, bucket, data.version, &data.weights);
+        }
+        self.version = data.version;
+        self.not_modified = have == Some(data.version);
+        self.payload = match self.not_modified {
+            true => Bytes::new(),
+            false if ahead => pulled_bytes(&conf.job, at.spec, &data),
+            false => vector_bytes(&data, 0),
+        };
+        counters.pulled(self.payload.len(), self.not_modified);
+        self
+    }
+}
+
+impl Reply {
+    /// As it goes: with the weights, where they were to be taken only now.
+    pub fn taken(self) -> Self {
+        match self {
+            Self::Weights(w) => Self::Weights(Box::new(w.taken())),
+            other => other,
+        }
+    }
 }
 
 /// A consistent copy of what a checkpoint keeps of a shard.
@@ -339,6 +397,12 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// A worker gets a bucket, with so many bytes of weights.
+    pub fn pulled(&self, bytes: usize, not_modified: bool) {
+        self.bytes_pulled.fetch_add(bytes as u64, Relaxed);
+        self.not_modified.fetch_add(u64::from(not_modified), Relaxed);
+    }
+
     /// Takes what a worker says of itself. Those that are no members of `shard` any more go.
     pub fn take_about(&self, shard: &Shard, worker: WorkerId, about: About) {
         let mut all = self.about.lock();

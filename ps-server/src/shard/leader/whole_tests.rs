@@ -214,6 +214,20 @@ fn a_leader_that_something_of_a_successor_is_applied_at_says_nothing_more_than_t
     assert!(world.sent().is_empty());
 }
 
+/// An answer that nobody reads holds no weights: an update copies nothing for it, and what is sent then is the newest.
+#[test]
+fn answer_takes_its_weights_when_it_is_sent() {
+    let mut world = World::new(Mode::Asp);
+    world.pull(0);
+    let unread = std::mem::take(&mut world.sent).pop().expect("an answer").1;
+    world.push(1);
+    world.commit();
+    let conf = world.shard.configured().expect("a job");
+    assert_eq!(conf.outdated_bytes(), 0);
+    let Reply::Weights(w) = unread.taken() else { panic!("weights") };
+    assert_eq!((w.version, w.not_modified, w.payload.is_empty()), (Version(1), false, false));
+}
+
 #[test]
 fn pushes_that_come_again_all_at_once_are_taken_one_after_the_other() {
     let mut world = World::new(Mode::Asp);
@@ -248,8 +262,8 @@ fn a_skipped_step_is_acknowledged_and_lets_its_worker_go_with_the_weights_that_i
         world.pull(2);
         world.commit();
         let (mut acks, mut pulled) = (Vec::new(), None);
-        for (_, reply) in world.sent() {
-            match reply {
+        for (_, reply) in std::mem::take(&mut world.sent) {
+            match reply.taken() {
                 Reply::Ack { seq, version } => acks.push((seq.0, version.0)),
                 Reply::Weights(w) if w.last => pulled = Some((w.version.0, w.clock.0, w.skipped)),
                 Reply::Weights(_) => {}

@@ -3,8 +3,10 @@
 use crate::disk::{Access, Disk, DiskFile, DiskLock};
 use parking_lot::Mutex;
 use std::{
+    collections::BTreeSet,
+    fmt,
     io::{self, IoSlice},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::Duration,
@@ -26,16 +28,30 @@ struct Faults {
     changes_left: Option<u64>,
     changes: u64,
     sync_delay: Duration,
-    /// What every read, or every change, fails with: a number of the operating system's.
+    /// What every read fails with: a number of the operating system's.
     failing_reads: Option<i32>,
-    failing_changes: Option<i32>,
+    failing_changes: Option<Failing>,
+    /// Files that were changed, since somebody asked for that.
+    recorded: Option<BTreeSet<PathBuf>>,
+}
+
+/// Changes of which files fail, and with what.
+struct Failing {
+    number: i32,
+    which: Box<dyn Fn(&Path) -> bool + Send>,
+}
+
+impl fmt::Debug for Failing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Failing({})", self.number)
+    }
 }
 
 impl Faults {
-    /// Counts a change; it fails when the disk is dead.
-    fn change(&mut self) -> io::Result<()> {
-        if let Some(number) = self.failing_changes {
-            return Err(io::Error::from_raw_os_error(number));
+    /// Counts a change of the file or folder `path`; it fails when the disk is dead.
+    fn change(&mut self, path: &Path) -> io::Result<()> {
+        if let Some(failing) = self.failing_changes.as_ref().filter(|f| (f.which)(path)) {
+            return Err(io::Error::from_raw_os_error(failing.number));
         }
         if let Some(left) = &mut self.changes_left {
             *left = left.checked_sub(1).ok_or_else(|| io::Error::other("the disk is dead (on purpose)"))?;
@@ -73,10 +89,25 @@ impl FaultyDisk {
         self.faults.lock().failing_reads = number;
     }
 
-    /// Every change (opening to write, writing, syncing, resizing, renaming, removing) fails with this number of the
+    /// Every change (opening to write, locking, writing, syncing, resizing, renaming, removing) fails with this number of the
     /// operating system's (5: EIO, 30: EROFS). `None`: it works again.
     pub fn fail_changes(&self, number: Option<i32>) {
-        self.faults.lock().failing_changes = number;
+        self.fail_changes_of(number, |_| true);
+    }
+
+    /// As [`Self::fail_changes`], of the files (and folders) that `which` names by their paths.
+    pub fn fail_changes_of(&self, number: Option<i32>, which: impl Fn(&Path) -> bool + Send + 'static) {
+        self.faults.lock().failing_changes = number.map(|number| Failing { number, which: Box::new(which) });
+    }
+
+    /// From now on it is recorded which files are changed.
+    pub fn record(&self) {
+        self.faults.lock().recorded.get_or_insert_default();
+    }
+
+    /// The files that were opened to write, locked, renamed (both names) or removed since [`Self::record`].
+    pub fn recorded(&self) -> BTreeSet<PathBuf> {
+        self.faults.lock().recorded.clone().unwrap_or_default()
     }
 
     /// Changes made so far; the unit of [`dead_after`](Self::dead_after).
@@ -84,8 +115,17 @@ impl FaultyDisk {
         self.faults.lock().changes
     }
 
-    fn change(&self) -> io::Result<()> {
-        self.faults.lock().change()
+    fn change(&self, path: &Path) -> io::Result<()> {
+        self.faults.lock().change(path)
+    }
+
+    /// A change of the files themselves, not only of what is in them.
+    fn change_file(&self, path: &Path) -> io::Result<()> {
+        let mut faults = self.faults.lock();
+        if let Some(recorded) = faults.recorded.as_mut().filter(|r| !r.contains(path)) {
+            recorded.insert(path.to_path_buf());
+        }
+        faults.change(path)
     }
 
     fn reading(&self) -> io::Result<()> {
@@ -95,7 +135,7 @@ impl FaultyDisk {
 
 impl Disk for FaultyDisk {
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        self.change()?;
+        self.change(dir)?;
         self.inner.create_dir_all(dir)
     }
 
@@ -107,28 +147,35 @@ impl Disk for FaultyDisk {
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn DiskFile>> {
         match access {
             Access::Read => self.reading()?,
-            Access::Write | Access::Create => self.change()?,
+            Access::Write | Access::Create | Access::Append => self.change_file(path)?,
         }
         let inner = self.inner.open(path, access)?;
-        Ok(Box::new(FaultyFile { inner, disk: self.clone() }))
+        Ok(Box::new(FaultyFile { inner, path: path.to_path_buf(), disk: self.clone() }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.change()?;
+        self.change_file(from)?;
+        self.change_file(to)?;
         self.inner.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.change()?;
+        self.change_file(path)?;
         self.inner.remove(path)
     }
 
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.change(dir)?;
+        self.inner.remove_dir_all(dir)
+    }
+
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.change()?;
+        self.change(dir)?;
         self.inner.sync_dir(dir)
     }
 
     fn lock(&self, path: &Path) -> io::Result<DiskLock> {
+        self.change_file(path)?;
         self.inner.lock(path)
     }
 }
@@ -136,6 +183,7 @@ impl Disk for FaultyDisk {
 #[derive(Debug)]
 struct FaultyFile {
     inner: Box<dyn DiskFile>,
+    path: PathBuf,
     disk: FaultyDisk,
 }
 
@@ -154,7 +202,7 @@ impl DiskFile for FaultyFile {
         let size = self.inner.size()?;
         let allowed = {
             let mut faults = self.disk.faults.lock();
-            faults.change()?;
+            faults.change(&self.path)?;
             // What is within the file has its room already.
             let growth = (offset + wanted).saturating_sub(size);
             let allowed = faults.room.map_or(growth, |room| room.min(growth));
@@ -170,12 +218,12 @@ impl DiskFile for FaultyFile {
     }
 
     fn set_len(&mut self, size: u64) -> io::Result<()> {
-        self.disk.change()?;
+        self.disk.change(&self.path)?;
         self.inner.set_len(size)
     }
 
     fn allocate(&mut self, size: u64) -> io::Result<()> {
-        self.disk.change()?;
+        self.disk.change(&self.path)?;
         if self.disk.faults.lock().room.is_some() {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the disk is almost full (on purpose)"));
         }
@@ -183,7 +231,7 @@ impl DiskFile for FaultyFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.disk.change()?;
+        self.disk.change(&self.path)?;
         let delay = self.disk.faults.lock().sync_delay;
         if !delay.is_zero() {
             thread::sleep(delay);

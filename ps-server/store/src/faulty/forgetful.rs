@@ -213,7 +213,7 @@ impl Disk for ForgetfulDisk {
                 node
             }
             (Some(node), _) => node,
-            (None, Access::Create) => {
+            (None, Access::Create | Access::Append) => {
                 let node = state.nodes.len();
                 state.nodes.push(Node::default());
                 state.change_name(NameChange { gone: None, new: Some((path.to_path_buf(), node)) });
@@ -237,6 +237,17 @@ impl Disk for ForgetfulDisk {
             return Err(missing(path));
         }
         state.change_name(NameChange { gone: Some(path.to_path_buf()), new: None });
+        Ok(())
+    }
+
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if !state.dirs.contains(dir) {
+            return Err(missing(dir));
+        }
+        let inside: Vec<PathBuf> = state.names.keys().filter(|path| path.starts_with(dir)).cloned().collect();
+        inside.into_iter().for_each(|path| state.change_name(NameChange { gone: Some(path), new: None }));
+        state.dirs.retain(|known| !known.starts_with(dir));
         Ok(())
     }
 

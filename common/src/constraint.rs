@@ -1,0 +1,284 @@
+//! What trained values are held to: the servers project a bucket's values into the allowed set behind each update of the optimizer, as a
+//! script would behind each `optimizer.step()` (projected gradient descent: Goldstein, "Convex programming in Hilbert space", 1964).
+//!
+//! Each rule is a function of the values alone, in `f32` with sums in `f64` in a fixed order, so that all replicas have the same bits.
+
+use crate::layout::BucketSpec;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// A rule for a range of the flat vector.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Constraint {
+    /// First value, counted from the start of the flat vector.
+    pub offset: usize,
+    /// Number of values, from 1; all are parameters.
+    pub values: usize,
+    /// What they are held to.
+    pub rule: Rule,
+}
+
+/// What values, or rows of them, are held to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Rule {
+    /// Each value is within `min` and `max`, as after `torch.clamp_`. A NaN stays one.
+    Clamp {
+        /// Or -infinity.
+        min: f32,
+        /// Or infinity; not below `min`.
+        max: f32,
+    },
+    /// Each row of so many values has the Euclidean norm 1. A row of zeros stays one.
+    UnitNorm {
+        /// Values in a row, from 1.
+        row: usize,
+    },
+    /// Each row of so many values has at most this Euclidean norm, as after `torch.renorm(p=2, dim=0)`.
+    MaxNorm {
+        /// Values in a row, from 1.
+        row: usize,
+        /// Above 0.
+        max: f32,
+    },
+}
+
+impl Rule {
+    /// Values that belong together, so that no bucket may cut them.
+    pub fn row(&self) -> usize {
+        match self {
+            Self::Clamp { .. } => 1,
+            Self::UnitNorm { row } | Self::MaxNorm { row, .. } => *row,
+        }
+    }
+
+    /// Whether the numbers make sense.
+    ///
+    /// # Errors
+    /// Which one does not; for people.
+    pub fn validate(&self) -> Result<(), String> {
+        match self {
+            Self::Clamp { min, max } if min.is_nan() || max.is_nan() || min > max => {
+                Err(format!("clamp [{min}, {max}] holds no value: write the smaller bound first"))
+            }
+            Self::Clamp { .. } => Ok(()),
+            Self::UnitNorm { row: 0 } | Self::MaxNorm { row: 0, .. } => Err("a row has at least one value".into()),
+            Self::MaxNorm { max, .. } if !(max.is_finite() && *max > 0.0) => {
+                Err(format!("max_norm {max} is not a finite number above 0"))
+            }
+            Self::UnitNorm { .. } | Self::MaxNorm { .. } => Ok(()),
+        }
+    }
+
+    /// Projects values; of rows whole ones.
+    fn apply(&self, values: &mut [f32]) {
+        match *self {
+            Self::Clamp { min, max } => values.iter_mut().for_each(|v| {
+                if *v < min {
+                    *v = min;
+                } else if *v > max {
+                    *v = max;
+                }
+            }),
+            Self::UnitNorm { row } => values.chunks_exact_mut(row.max(1)).for_each(|row| {
+                let norm = norm(row);
+                if norm > 0.0 && norm.is_finite() {
+                    scale(row, 1.0 / norm);
+                }
+            }),
+            Self::MaxNorm { row, max } => values.chunks_exact_mut(row.max(1)).for_each(|row| {
+                let (norm, max) = (norm(row), f64::from(max));
+                if norm > max && norm.is_finite() {
+                    scale(row, max / (norm + RENORM_EPSILON));
+                }
+            }),
+        }
+    }
+}
+
+/// What `torch.renorm` adds to a norm that it divides by.
+const RENORM_EPSILON: f64 = 1e-7;
+
+/// The Euclidean norm. Eight sums, so that they need not wait for each other; their order is always the same.
+fn norm(row: &[f32]) -> f64 {
+    let mut sums = [0.0f64; 8];
+    let square = |v: f32| f64::from(v) * f64::from(v);
+    let mut chunks = row.chunks_exact(8);
+    for chunk in &mut chunks {
+        for (sum, v) in sums.iter_mut().zip(chunk) {
+            *sum += square(*v);
+        }
+    }
+    for (sum, v) in sums.iter_mut().zip(chunks.remainder()) {
+        *sum += square(*v);
+    }
+    sums.iter().sum::<f64>().sqrt()
+}
+
+fn scale(row: &mut [f32], by: f64) {
+    row.iter_mut().for_each(|v| *v = (f64::from(*v) * by) as f32);
+}
+
+/// The most rules of a job.
+pub const MAX_CONSTRAINTS: usize = 4096;
+
+impl Constraint {
+    fn range(&self) -> Range<usize> {
+        self.offset..self.offset.saturating_add(self.values)
+    }
+}
+
+/// Projects the values of a bucket by the rules that are about it, in their order; all are as [`check`] wants them.
+pub fn apply(constraints: &[Constraint], bucket: BucketSpec, values: &mut [f32]) {
+    let here = bucket.range();
+    let first = constraints.partition_point(|c| c.range().end <= here.start);
+    for c in constraints[first..].iter().take_while(|c| c.offset < here.end) {
+        let (from, to) = (c.range().start.max(here.start), c.range().end.min(here.end));
+        if let Some(values) = (from < to).then(|| values.get_mut(from - here.start..to - here.start)).flatten() {
+            c.rule.apply(values);
+        }
+    }
+}
+
+/// Whether a job with so many parameters may have these rules.
+///
+/// # Errors
+/// Why not; for people.
+pub fn check(constraints: &[Constraint], params_len: usize) -> Result<(), String> {
+    if constraints.len() > MAX_CONSTRAINTS {
+        return Err(format!("{} constraints; a job has at most {MAX_CONSTRAINTS}", constraints.len()));
+    }
+    for c in constraints {
+        let Range { start, end } = c.range();
+        if start >= end || end > params_len {
+            return Err(format!("a constraint is of values {start} to {end}, and {params_len} are trained"));
+        }
+        c.rule.validate()?;
+        if !c.values.is_multiple_of(c.rule.row()) {
+            return Err(format!("{} values are not rows of {}", c.values, c.rule.row()));
+        }
+    }
+    let in_order = |pair: &[Constraint]| {
+        let [a, b] = [pair[0].range(), pair[1].range()];
+        a.start <= b.start && a.end <= b.end
+    };
+    if !constraints.windows(2).all(in_order) {
+        return Err("the constraints are not in the order of the values".into());
+    }
+    let mut end = 0;
+    for c in constraints.iter().filter(|c| c.rule.row() > 1) {
+        if c.offset < end {
+            return Err("two constraints of rows are of the same values".into());
+        }
+        end = c.range().end;
+    }
+    Ok(())
+}
+
+/// Where parameters are divided by rules of rows: the end of each part, and how many of its values belong together.
+pub(crate) fn row_ends(constraints: &[Constraint], params_len: usize) -> Vec<(usize, usize)> {
+    let (mut ends, mut at) = (Vec::new(), 0);
+    for c in constraints.iter().filter(|c| c.rule.row() > 1) {
+        if c.offset > at {
+            ends.push((c.offset, 1));
+        }
+        at = c.range().end;
+        ends.push((at, c.rule.row()));
+    }
+    if at < params_len {
+        ends.push((params_len, 1));
+    }
+    ends
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::TensorKind;
+    use proptest::prelude::*;
+
+    fn bucket(offset: usize, len: usize) -> BucketSpec {
+        BucketSpec { offset, len, kind: TensorKind::Param, group: 0 }
+    }
+
+    fn held(rule: Rule, values: &[f32]) -> Vec<f32> {
+        let mut out = values.to_vec();
+        apply(&[Constraint { offset: 0, values: values.len(), rule }], bucket(0, values.len()), &mut out);
+        out
+    }
+
+    #[test]
+    fn rules_give_what_torch_gives() {
+        let clamp = Rule::Clamp { min: -0.5, max: f32::INFINITY };
+        assert_eq!(held(clamp, &[-2.0, -0.5, 0.0, 7.0]), [-0.5, -0.5, 0.0, 7.0]);
+        assert!(held(clamp, &[f32::NAN])[0].is_nan());
+        assert_eq!(held(Rule::UnitNorm { row: 2 }, &[3.0, 4.0, 0.0, 0.0]), [0.6, 0.8, 0.0, 0.0]);
+        // torch.renorm(torch.tensor([[3., 4.], [.3, .4]]), 2, 0, 1.)
+        assert_eq!(held(Rule::MaxNorm { row: 2, max: 1.0 }, &[3.0, 4.0, 0.3, 0.4]), [0.6, 0.8, 0.3, 0.4]);
+        // What is no number, or too large for one, stays as it is.
+        assert_eq!(held(Rule::UnitNorm { row: 2 }, &[f32::INFINITY, 1.0]), [f32::INFINITY, 1.0]);
+    }
+
+    #[test]
+    fn constraint_is_of_its_own_values_alone() {
+        let rules = [
+            Constraint { offset: 2, values: 4, rule: Rule::Clamp { min: 0.0, max: 1.0 } },
+            Constraint { offset: 8, values: 2, rule: Rule::UnitNorm { row: 2 } },
+        ];
+        let mut whole = vec![-1.0f32; 12];
+        apply(&rules, bucket(0, 12), &mut whole);
+        let mut parts = vec![-1.0f32; 12];
+        for at in [0, 4, 8] {
+            apply(&rules, bucket(at, 4), &mut parts[at..at + 4]);
+        }
+        assert_eq!(whole, parts);
+        assert_eq!(whole[..8], [-1.0, -1.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0]);
+        assert_eq!(whole[8..], [-0.70710677, -0.70710677, -1.0, -1.0]);
+    }
+
+    #[test]
+    fn constraint_that_makes_no_sense_is_refused() {
+        let of = |offset, values, rule| Constraint { offset, values, rule };
+        let unit = |row| Rule::UnitNorm { row };
+        for (rules, word) in [
+            (vec![of(0, 4, Rule::Clamp { min: 1.0, max: 0.0 })], "holds no value"),
+            (vec![of(0, 4, Rule::Clamp { min: f32::NAN, max: 0.0 })], "holds no value"),
+            (vec![of(0, 4, Rule::MaxNorm { row: 2, max: 0.0 })], "above 0"),
+            (vec![of(0, 4, unit(0))], "at least one value"),
+            (vec![of(0, 5, unit(2))], "not rows of 2"),
+            (vec![of(8, 4, unit(2))], "10 are trained"),
+            (vec![of(usize::MAX, 4, unit(2))], "10 are trained"),
+            (vec![of(0, 0, unit(2))], "10 are trained"),
+            (vec![of(4, 4, unit(2)), of(0, 4, unit(2))], "order"),
+            (vec![of(0, 4, unit(2)), of(2, 4, unit(2))], "same values"),
+        ] {
+            let why = check(&rules, 10).expect_err(word);
+            assert!(why.contains(word), "{why}");
+        }
+        let clamp = Rule::Clamp { min: 0.0, max: f32::INFINITY };
+        assert_eq!(check(&[of(0, 4, unit(2)), of(0, 10, clamp), of(4, 6, unit(3))], 10), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn projection_is_in_the_set_and_projecting_it_again_changes_nothing(
+            values in prop::collection::vec(-1e3f32..1e3, 12),
+            row in prop::sample::select(vec![1usize, 2, 3, 4, 6, 12]),
+            max in 0.1f32..10.0,
+        ) {
+            for rule in [Rule::Clamp { min: -max, max }, Rule::MaxNorm { row, max }, Rule::UnitNorm { row }] {
+                let once = held(rule, &values);
+                for part in once.chunks(row) {
+                    match rule {
+                        Rule::Clamp { min, max } => prop_assert!(part.iter().all(|v| (min..=max).contains(v))),
+                        Rule::MaxNorm { max, .. } => prop_assert!(norm(part) <= f64::from(max) * (1.0 + 1e-6)),
+                        Rule::UnitNorm { .. } => prop_assert!((norm(part) - 1.0).abs() < 1e-6 || norm(part) == 0.0),
+                    }
+                }
+                let again = held(rule, &once);
+                prop_assert!(once.iter().zip(&again).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs()));
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Log lines that repeat are counted: one is written, and after a while how many more there were.
+
+use crate::logs::words;
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::{Layer, layer::Context};
+
+/// A line is written once in so long.
+const WITHIN: Duration = Duration::from_secs(30);
+/// Lines that are known at a time. Of more than that, those written longest ago are forgotten.
+const KNOWN: usize = 256;
+/// So much of a line is said with its count.
+const SHOWN: usize = 200;
+
+/// A layer that lets a line pass once in 30 s, for all other layers.
+#[derive(Debug, Default)]
+pub struct Repeats(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known(HashMap<String, Line>);
+
+#[derive(Debug)]
+struct Line {
+    written: Instant,
+    more: u64,
+}
+
+impl Known {
+    /// Whether a line is to be written now; and what was not written since it was last.
+    fn hear(&mut self, line: &str, now: Instant) -> (bool, u64) {
+        if let Some(known) = self.0.get_mut(line) {
+            if now.saturating_duration_since(known.written) < WITHIN {
+                known.more += 1;
+                return (false, 0);
+            }
+            known.written = now;
+            return (true, std::mem::take(&mut known.more));
+        }
+        if self.0.len() >= KNOWN {
+            self.0.retain(|_, l| now.saturating_duration_since(l.written) < WITHIN);
+        }
+        if self.0.len() >= KNOWN
+            && let Some(oldest) = self.0.iter().min_by_key(|(_, l)| l.written).map(|(line, _)| line.clone())
+        {
+            self.0.remove(&oldest);
+        }
+        self.0.insert(line.to_string(), Line { written: now, more: 0 });
+        (true, 0)
+    }
+}
+
+thread_local! {
+    /// This thread is saying how many there were.
+    static COUNTS: Cell<bool> = const { Cell::new(false) };
+}
+
+impl<S: Subscriber> Layer<S> for Repeats {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        if COUNTS.get() {
+            return true;
+        }
+        let meta = event.metadata();
+        let line = format!("{} {} {}", meta.level(), meta.target(), words(event));
+        // openraft's lines have terms and times in them.
+        let key = if meta.target().starts_with("openraft") { without_numbers(&line) } else { line };
+        let (write, more) = self.0.lock().unwrap_or_else(PoisonError::into_inner).hear(&key, Instant::now());
+        if more > 0 {
+            COUNTS.set(true);
+            let line: String = words(event).chars().take(SHOWN).collect();
+            tracing::info!(more, "since it was last written this line came so many times more: {line}");
+            COUNTS.set(false);
+        }
+        write
+    }
+}
+
+/// With `#` for each number.
+fn without_numbers(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    for c in line.chars() {
+        match c.is_ascii_digit() {
+            true if text.ends_with('#') => {}
+            true => text.push('#'),
+            false => text.push(c),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    #[test]
+    fn line_that_repeats_is_written_once_and_counted() {
+        let (mut known, began) = (Known::default(), Instant::now());
+        let at = |ms: u64| began + Duration::from_millis(ms);
+        assert_eq!(known.hear("a", at(0)), (true, 0));
+        let more = (1..60).map(|i| known.hear("a", at(500 * i))).filter(|heard| *heard == (false, 0)).count();
+        assert_eq!((more, known.hear("b", at(29_000))), (59, (true, 0)), "another line is another");
+        assert_eq!(known.hear("a", at(30_000)), (true, 59));
+        assert_eq!(known.hear("a", at(90_000)), (true, 0));
+    }
+
+    #[test]
+    fn lines_that_are_known_are_bounded() {
+        let (mut known, began) = (Known::default(), Instant::now());
+        for i in 0..3 * KNOWN as u64 {
+            assert_eq!(known.hear(&i.to_string(), began + Duration::from_millis(i)), (true, 0));
+            assert!(known.0.len() <= KNOWN);
+        }
+        let last = (3 * KNOWN - 1).to_string();
+        assert_eq!(known.hear(&last, began + Duration::from_secs(1)), (false, 0));
+    }
+
+    #[test]
+    fn numbers_do_not_make_another_line() {
+        assert_eq!(without_numbers("T12-N3 at 00:01.5"), "T#-N# at #:#.#");
+    }
+
+    struct Count(Arc<Mutex<Vec<String>>>);
+
+    impl<S: Subscriber> Layer<S> for Count {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            self.0.lock().expect("one thread").push(words(event));
+        }
+    }
+
+    #[test]
+    fn no_layer_gets_a_line_that_repeats() {
+        let (before, behind) = (Arc::default(), Arc::default());
+        let layers = tracing_subscriber::registry().with(Count(Arc::clone(&before)));
+        let layers = layers.with(Repeats::default()).with(Count(Arc::clone(&behind)));
+        tracing::subscriber::with_default(layers, || {
+            for i in 0..9 {
+                tracing::error!(shard = 1, "stopped");
+                tracing::error!(shard = i % 2, "stopped");
+            }
+        });
+        let lines = ["stopped shard=1", "stopped shard=0"];
+        assert_eq!(*before.lock().expect("one thread"), lines);
+        assert_eq!(*behind.lock().expect("one thread"), lines);
+    }
+}

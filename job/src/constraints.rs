@@ -1,0 +1,200 @@
+//! `[constraints]`: what parameters are held to behind each update, by their names.
+//!
+//! ```toml
+//! [constraints]
+//! "critic.*" = { clamp = [-0.01, 0.01] }
+//! "embed.weight" = { max_norm = 1.0 }
+//! "head.weight" = "unit_norm"
+//! ```
+
+use crate::{
+    Exchange, Job,
+    check::{Check, bad},
+};
+use paraft_common::{
+    TensorKind, TensorSpec,
+    constraint::{Constraint, Rule},
+    layout::LayoutError,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// By the name of a tensor, in which a `*` stands for any characters.
+pub type Constraints = BTreeMap<String, ConstraintConfig>;
+
+/// What a tensor is held to. Rows are those of its first dimension; a tensor of one dimension is one row.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConstraintConfig {
+    /// Each value is within these bounds, of which `-inf` and `inf` are none.
+    Clamp([f64; 2]),
+    /// Each row has the Euclidean norm 1.
+    UnitNorm,
+    /// Each row has at most this Euclidean norm, above 0.
+    MaxNorm(f64),
+}
+
+impl ConstraintConfig {
+    fn rule(self, row: usize) -> Rule {
+        match self {
+            Self::Clamp([min, max]) => Rule::Clamp { min: min as f32, max: max as f32 },
+            Self::UnitNorm => Rule::UnitNorm { row },
+            Self::MaxNorm(max) => Rule::MaxNorm { row, max: max as f32 },
+        }
+    }
+}
+
+/// As far as it can be told without the model.
+pub(crate) fn check(job: &Job) -> Check {
+    if let Some(why) = job.constraints.iter().find_map(|(name, c)| {
+        let why = c.rule(1).validate().err()?;
+        Some(format!("`{name}`: {why}"))
+    }) {
+        return bad("constraints", why, "see docs/configuration.md#constraints");
+    }
+    if job.train.exchange == Exchange::AllReduce && !job.constraints.is_empty() {
+        let why = "with train.exchange = \"all-reduce\" the ranks apply their gradients themselves, and the servers hold weights to nothing";
+        return bad("constraints", why, "set train.exchange = \"servers\", or take [constraints] out");
+    }
+    Ok(())
+}
+
+/// The rules of a model with these tensors, in the order of the flat vector; of one tensor in the order of the entries' names.
+///
+/// # Errors
+/// A name is no parameter's, or two rules of rows are for one tensor.
+pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Vec<Constraint>, LayoutError> {
+    let bad = |why: String| Err(LayoutError::Constraint(format!("[constraints] {why}")));
+    for name in constraints.keys() {
+        let named: Vec<_> = tensors.iter().filter(|t| matches(name, &t.name)).collect();
+        if named.is_empty() {
+            let near = tensors.iter().map(|t| (strsim::levenshtein(name, &t.name), &t.name)).min();
+            let near = near.map(|(_, near)| format!("; did you mean `{near}`?")).unwrap_or_default();
+            return bad(format!("`{name}` is no tensor of the model{near}"));
+        }
+        if named.iter().all(|t| t.kind == TensorKind::Buffer) {
+            return bad(format!("`{name}` is a running statistic, which the servers average; constraints are for parameters"));
+        }
+    }
+    let (mut all, mut offset) = (Vec::new(), 0);
+    for t in tensors.iter().filter(|t| t.kind == TensorKind::Param) {
+        let row = match t.shape.as_slice() {
+            [_, row @ ..] if !row.is_empty() => row.iter().product(),
+            _ => t.len(),
+        };
+        let rules = constraints.iter().filter(|(name, _)| matches(name, &t.name));
+        let rules: Vec<Rule> = rules.map(|(_, c)| c.rule(row)).collect();
+        if rules.iter().filter(|rule| !matches!(rule, Rule::Clamp { .. })).count() > 1 {
+            return bad(format!("has two norms for the rows of `{}`: keep one", t.name));
+        }
+        all.extend(rules.into_iter().map(|rule| Constraint { offset, values: t.len(), rule }));
+        offset += t.len();
+    }
+    Ok(all)
+}
+
+/// Whether a pattern is of a name.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
+    let Some(rest) = name.strip_prefix(before) else { return false };
+    let starts = rest.char_indices().map(|(at, _)| at).chain([rest.len()]);
+    starts.into_iter().any(|at| matches(after, &rest[at..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const BASE: &str = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n";
+
+    fn job(more: &str, set: &[&str]) -> Result<Job, String> {
+        let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+        Job::parse(&format!("{BASE}{more}"), Path::new("job.toml"), &set).map_err(|e| e.to_string())
+    }
+
+    fn tensors() -> Vec<TensorSpec> {
+        vec![
+            TensorSpec::param("a.weight", &[4, 2, 3]),
+            TensorSpec::param("a.bias", &[4]),
+            TensorSpec::param("scale", &[]),
+            TensorSpec::buffer("mean", &[4]),
+        ]
+    }
+
+    #[test]
+    fn constraints_are_found_by_name() {
+        let job = job(
+            "[constraints]\n\"*\" = { clamp = [-0.5, inf] }\n\"a.weight\" = \"unit_norm\"\n\"*.bias\" = { max_norm = 2 }\n",
+            &[],
+        )
+        .expect("a job");
+        let of = job.server_job(&tensors()).constraints;
+        let clamp = |offset, values| Constraint {
+            offset,
+            values,
+            rule: Rule::Clamp { min: -0.5, max: f32::INFINITY },
+        };
+        let bias = Constraint { offset: 24, values: 4, rule: Rule::MaxNorm { row: 4, max: 2.0 } };
+        let rows = Constraint { offset: 0, values: 24, rule: Rule::UnitNorm { row: 6 } };
+        assert_eq!(of, [clamp(0, 24), rows, clamp(24, 4), bias, clamp(28, 1)]);
+        // As it is written into the run's folder, and as it travels.
+        let again = Job::parse(&job.to_toml(), Path::new("job.toml"), &[]).expect("its own");
+        assert_eq!(again.constraints, job.constraints);
+        let text = job.server_job(&tensors()).to_toml().expect("written");
+        assert_eq!(paraft_common::config::ServerJob::from_toml(&text).expect("read").constraints, of);
+        let layout = job.layout(tensors()).expect("a layout");
+        assert_eq!(layout.buckets(), job.server_job(&tensors()).layout().buckets());
+    }
+
+    #[test]
+    fn constraints_of_a_flag_take_the_place_of_the_file_s() {
+        let set = ["constraints={ \"a.bias\" = { clamp = [0, 1] } }"];
+        let job = job("[constraints]\n\"a.weight\" = \"unit_norm\"\n", &set).expect("a job");
+        assert_eq!(job.constraints.keys().collect::<Vec<_>>(), ["a.bias"]);
+    }
+
+    #[test]
+    fn wrong_constraint_is_refused_with_its_name() {
+        for (more, word) in [
+            ("\"a\" = { clamp = [1, 0] }", "`a`: clamp [1, 0] holds no value"),
+            ("\"a\" = { max_norm = 0 }", "max_norm 0"),
+            ("\"a\" = \"unit-norm\"", "`unit-norm` is none of `clamp`, `unit_norm`, `max_norm`"),
+            ("\"a\" = { clamp = [1] }", "constraints.a"),
+            ("\"a\" = 3", "constraints.a"),
+        ] {
+            let why = job(&format!("[constraints]\n{more}\n"), &[]).expect_err(more);
+            assert!(why.contains(word), "{why}");
+        }
+        let alone = ["train.exchange=all-reduce", "train.workers=1"];
+        let why = job("[constraints]\n\"a\" = \"unit_norm\"\n", &alone).expect_err("refused");
+        assert!(why.contains("take [constraints] out"), "{why}");
+        for (more, word) in [
+            ("\"a.wieght\" = \"unit_norm\"", "did you mean `a.weight`?"),
+            ("\"b*\" = \"unit_norm\"", "no tensor of the model"),
+            ("\"mean\" = { clamp = [0, 1] }", "running statistic"),
+            ("\"a*\" = \"unit_norm\"\n\"a.bias\" = { max_norm = 1 }", "two norms for the rows of `a.bias`"),
+        ] {
+            let job = job(&format!("[constraints]\n{more}\n"), &[]).expect("the model is not known");
+            let why = job.layout(tensors()).expect_err(more).to_string();
+            assert!(why.contains(word), "{why}");
+        }
+    }
+
+    #[test]
+    fn star_stands_for_any_characters() {
+        for (pattern, name, is) in [
+            ("*", "a.b", true),
+            ("a.*", "a.b", true),
+            ("a.*", "b.a.b", false),
+            ("*.b", "a.b", true),
+            ("*.b", "a.bb", false),
+            ("a*c*e", "abcde", true),
+            ("a*c*e", "abde", false),
+            ("ü*", "üa", true),
+            ("", "a", false),
+        ] {
+            assert_eq!(matches(pattern, name), is, "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+"""What the servers hold parameters to behind each step: ``run.prepare(model, optimizer, constraints={"critic.*": paraft.clamp(-0.01, 0.01)})``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ._run import toml
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a parameter is held to; :func:`clamp`, :func:`unit_norm` and :func:`max_norm` make one.
+
+    Attributes:
+        rule: as an entry of a job file's ``[constraints]`` has it.
+    """
+
+    rule: Any
+
+
+def clamp(min: float = -math.inf, max: float = math.inf) -> Constraint:
+    """Each value is within ``min`` and ``max``, as behind ``p.clamp_(min, max)`` after each ``optimizer.step()``."""
+    return Constraint({"clamp": [float(min), float(max)]})
+
+
+def unit_norm() -> Constraint:
+    """Each row has the Euclidean norm 1; a row of zeros stays one.
+
+    Rows are those of the first dimension, all others in one: of ``nn.Linear`` the weights of an output, of ``nn.Embedding`` a vector. A
+    parameter of one dimension is one row.
+    """
+    return Constraint("unit_norm")
+
+
+def max_norm(max: float) -> Constraint:
+    """Each row (see :func:`unit_norm`) has at most the Euclidean norm ``max``, above 0, as behind ``torch.renorm(p, 2, 0, max)``."""
+    return Constraint({"max_norm": float(max)})
+
+
+def settings(constraints: Mapping[str, Constraint], named: Callable[[str], str]) -> list[str]:
+    """What sets the job's ``[constraints]``; ``named``: the servers' name of a parameter.
+
+    Raises:
+        ConfigError: an entry is no name with a constraint.
+    """
+    if not constraints:
+        return []
+    entries = []
+    for name, constraint in constraints.items():
+        if not isinstance(name, str) or not isinstance(constraint, Constraint):
+            raise ConfigError(
+                f"constraints has {name!r}: {constraint!r}; write a parameter's name, in which * stands for any characters, with "
+                "paraft.clamp(), paraft.unit_norm() or paraft.max_norm()"
+            )
+        entries.append(f"{json.dumps(named(name), ensure_ascii=False)} = {toml(constraint.rule)}")
+    return [f"constraints={{{', '.join(entries)}}}"]
