@@ -63,7 +63,9 @@ impl Rule {
                 Err(format!("clamp [{min}, {max}] holds no value: write the smaller bound first"))
             }
             Self::Clamp { .. } => Ok(()),
-            Self::UnitNorm { row: 0 } | Self::MaxNorm { row: 0, .. } => Err("a row has at least one value".into()),
+            Self::UnitNorm { row: 0 } | Self::MaxNorm { row: 0, .. } => {
+                Err("a row has at least one value".into())
+            }
             Self::MaxNorm { max, .. } if !(max.is_finite() && *max > 0.0) => {
                 Err(format!("max_norm {max} is not a finite number above 0"))
             }
@@ -135,7 +137,9 @@ pub fn apply(constraints: &[Constraint], bucket: BucketSpec, values: &mut [f32])
     let first = constraints.partition_point(|c| c.range().end <= here.start);
     for c in constraints[first..].iter().take_while(|c| c.offset < here.end) {
         let (from, to) = (c.range().start.max(here.start), c.range().end.min(here.end));
-        if let Some(values) = (from < to).then(|| values.get_mut(from - here.start..to - here.start)).flatten() {
+        if let Some(values) =
+            (from < to).then(|| values.get_mut(from - here.start..to - here.start)).flatten()
+        {
             c.rule.apply(values);
         }
     }
@@ -215,7 +219,8 @@ mod tests {
         assert!(held(clamp, &[f32::NAN])[0].is_nan());
         assert_eq!(held(Rule::UnitNorm { row: 2 }, &[3.0, 4.0, 0.0, 0.0]), [0.6, 0.8, 0.0, 0.0]);
         // torch.renorm(torch.tensor([[3., 4.], [.3, .4]]), 2, 0, 1.)
-        assert_eq!(held(Rule::MaxNorm { row: 2, max: 1.0 }, &[3.0, 4.0, 0.3, 0.4]), [0.6, 0.8, 0.3, 0.4]);
+        let renormed = held(Rule::MaxNorm { row: 2, max: 1.0 }, &[3.0, 4.0, 0.3, 0.4]);
+        assert!(renormed.iter().zip([0.6, 0.8, 0.3, 0.4]).all(|(a, b)| (a - b).abs() < 1e-7), "{renormed:?}");
         // What is no number, or too large for one, stays as it is.
         assert_eq!(held(Rule::UnitNorm { row: 2 }, &[f32::INFINITY, 1.0]), [f32::INFINITY, 1.0]);
     }
@@ -277,7 +282,7 @@ mod tests {
                     }
                 }
                 let again = held(rule, &once);
-                prop_assert!(once.iter().zip(&again).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs()));
+                prop_assert!(once.iter().zip(&again).all(|(a, b)| (a - b).abs() <= 1e-5 * a.abs()));
             }
         }
     }

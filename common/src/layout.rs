@@ -168,7 +168,9 @@ pub enum LayoutError {
     #[error("{0}")]
     Constraint(String),
     /// A group or a stage ends within a row that a constraint holds to a norm.
-    #[error("a group of parameters, or a stage, ends within a row of {0} values that a constraint holds to a norm")]
+    #[error(
+        "a group of parameters, or a stage, ends within a row of {0} values that a constraint holds to a norm"
+    )]
     CutRow(usize),
     /// A row that a constraint holds to a norm is longer than a bucket may be.
     #[error("a constraint holds rows of {0} values to a norm, and a bucket has at most {MAX_BUCKET_LEN}")]

@@ -221,7 +221,11 @@ fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
 mod tests {
     use super::*;
     use crate::{
-        consistency::Mode, constraint::{Constraint, Rule}, durability::Durability, layout::ParamGroup, optim::OptimizerConfig,
+        consistency::Mode,
+        constraint::{Constraint, Rule},
+        durability::Durability,
+        layout::ParamGroup,
+        optim::OptimizerConfig,
         placement::buckets_of,
     };
     use proptest::prelude::*;

@@ -80,7 +80,8 @@ mod tests {
             [(2, vec![3000, 7000]), (5, vec![1, 8000, 1999]), (3, vec![10_000]), (7, vec![2000; 5])]
         {
             let tensors = vec![TensorSpec::param("w", &[10_000])];
-            let layout = Layout::cut(tensors, Cuts { stages: &stages, ..Cuts::default() }, 333).expect("valid");
+            let layout =
+                Layout::cut(tensors, Cuts { stages: &stages, ..Cuts::default() }, 333).expect("valid");
             let mut seen = Vec::new();
             for shard in (0..shards).map(ShardId) {
                 let ids: Vec<BucketId> = ids_of(&layout, shard, shards).collect();

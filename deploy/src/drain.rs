@@ -124,9 +124,11 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
 /// A server that ends waits so long for others to come back that it would be missed with.
 const NEEDED: Duration = Duration::from_secs(3);
 
-/// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done.
+/// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done. One try: who looks
+/// after the server asks again, and has other things to look at meanwhile.
 pub fn take_back(servers: &[String], server: ServerId) -> bool {
-    orders::given(servers, &Order::Drain { server, undo: true }).is_ok()
+    let order = Order::Drain { server, undo: true };
+    orders::given_again(servers, &order, orders::token(), Duration::ZERO).is_ok()
 }
 
 /// How far a server is emptied, in words.

@@ -4,12 +4,13 @@
 //! [constraints]
 //! "critic.*" = { clamp = [-0.01, 0.01] }
 //! "embed.weight" = { max_norm = 1.0 }
-//! "head.weight" = "unit_norm"
+//! "head.weight" = { unit_norm = true }
 //! ```
 
 use crate::{
     Exchange, Job,
     check::{Check, bad},
+    is_default,
 };
 use paraft_common::{
     TensorKind, TensorSpec,
@@ -22,24 +23,37 @@ use std::collections::BTreeMap;
 /// By the name of a tensor, in which a `*` stands for any characters.
 pub type Constraints = BTreeMap<String, ConstraintConfig>;
 
-/// What a tensor is held to. Rows are those of its first dimension; a tensor of one dimension is one row.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ConstraintConfig {
+/// What a tensor is held to: bounds, one norm, or both, bounds first. Rows are those of its first dimension; a tensor of one dimension is one row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConstraintConfig {
     /// Each value is within these bounds, of which `-inf` and `inf` are none.
-    Clamp([f64; 2]),
-    /// Each row has the Euclidean norm 1.
-    UnitNorm,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamp: Option<[f64; 2]>,
     /// Each row has at most this Euclidean norm, above 0.
-    MaxNorm(f64),
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_norm: Option<f64>,
+    /// Each row has the Euclidean norm 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unit_norm: bool,
 }
 
 impl ConstraintConfig {
-    fn rule(self, row: usize) -> Rule {
-        match self {
-            Self::Clamp([min, max]) => Rule::Clamp { min: min as f32, max: max as f32 },
-            Self::UnitNorm => Rule::UnitNorm { row },
-            Self::MaxNorm(max) => Rule::MaxNorm { row, max: max as f32 },
+    /// The rules, for rows of so many values.
+    fn rules(self, row: usize) -> impl Iterator<Item = Rule> {
+        let clamp = self.clamp.map(|[min, max]| Rule::Clamp { min: min as f32, max: max as f32 });
+        let max = self.max_norm.map(|max| Rule::MaxNorm { row, max: max as f32 });
+        let unit = self.unit_norm.then_some(Rule::UnitNorm { row });
+        [clamp, max, unit].into_iter().flatten()
+    }
+
+    fn validate(self) -> Result<(), String> {
+        match (self.max_norm, self.unit_norm) {
+            _ if self == Self::default() => {
+                Err("write clamp = [min, max], max_norm = m or unit_norm = true".into())
+            }
+            (Some(_), true) => Err("max_norm and unit_norm are two norms: keep one".into()),
+            _ => self.rules(1).try_for_each(|rule| rule.validate()),
         }
     }
 }
@@ -47,7 +61,7 @@ impl ConstraintConfig {
 /// As far as it can be told without the model.
 pub(crate) fn check(job: &Job) -> Check {
     if let Some(why) = job.constraints.iter().find_map(|(name, c)| {
-        let why = c.rule(1).validate().err()?;
+        let why = c.validate().err()?;
         Some(format!("`{name}`: {why}"))
     }) {
         return bad("constraints", why, "see docs/configuration.md#constraints");
@@ -73,7 +87,9 @@ pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Ve
             return bad(format!("`{name}` is no tensor of the model{near}"));
         }
         if named.iter().all(|t| t.kind == TensorKind::Buffer) {
-            return bad(format!("`{name}` is a running statistic, which the servers average; constraints are for parameters"));
+            return bad(format!(
+                "`{name}` is a running statistic, which the servers average; constraints are for parameters"
+            ));
         }
     }
     let (mut all, mut offset) = (Vec::new(), 0);
@@ -83,7 +99,7 @@ pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Ve
             _ => t.len(),
         };
         let rules = constraints.iter().filter(|(name, _)| matches(name, &t.name));
-        let rules: Vec<Rule> = rules.map(|(_, c)| c.rule(row)).collect();
+        let rules: Vec<Rule> = rules.flat_map(|(_, c)| c.rules(row)).collect();
         if rules.iter().filter(|rule| !matches!(rule, Rule::Clamp { .. })).count() > 1 {
             return bad(format!("has two norms for the rows of `{}`: keep one", t.name));
         }
@@ -125,7 +141,7 @@ mod tests {
     #[test]
     fn constraints_are_found_by_name() {
         let job = job(
-            "[constraints]\n\"*\" = { clamp = [-0.5, inf] }\n\"a.weight\" = \"unit_norm\"\n\"*.bias\" = { max_norm = 2 }\n",
+            "[constraints]\n\"*\" = { clamp = [-0.5, inf] }\n\"a.weight\" = { unit_norm = true }\n\"*.bias\" = { max_norm = 2 }\n",
             &[],
         )
         .expect("a job");
@@ -150,7 +166,7 @@ mod tests {
     #[test]
     fn constraints_of_a_flag_take_the_place_of_the_file_s() {
         let set = ["constraints={ \"a.bias\" = { clamp = [0, 1] } }"];
-        let job = job("[constraints]\n\"a.weight\" = \"unit_norm\"\n", &set).expect("a job");
+        let job = job("[constraints]\n\"a.weight\" = { unit_norm = true }\n", &set).expect("a job");
         assert_eq!(job.constraints.keys().collect::<Vec<_>>(), ["a.bias"]);
     }
 
@@ -159,7 +175,9 @@ mod tests {
         for (more, word) in [
             ("\"a\" = { clamp = [1, 0] }", "`a`: clamp [1, 0] holds no value"),
             ("\"a\" = { max_norm = 0 }", "max_norm 0"),
-            ("\"a\" = \"unit-norm\"", "`unit-norm` is none of `clamp`, `unit_norm`, `max_norm`"),
+            ("\"a\" = { unit-norm = true }", "did you mean `constraints.a.unit_norm`"),
+            ("\"a\" = {}", "write clamp"),
+            ("\"a\" = { max_norm = 1, unit_norm = true }", "keep one"),
             ("\"a\" = { clamp = [1] }", "constraints.a"),
             ("\"a\" = 3", "constraints.a"),
         ] {
@@ -167,13 +185,16 @@ mod tests {
             assert!(why.contains(word), "{why}");
         }
         let alone = ["train.exchange=all-reduce", "train.workers=1"];
-        let why = job("[constraints]\n\"a\" = \"unit_norm\"\n", &alone).expect_err("refused");
+        let why = job("[constraints]\n\"a\" = { unit_norm = true }\n", &alone).expect_err("refused");
         assert!(why.contains("take [constraints] out"), "{why}");
         for (more, word) in [
-            ("\"a.wieght\" = \"unit_norm\"", "did you mean `a.weight`?"),
-            ("\"b*\" = \"unit_norm\"", "no tensor of the model"),
+            ("\"a.wieght\" = { unit_norm = true }", "did you mean `a.weight`?"),
+            ("\"b*\" = { unit_norm = true }", "no tensor of the model"),
             ("\"mean\" = { clamp = [0, 1] }", "running statistic"),
-            ("\"a*\" = \"unit_norm\"\n\"a.bias\" = { max_norm = 1 }", "two norms for the rows of `a.bias`"),
+            (
+                "\"a*\" = { unit_norm = true }\n\"a.bias\" = { max_norm = 1 }",
+                "two norms for the rows of `a.bias`",
+            ),
         ] {
             let job = job(&format!("[constraints]\n{more}\n"), &[]).expect("the model is not known");
             let why = job.layout(tensors()).expect_err(more).to_string();

@@ -1,8 +1,8 @@
 //! A job: its sections, what follows from them, and the order in which they are checked.
 
 use crate::{
-    CheckpointConfig, ClusterConfig, Constraints, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig, TrackConfig,
-    TrainConfig,
+    CheckpointConfig, ClusterConfig, Constraints, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig,
+    TrackConfig, TrainConfig,
     check::{Check, Unfit, bad},
     constraints, is_default, sections,
 };

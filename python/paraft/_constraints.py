@@ -34,7 +34,7 @@ def unit_norm() -> Constraint:
     Rows are those of the first dimension, all others in one: of ``nn.Linear`` the weights of an output, of ``nn.Embedding`` a vector. A
     parameter of one dimension is one row.
     """
-    return Constraint("unit_norm")
+    return Constraint({"unit_norm": True})
 
 
 def max_norm(max: float) -> Constraint:

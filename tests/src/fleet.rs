@@ -422,7 +422,7 @@ impl Fleet {
         };
         let alive = self.alive().len();
         let level = |seen: &BTreeMap<u32, Vec<(u64, u64)>>| {
-            seen.len() == self.at.shards as usize
+            seen.len() >= self.at.shards as usize
                 && seen.values().all(|v| {
                     v.len() == alive.min(self.at.replicas as usize) && v.iter().all(|(i, _)| *i == v[0].0)
                 })

@@ -65,10 +65,12 @@ pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
         "nadam",
         "radam",
     ];
-    (prop::sample::select(kinds.to_vec()), 0usize..10, some_constraints()).prop_map(|(kind, buffers, constraints)| {
-        let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
-        ServerJob { constraints, ..job(optimizer, buffers) }
-    })
+    (prop::sample::select(kinds.to_vec()), 0usize..10, some_constraints()).prop_map(
+        |(kind, buffers, constraints)| {
+            let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
+            ServerJob { constraints, ..job(optimizer, buffers) }
+        },
+    )
 }
 
 /// With an algorithm, of which some keep something of each worker.
@@ -823,7 +825,8 @@ fn constraints_project_the_initial_weights_and_each_update() {
     let free = job(OptimizerConfig::adam(0.1), 9);
     let held = ServerJob { constraints: constraints.clone(), ..free.clone() };
     let (shard, _) = configured(&held);
-    let Outcome::Joined { session, worker } = shard.apply(&Command::Join { worker: WorkerId(0) }.into()) else {
+    let Outcome::Joined { session, worker } = shard.apply(&Command::Join { worker: WorkerId(0) }.into())
+    else {
         panic!("not joined")
     };
     let conf = shard.configured().expect("configured");
@@ -845,8 +848,14 @@ fn constraints_project_the_initial_weights_and_each_update() {
         let payload: Payload = (step.0 as f32 - 2.5).to_le_bytes().repeat(b.spec.len).into();
         let mut expected = (*b.image()).clone();
         let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
-        let update =
-            Incoming { job: &free, gradient, contributions: &contributions, rate: None, members: 1, gone: &[] };
+        let update = Incoming {
+            job: &free,
+            gradient,
+            contributions: &contributions,
+            rate: None,
+            members: 1,
+            gone: &[],
+        };
         expected.update(b.spec, update);
         constraint::apply(&constraints, b.spec, &mut expected.weights);
         let (encoding, bucket) = (Encoding::F32, b.id);

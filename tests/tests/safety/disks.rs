@@ -27,7 +27,7 @@ const SERVERS: u32 = 4;
 /// Joined, and so knows its fleet's settings from others.
 const JOINED: u32 = 3;
 /// The first job that is submitted. No worker begins it.
-const STAYS: JobId = JobId(1);
+const STAYS: JobId = JobId(0);
 /// Is emptied in the second half.
 const DRAINED: u32 = 1;
 

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
 use paraft_common::{Durability, Mode, ShardId, Step};
-use paraft_proto::{FromShard, PROTOCOL, ReadRequest, WithBulk, bulk, from_shard, services, to_shard};
+use paraft_proto::{FromShard, PROTOCOL, Pull, ReadRequest, WithBulk, bulk, from_shard, services, to_shard};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -245,5 +245,39 @@ fn readers_that_take_nothing_stop_no_update_and_are_closed() -> Result<()> {
     for address in &fleet.at.addresses {
         ensure!(read(address, request(Vec::new()))?.len() == 13, "others are served");
     }
+    Ok(())
+}
+
+/// A worker that pulls before each update and reads no answer has some buckets of one version on the way, and not all of each.
+#[test]
+fn workers_that_read_no_answer_hold_no_version_of_the_weights() -> Result<()> {
+    const WORKERS: u32 = 16;
+    // One in the transport, one behind it, one that an update has replaced a moment ago.
+    const BUCKETS_EACH: u64 = 3;
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    fleet.whole()?;
+    // 12 buckets of 1 MiB, and one that shows the steps.
+    let ledger = Ledger { bucket_len: 1 << 18, extra: 12 << 18, ..Ledger::new(Mode::Asp, 1, 60) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let (leader, _) = fleet.leader(ShardId(0));
+    let address = &fleet.at.addresses[leader as usize];
+    let hanging: Vec<_> = (1..=WORKERS)
+        .map(|worker| Stream::open(address, &ledger.job(), worker, &[]).map(|(stream, _)| stream))
+        .collect::<Result<_>>()?;
+    let mut most = 0;
+    while page.done.0 < ledger.steps {
+        for stream in &hanging {
+            stream.send(to_shard::Kind::Pull(Pull::default()));
+        }
+        page.step()?;
+        most = most.max(fleet.status(leader, false)?.shards[0].memory_copies);
+    }
+    ensure!(
+        most <= u64::from(WORKERS) * (BUCKETS_EACH << 20),
+        "{most} bytes are kept for workers that do not read"
+    );
+    drop(hanging);
+    ensure!(shown(&ledger, &page.finish()?)? == ledger.steps, "each push once");
     Ok(())
 }

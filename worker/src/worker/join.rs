@@ -51,7 +51,8 @@ pub(super) fn join(
     // For programs that have no [`cli`](crate::cli).
     paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
     let Setup { tensors, samples, data, classifies, mut init, groups, state, note, .. } = setup;
-    let cuts = Cuts { groups: &groups, stages: staged.as_ref().map_or(&[], |s| &s.values), ..Cuts::default() };
+    let cuts =
+        Cuts { groups: &groups, stages: staged.as_ref().map_or(&[], |s| &s.values), ..Cuts::default() };
     let mut server_job = job.server_job_cut_on(&tensors, cuts, &data);
     let layout = job.layout_cut(tensors, cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());

@@ -54,7 +54,9 @@ pub mod working;
 
 pub use checkpoint::lowest;
 pub use effects::{Effect, Input, Now, Standing};
-pub use messages::{About, CheckpointImage, ConnId, Counters, Event, Later, Liveness, Message, Reply, Weights};
+pub use messages::{
+    About, CheckpointImage, ConnId, Counters, Event, Later, Liveness, Message, Reply, Weights,
+};
 pub use purpose::{Proposed, Purpose, Said};
 pub use replication::{Replication, Waits};
 pub use run::{random_sessions, spawn};
