@@ -25,10 +25,12 @@ pub struct Constraint {
 pub enum Rule {
     /// Each value is within `min` and `max`, as after `torch.clamp_`. A NaN stays one.
     Clamp {
-        /// Or -infinity.
-        min: f32,
-        /// Or infinity; not below `min`.
-        max: f32,
+        /// `None`: no bound. (JSON, in which checkpoints say it, has no infinity.)
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        min: Option<f32>,
+        /// Likewise; not below `min`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max: Option<f32>,
     },
     /// Each row of so many values has the Euclidean norm 1. A row of zeros stays one.
     UnitNorm {
@@ -59,10 +61,15 @@ impl Rule {
     /// Which one does not; for people.
     pub fn validate(&self) -> Result<(), String> {
         match self {
-            Self::Clamp { min, max } if min.is_nan() || max.is_nan() || min > max => {
-                Err(format!("clamp [{min}, {max}] holds no value: write the smaller bound first"))
+            Self::Clamp { min, max } => {
+                let (min, max) = bounds(*min, *max);
+                match min <= max && min < f32::INFINITY && max > f32::NEG_INFINITY {
+                    true => Ok(()),
+                    false => {
+                        Err(format!("clamp [{min}, {max}] holds no value: write the smaller bound first"))
+                    }
+                }
             }
-            Self::Clamp { .. } => Ok(()),
             Self::UnitNorm { row: 0 } | Self::MaxNorm { row: 0, .. } => {
                 Err("a row has at least one value".into())
             }
@@ -76,13 +83,16 @@ impl Rule {
     /// Projects values; of rows whole ones.
     fn apply(&self, values: &mut [f32]) {
         match *self {
-            Self::Clamp { min, max } => values.iter_mut().for_each(|v| {
-                if *v < min {
-                    *v = min;
-                } else if *v > max {
-                    *v = max;
-                }
-            }),
+            Self::Clamp { min, max } => {
+                let (min, max) = bounds(min, max);
+                values.iter_mut().for_each(|v| {
+                    if *v < min {
+                        *v = min;
+                    } else if *v > max {
+                        *v = max;
+                    }
+                });
+            }
             Self::UnitNorm { row } => values.chunks_exact_mut(row.max(1)).for_each(|row| {
                 let norm = norm(row);
                 if norm > 0.0 && norm.is_finite() {
@@ -97,6 +107,10 @@ impl Rule {
             }),
         }
     }
+}
+
+fn bounds(min: Option<f32>, max: Option<f32>) -> (f32, f32) {
+    (min.unwrap_or(f32::NEG_INFINITY), max.unwrap_or(f32::INFINITY))
 }
 
 /// What `torch.renorm` adds to a norm that it divides by.
@@ -214,7 +228,7 @@ mod tests {
 
     #[test]
     fn rules_give_what_torch_gives() {
-        let clamp = Rule::Clamp { min: -0.5, max: f32::INFINITY };
+        let clamp = Rule::Clamp { min: Some(-0.5), max: None };
         assert_eq!(held(clamp, &[-2.0, -0.5, 0.0, 7.0]), [-0.5, -0.5, 0.0, 7.0]);
         assert!(held(clamp, &[f32::NAN])[0].is_nan());
         assert_eq!(held(Rule::UnitNorm { row: 2 }, &[3.0, 4.0, 0.0, 0.0]), [0.6, 0.8, 0.0, 0.0]);
@@ -228,7 +242,7 @@ mod tests {
     #[test]
     fn constraint_is_of_its_own_values_alone() {
         let rules = [
-            Constraint { offset: 2, values: 4, rule: Rule::Clamp { min: 0.0, max: 1.0 } },
+            Constraint { offset: 2, values: 4, rule: Rule::Clamp { min: Some(0.0), max: Some(1.0) } },
             Constraint { offset: 8, values: 2, rule: Rule::UnitNorm { row: 2 } },
         ];
         let mut whole = vec![-1.0f32; 12];
@@ -247,8 +261,9 @@ mod tests {
         let of = |offset, values, rule| Constraint { offset, values, rule };
         let unit = |row| Rule::UnitNorm { row };
         for (rules, word) in [
-            (vec![of(0, 4, Rule::Clamp { min: 1.0, max: 0.0 })], "holds no value"),
-            (vec![of(0, 4, Rule::Clamp { min: f32::NAN, max: 0.0 })], "holds no value"),
+            (vec![of(0, 4, Rule::Clamp { min: Some(1.0), max: Some(0.0) })], "holds no value"),
+            (vec![of(0, 4, Rule::Clamp { min: Some(f32::NAN), max: None })], "holds no value"),
+            (vec![of(0, 4, Rule::Clamp { min: Some(f32::INFINITY), max: None })], "holds no value"),
             (vec![of(0, 4, Rule::MaxNorm { row: 2, max: 0.0 })], "above 0"),
             (vec![of(0, 4, unit(0))], "at least one value"),
             (vec![of(0, 5, unit(2))], "not rows of 2"),
@@ -261,7 +276,7 @@ mod tests {
             let why = check(&rules, 10).expect_err(word);
             assert!(why.contains(word), "{why}");
         }
-        let clamp = Rule::Clamp { min: 0.0, max: f32::INFINITY };
+        let clamp = Rule::Clamp { min: Some(0.0), max: None };
         assert_eq!(check(&[of(0, 4, unit(2)), of(0, 10, clamp), of(4, 6, unit(3))], 10), Ok(()));
     }
 
@@ -272,12 +287,13 @@ mod tests {
             row in prop::sample::select(vec![1usize, 2, 3, 4, 6, 12]),
             max in 0.1f32..10.0,
         ) {
-            for rule in [Rule::Clamp { min: -max, max }, Rule::MaxNorm { row, max }, Rule::UnitNorm { row }] {
+            let clamp = Rule::Clamp { min: Some(-max), max: Some(max) };
+            for rule in [clamp, Rule::MaxNorm { row, max }, Rule::UnitNorm { row }] {
                 let once = held(rule, &values);
                 for part in once.chunks(row) {
                     match rule {
-                        Rule::Clamp { min, max } => prop_assert!(part.iter().all(|v| (min..=max).contains(v))),
-                        Rule::MaxNorm { max, .. } => prop_assert!(norm(part) <= f64::from(max) * (1.0 + 1e-6)),
+                        Rule::Clamp { .. } => prop_assert!(part.iter().all(|v| (-max..=max).contains(v))),
+                        Rule::MaxNorm { .. } => prop_assert!(norm(part) <= f64::from(max) * (1.0 + 1e-6)),
                         Rule::UnitNorm { .. } => prop_assert!((norm(part) - 1.0).abs() < 1e-6 || norm(part) == 0.0),
                     }
                 }

@@ -505,7 +505,7 @@ mod tests {
             Err(LayoutError::LongRow(row))
         );
         // Each value by itself can be cut anywhere.
-        let clamp = Constraint { offset: 1, values: 5, rule: Rule::Clamp { min: 0.0, max: 1.0 } };
+        let clamp = Constraint { offset: 1, values: 5, rule: Rule::Clamp { min: Some(0.0), max: Some(1.0) } };
         assert_eq!(cut(&[clamp], &[], 4), cut(&[], &[], 4));
     }
 

@@ -234,8 +234,11 @@ fn params(job: &Job) -> Vec<(String, String)> {
     }
     let mut all = Vec::new();
     add(&mut all, "", &serde_json::to_value(job).unwrap_or_default());
-    // Where it is tracked is not what was tried.
-    all.retain(|(key, _)| !key.starts_with("track."));
+    // Where it is tracked is not what was tried. Names of tensors have characters that a key of MLflow must not have.
+    all.retain(|(key, _)| !key.starts_with("track.") && !key.starts_with("constraints."));
+    if !job.constraints.is_empty() {
+        all.push(("constraints".into(), serde_json::to_string(&job.constraints).unwrap_or_default()));
+    }
     all
 }
 

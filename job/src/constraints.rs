@@ -41,7 +41,10 @@ pub struct ConstraintConfig {
 impl ConstraintConfig {
     /// The rules, for rows of so many values.
     fn rules(self, row: usize) -> impl Iterator<Item = Rule> {
-        let clamp = self.clamp.map(|[min, max]| Rule::Clamp { min: min as f32, max: max as f32 });
+        let clamp = self.clamp.map(|[min, max]| {
+            let min = (min != f64::NEG_INFINITY).then_some(min as f32);
+            Rule::Clamp { min, max: (max != f64::INFINITY).then_some(max as f32) }
+        });
         let max = self.max_norm.map(|max| Rule::MaxNorm { row, max: max as f32 });
         let unit = self.unit_norm.then_some(Rule::UnitNorm { row });
         [clamp, max, unit].into_iter().flatten()
@@ -51,6 +54,12 @@ impl ConstraintConfig {
         match (self.max_norm, self.unit_norm) {
             _ if self == Self::default() => {
                 Err("write clamp = [min, max], max_norm = m or unit_norm = true".into())
+            }
+            _ if self
+                .clamp
+                .is_some_and(|bounds| bounds.iter().any(|b| b.is_finite() && !(*b as f32).is_finite())) =>
+            {
+                Err("a bound of clamp is larger than a weight can be: write inf for no bound".into())
             }
             (Some(_), true) => Err("max_norm and unit_norm are two norms: keep one".into()),
             _ => self.rules(1).try_for_each(|rule| rule.validate()),
@@ -92,7 +101,7 @@ pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Ve
             ));
         }
     }
-    let (mut all, mut offset) = (Vec::new(), 0);
+    let (mut all, mut offset) = (Vec::<Constraint>::new(), 0);
     for t in tensors.iter().filter(|t| t.kind == TensorKind::Param) {
         let row = match t.shape.as_slice() {
             [_, row @ ..] if !row.is_empty() => row.iter().product(),
@@ -103,7 +112,17 @@ pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Ve
         if rules.iter().filter(|rule| !matches!(rule, Rule::Clamp { .. })).count() > 1 {
             return bad(format!("has two norms for the rows of `{}`: keep one", t.name));
         }
-        all.extend(rules.into_iter().map(|rule| Constraint { offset, values: t.len(), rule }));
+        for rule in rules {
+            match all.last_mut() {
+                // A model with many tensors and bounds for all of them has one rule.
+                Some(Constraint { offset: at, values, rule: last })
+                    if *last == rule && rule.row() == 1 && *at + *values == offset =>
+                {
+                    *values += t.len();
+                }
+                _ => all.push(Constraint { offset, values: t.len(), rule }),
+            }
+        }
         offset += t.len();
     }
     Ok(all)
@@ -146,11 +165,8 @@ mod tests {
         )
         .expect("a job");
         let of = job.server_job(&tensors()).constraints;
-        let clamp = |offset, values| Constraint {
-            offset,
-            values,
-            rule: Rule::Clamp { min: -0.5, max: f32::INFINITY },
-        };
+        let clamp =
+            |offset, values| Constraint { offset, values, rule: Rule::Clamp { min: Some(-0.5), max: None } };
         let bias = Constraint { offset: 24, values: 4, rule: Rule::MaxNorm { row: 4, max: 2.0 } };
         let rows = Constraint { offset: 0, values: 24, rule: Rule::UnitNorm { row: 6 } };
         assert_eq!(of, [clamp(0, 24), rows, clamp(24, 4), bias, clamp(28, 1)]);
@@ -161,6 +177,16 @@ mod tests {
         assert_eq!(paraft_common::config::ServerJob::from_toml(&text).expect("read").constraints, of);
         let layout = job.layout(tensors()).expect("a layout");
         assert_eq!(layout.buckets(), job.server_job(&tensors()).layout().buckets());
+    }
+
+    #[test]
+    fn neighbours_with_the_same_bounds_are_one_constraint() {
+        let job = job("[constraints]\n\"*\" = { clamp = [-1, 1] }\n", &[]).expect("a job");
+        let tensors: Vec<_> =
+            (0..3000).map(|i| TensorSpec::param(format!("layers.{i}.weight"), &[4, 2])).collect();
+        let whole =
+            Constraint { offset: 0, values: 24_000, rule: Rule::Clamp { min: Some(-1.0), max: Some(1.0) } };
+        assert_eq!(job.server_job(&tensors).constraints, [whole]);
     }
 
     #[test]
@@ -179,6 +205,7 @@ mod tests {
             ("\"a\" = {}", "write clamp"),
             ("\"a\" = { max_norm = 1, unit_norm = true }", "keep one"),
             ("\"a\" = { clamp = [1] }", "constraints.a"),
+            ("\"a\" = { clamp = [-1e300, 1] }", "write inf"),
             ("\"a\" = 3", "constraints.a"),
         ] {
             let why = job(&format!("[constraints]\n{more}\n"), &[]).expect_err(more);

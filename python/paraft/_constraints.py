@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ class Constraint:
         rule: as an entry of a job file's ``[constraints]`` has it.
     """
 
-    rule: Any
+    rule: Mapping[str, Any]
 
 
 def clamp(min: float = -math.inf, max: float = math.inf) -> Constraint:
@@ -42,20 +43,27 @@ def max_norm(max: float) -> Constraint:
     return Constraint({"max_norm": float(max)})
 
 
-def settings(constraints: Mapping[str, Constraint], named: Callable[[str], str]) -> list[str]:
-    """What sets the job's ``[constraints]``; ``named``: the servers' name of a parameter.
+def settings(constraints: Mapping[str, Constraint], names: Mapping[str, str]) -> list[str]:
+    """What sets the job's ``[constraints]``; ``names``: each name of a parameter that the script may use, with the servers'.
 
     Raises:
-        ConfigError: an entry is no name with a constraint.
+        ConfigError: an entry is no name with a constraint, or two hold a parameter to different things.
     """
     if not constraints:
         return []
-    entries = []
+    rules: dict[str, dict[str, Any]] = {}
     for name, constraint in constraints.items():
         if not isinstance(name, str) or not isinstance(constraint, Constraint):
             raise ConfigError(
                 f"constraints has {name!r}: {constraint!r}; write a parameter's name, in which * stands for any characters, with "
                 "paraft.clamp(), paraft.unit_norm() or paraft.max_norm()"
             )
-        entries.append(f"{json.dumps(named(name), ensure_ascii=False)} = {toml(constraint.rule)}")
+        pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+        # What no parameter has is said by who knows all tensors.
+        for its in {names[known]: None for known in names if pattern.fullmatch(known)} or (name,):
+            rule = rules.setdefault(its, {})
+            for key, value in constraint.rule.items():
+                if rule.setdefault(key, value) != value:
+                    raise ConfigError(f"constraints has two of {key} for `{its}`: {rule[key]} and {value}; keep one")
+    entries = [f"{json.dumps(name, ensure_ascii=False)} = {toml(rule)}" for name, rule in rules.items()]
     return [f"constraints={{{', '.join(entries)}}}"]

@@ -242,6 +242,7 @@ impl Servers {
 
     /// What a leader answers goes to the worker.
     pub(crate) fn answers(&self, stream: &Arc<Stream>, reply: Reply) {
+        let reply = reply.taken();
         let bytes = match &reply {
             Reply::Weights(w) => w.payload.len() as u64,
             _ => 0,

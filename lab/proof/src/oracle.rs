@@ -55,6 +55,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let servers = job.server_job(&model.tensors());
     let mut weights = vec![0.0; layout.len()];
     model.init(job.seed, &mut weights);
+    layout.buckets().iter().for_each(|b| servers.constrain(*b, &mut weights[b.range()]));
     let mut slots: Vec<Vec<Vec<f32>>> =
         layout.buckets().iter().map(|b| servers.optimizer.new_slots(b.len)).collect();
     let plan = Plan::new(job, &data.train).map_err(bad)?;
@@ -177,6 +178,7 @@ fn apply(
     let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: servers.clip.value };
     let gradient = Gradient { payload: push, encoding: Encoding::F32, scale: share * clip };
     servers.optimizer.apply(&hyper, into, slots, gradient);
+    servers.constrain(spec, into);
 }
 
 fn plus(a: &[f32], b: &[f32]) -> Vec<f32> {

@@ -223,8 +223,11 @@ fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKi
             0 => String::new(),
             _ => format!(", and stages of {:?}", j.stages),
         };
+        let rows = j.constraints.iter().filter(|c| c.rule.row() > 1).count();
+        let norms =
+            if rows == 0 { String::new() } else { format!(", and norms of the rows of {rows} parameters") };
         format!(
-            "{} parameters and {} statistics in buckets of {}{stages}",
+            "{} parameters and {} statistics in buckets of {}{stages}{norms}",
             j.params_len, j.buffers_len, j.bucket_len
         )
     };

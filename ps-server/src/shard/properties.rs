@@ -43,7 +43,7 @@ fn some_constraints() -> impl Strategy<Value = Vec<Constraint>> {
     prop::sample::select(vec![
         Vec::new(),
         vec![
-            of(0, 9, Rule::Clamp { min: -0.05, max: 0.02 }),
+            of(0, 9, Rule::Clamp { min: Some(-0.05), max: Some(0.02) }),
             of(9, 12, Rule::UnitNorm { row: 4 }),
             of(24, 16, Rule::MaxNorm { row: 8, max: 0.1 }),
         ],
@@ -820,7 +820,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
     let rule = Rule::MaxNorm { row: 3, max: 0.25 };
     let constraints = vec![
         Constraint { offset: 0, values: 12, rule },
-        Constraint { offset: 12, values: 28, rule: Rule::Clamp { min: -0.125, max: 0.25 } },
+        Constraint { offset: 12, values: 28, rule: Rule::Clamp { min: Some(-0.125), max: Some(0.25) } },
     ];
     let free = job(OptimizerConfig::adam(0.1), 9);
     let held = ServerJob { constraints: constraints.clone(), ..free.clone() };

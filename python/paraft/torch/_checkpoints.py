@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import struct
@@ -184,15 +185,31 @@ class Checkpoint:
         bucket, versions = self._manifest["bucket_len"], [b["version"] for b in self._manifest["buckets"]]
         cuts: list[tuple[int, int]] = []
         at = 0
-        for values in [g["values"] for g in self._manifest.get("groups", [])] or [_len(self._trained())]:
-            cuts += [(begin, min(begin + bucket, at + values)) for begin in range(at, at + values, bucket)]
-            at += values
+        for end, row in self._parts():
+            # Rows that a constraint holds to a norm are whole.
+            length = max(bucket // row * row, row)
+            cuts += [(begin, min(begin + length, end)) for begin in range(at, end, length)]
+            at = end
         updates, begin = {}, 0
         for tensor in self._trained():
             end = begin + _len([tensor])
             updates[tensor["name"]] = max(v for (a, b), v in zip(cuts, versions) if a < end and b > begin)
             begin = end
         return updates
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """Where the trained values are divided, as ``docs/protocol.md`` has it: the end of each part, and how many values no bucket cuts."""
+        trained = _len(self._trained())
+        ends = {trained}
+        for lengths in ([g["values"] for g in self._manifest.get("groups", [])], self._manifest.get("stages", [])):
+            ends.update(itertools.accumulate(lengths))
+        rows = []
+        for c in self._manifest.get("constraints", []):
+            row = max((rule.get("row", 1) for rule in c["rule"].values()), default=1)
+            if row > 1:
+                rows.append((c["offset"], c["offset"] + c["values"], row))
+                ends.update(rows[-1][:2])
+        return [(end, next((row for begin, last, row in rows if begin < end <= last), 1)) for end in sorted(ends - {0})]
 
     def _broken(self, piece: str, why: str) -> DataError:
         return DataError(f"the checkpoint {self.path} is not whole: {piece} {why}")

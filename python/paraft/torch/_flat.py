@@ -154,9 +154,9 @@ class Flat:
                     "have the one of then. Change the model before"
                 )
 
-    def called(self, name: str) -> str:
-        """The servers' name of a tensor that the script calls so."""
-        return self._model.called(name)
+    def known(self) -> dict[str, str]:
+        """Each name that a trained parameter has in the model, with the servers'."""
+        return {known: name for name, p in zip(self.names, self.params) for known in self._model.known(p)}
 
     @property
     def aliases(self) -> dict[str, str]:

@@ -56,10 +56,13 @@ class Names:
                 kept.append(piece)
         return ".".join(kept)
 
-    def called(self, name: str) -> str:
-        """The servers' name of a tensor that is called so: also by a wrapper's name, or by an alias. Any other name stays as it is."""
-        plain = self.plain(name)
-        return self.aliases.get(plain, plain)
+    def known(self, t: torch.Tensor) -> Iterator[str]:
+        """All names of one of the model's tensors: wrappers' and aliases, too."""
+        name = self.of(t)
+        for plain in (name, *(alias for alias, first in self.aliases.items() if first == name)):
+            yield plain
+            if plain in self.wrapped:
+                yield self.wrapped[plain]
 
     def of(self, t: torch.Tensor) -> str:
         """The name of one of the model's tensors; none: empty."""

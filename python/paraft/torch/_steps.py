@@ -118,7 +118,7 @@ class OnServers:
         constraints: Mapping[str, Constraint],
     ) -> None:
         flat = Flat(model, optimizer, run._group)
-        settings = [*settings, *_constraints.settings(constraints, flat.called)]
+        settings = [*settings, *_constraints.settings(constraints, flat.known())]
         flat.check_ties()
         self.run = run
         self.flat = flat

@@ -112,7 +112,8 @@ fn shards_replicas_clipping_and_a_schedule_do_not_change_what_is_learned() -> Re
 
 #[test]
 fn one_worker_gets_the_same_bits_in_every_mode_and_alone() -> Result<()> {
-    let clip = "[clip]\nnorm = 0.3";
+    let bounds = "\"*bias\" = { clamp = [-0.05, inf] }\n\"*weight\" = { max_norm = 0.6 }";
+    let clip = format!("[clip]\nnorm = 0.3\n[constraints]\n{bounds}");
     for (model, kind) in [(LOGISTIC, "adam"), (MLP, "momentum"), (AUTOENCODER, "rmsprop"), (CONVNET, "sgd")] {
         for shards in [1, 2] {
             for mode in ["bsp", "ssp:3", "asp"] {

@@ -109,9 +109,9 @@ fn a_job_with_values_that_cannot_be_is_refused_by_name() -> Result<()> {
     let job = || ServerJob::new("values", Mode::Bsp, 10, 4);
     let stop = |patience, min_delta| Some(paraft_common::config::EarlyStop { patience, min_delta });
     let cases = [
-        (ServerJob { name: "n".repeat(60_000), ..job() }, "from 1 to 128 characters"),
-        (ServerJob { name: "a\0b".into(), ..job() }, "control characters"),
-        (ServerJob { name: "\u{1b}[2J".into(), ..job() }, "control characters"),
+        (ServerJob { name: "n".repeat(60_000), ..job() }, "has 60000 characters"),
+        (ServerJob { name: "a\0b".into(), ..job() }, "it has '\\0'"),
+        (ServerJob { name: "\u{1b}[2J".into(), ..job() }, "cannot be a job's name"),
         (ServerJob { grace_ms: i64::MAX as u64, ..job() }, "more than a day"),
         (ServerJob { early_stop: stop(0, 0.0), ..job() }, "patience 0"),
         (ServerJob { early_stop: stop(1, f64::NAN), ..job() }, "min_delta NaN"),

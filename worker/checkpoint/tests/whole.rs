@@ -5,7 +5,11 @@ use paraft_checkpoint::{
     manifest::{Clock, EarlyStopState, Stamp, format},
 };
 use paraft_common::{
-    Layout, Mode, ParamGroup, TensorSpec, codec::put_f32_le, layout::Cuts, optim::OptimizerConfig,
+    Layout, Mode, ParamGroup, TensorSpec,
+    codec::put_f32_le,
+    constraint::{Constraint, Rule},
+    layout::Cuts,
+    optim::OptimizerConfig,
 };
 use std::{
     collections::BTreeMap,
@@ -48,7 +52,12 @@ fn manifest(step: u64) -> Manifest {
         bucket_len: BUCKET,
         groups: Vec::new(),
         stages: Vec::new(),
-        constraints: Vec::new(),
+        // JSON has no infinity.
+        constraints: vec![Constraint {
+            offset: 0,
+            values: 2,
+            rule: Rule::Clamp { min: None, max: Some(0.5) },
+        }],
         slots: optimizer.slot_names().iter().map(ToString::to_string).collect(),
         optimizer,
         tensors: tensors(),

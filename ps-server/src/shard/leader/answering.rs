@@ -147,8 +147,10 @@ impl Leader {
         for (i, bucket) in (1..).zip(buckets) {
             let Some(e) = &self.epoch else { return };
             let have = pull.have.get(bucket).copied();
-            // What the log says that it got, and what only this leader has, cannot be taken later.
-            let now = recorded || conf.job.durability.is_leader();
+            // What the log says that it got, and what only this leader has, cannot be taken later. In rounds a worker may push the next step
+            // before it reads these weights, and is to get those of this one.
+            let rounds = in_force.mode.averages() || in_force.of_push(pull.done).averages();
+            let now = recorded || rounds || conf.job.durability.is_leader();
             let (version, payload, not_modified, later) = match now {
                 true => {
                     if let Some(memory) = conf.shared() {
@@ -176,7 +178,18 @@ impl Leader {
                 false => {
                     let (worker, counters) = (pull.worker, self.counters.clone());
                     let (ahead, measured) = (!pull.last && !pull.barrier, !pull.last);
-                    let later = Later { conf: conf.clone(), bucket, worker, have, ahead, measured, counters };
+                    let (shard, conf_then) = (Arc::downgrade(&self.shard), Arc::downgrade(conf));
+                    let later = Later {
+                        shard,
+                        conf: conf_then,
+                        term: e.term,
+                        bucket,
+                        worker,
+                        have,
+                        ahead,
+                        measured,
+                        counters,
+                    };
                     (conf.buckets[bucket].version(), Bytes::new(), false, Some(later))
                 }
             };

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -246,8 +246,12 @@ pub struct Weights {
 /// nothing for it. What it gets then may be newer than what its pull was let go for, and never older.
 #[derive(Debug)]
 pub struct Later {
-    /// The shard's buckets.
-    pub conf: Arc<Configured>,
+    /// The shard, which it does not keep.
+    pub shard: Weak<Shard>,
+    /// Its buckets at the time, likewise.
+    pub conf: Weak<Configured>,
+    /// The leader's term. What a later leader has brought its own worker gets there.
+    pub term: u64,
     /// Which; local.
     pub bucket: usize,
     /// The worker that pulls.
@@ -262,12 +266,21 @@ pub struct Later {
     pub counters: Arc<Counters>,
 }
 
+impl Later {
+    /// The buckets, where they are those of the time and this replica still leads.
+    fn conf(&self) -> Option<Arc<Configured>> {
+        let (shard, conf) = (self.shard.upgrade()?, self.conf.upgrade()?);
+        let same = shard.configured().is_some_and(|now| Arc::ptr_eq(&now, &conf));
+        (same && shard.term() <= self.term).then_some(conf)
+    }
+}
+
 impl Weights {
-    /// With the weights, as they are now where they are taken only now.
-    fn taken(mut self) -> Self {
-        let Some(Later { conf, bucket, worker, have, ahead, measured, counters }) = self.later.take() else {
-            return self;
-        };
+    /// With the weights, as they are now where they are taken only now; `None`: this replica has them no more.
+    fn taken(mut self) -> Option<Self> {
+        let Some(later) = self.later.take() else { return Some(self) };
+        let conf = later.conf()?;
+        let Later { bucket, worker, have, ahead, measured, counters, .. } = later;
         let at = &conf.buckets[bucket];
         if let Some(memory) = conf.shared() {
             at.share(memory);
@@ -284,15 +297,18 @@ impl Weights {
             false => vector_bytes(&data, 0),
         };
         counters.pulled(self.payload.len(), self.not_modified);
-        self
+        Some(self)
     }
 }
 
 impl Reply {
-    /// As it goes: with the weights, where they were to be taken only now.
+    /// As it goes: with the weights, where they were to be taken only now. Where this replica has them no more its worker asks again.
     pub fn taken(self) -> Self {
+        let gone = || RefusalKind::Unavailable("this server has handed the shard over meanwhile".into());
         match self {
-            Self::Weights(w) => Self::Weights(Box::new(w.taken())),
+            Self::Weights(w) => {
+                w.taken().map_or_else(|| Self::Refused(gone().into()), |w| Self::Weights(Box::new(w)))
+            }
             other => other,
         }
     }

@@ -204,7 +204,7 @@ impl DiskFile for FaultyFile {
             let mut faults = self.disk.faults.lock();
             faults.change(&self.path)?;
             // What is within the file has its room already.
-            let growth = (offset + wanted).saturating_sub(size);
+            let growth = (offset + wanted).saturating_sub(size).min(wanted);
             let allowed = faults.room.map_or(growth, |room| room.min(growth));
             faults.room = faults.room.map(|room| room - allowed);
             wanted - growth + allowed
