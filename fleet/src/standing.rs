@@ -4,6 +4,7 @@
 
 use crate::{ask, failure::Failure, files, orders};
 use paraft_client::Order;
+use paraft_common::config::MAX_NAME_CHARS;
 use paraft_proto::{FleetShape, Refused, SubmitRequest, WireKind};
 use paraft_worker::{Job, exit};
 use serde::{Deserialize, Serialize};
@@ -98,7 +99,11 @@ impl Submitted {
         let fleet = ask::agreeing(servers).map_err(|none| Failure::new(exit::UNAVAILABLE, none.why))?;
         let fleet_servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
         let taken: Vec<&str> = fleet.jobs.iter().filter(|j| !j.released).map(|j| j.name.as_str()).collect();
-        let numbered = (2..MOST_NAMES).map(|n| format!("{}-{n}", job.name));
+        let numbered = (2..MOST_NAMES).map(|n| {
+            let number = format!("-{n}");
+            let kept: String = job.name.chars().take(MAX_NAME_CHARS - number.len()).collect();
+            kept + &number
+        });
         let names = std::iter::once(job.name.clone()).chain(numbered);
         let mut names = names.filter(|n| !taken.contains(&n.as_str()));
         let name = loop {

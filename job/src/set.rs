@@ -17,10 +17,8 @@ pub struct SetError {
 pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
     let bad = |why: &str| SetError { assignment: assignment.into(), why: why.into() };
     let (path, text) = assignment.split_once('=').ok_or_else(|| bad("write key=value"))?;
-    let mut keys: Vec<&str> = path.trim().split('.').collect();
-    if keys.iter().any(|k| k.is_empty()) {
-        return Err(bad("the key has an empty part"));
-    }
+    let mut keys =
+        parts(path.trim()).ok_or_else(|| bad("the key has an empty part, or a quote that does not end"))?;
     let last = keys.pop().ok_or_else(|| bad("there is no key"))?;
     let mut at = table;
     for key in keys {
@@ -29,6 +27,25 @@ pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
     }
     at.insert(last.to_string(), value(text.trim()));
     Ok(())
+}
+
+/// A dotted key's parts; one in quotes may have dots itself: `constraints."fc1.weight".max_norm`.
+fn parts(path: &str) -> Option<Vec<&str>> {
+    let (mut parts, mut rest) = (Vec::new(), path);
+    loop {
+        let (part, after) = match rest.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"')?,
+            None => rest.split_at(rest.find('.').unwrap_or(rest.len())),
+        };
+        if part.is_empty() {
+            return None;
+        }
+        parts.push(part);
+        match after.strip_prefix('.') {
+            Some(more) => rest = more,
+            None => return after.is_empty().then_some(parts),
+        }
+    }
 }
 
 fn value(text: &str) -> Value {
@@ -58,7 +75,9 @@ mod tests {
         assert_eq!(t["optimizer"]["lr"].as_float(), Some(0.5));
         assert_eq!(t["x"]["y"]["z"].as_array().map(Vec::len), Some(2));
         assert_eq!(t["name"].as_str(), Some("a b"));
-        for a in ["novalue", "=1", "a..b=1", "train.batch.x=1"] {
+        apply(&mut t, "constraints.\"fc1.weight\".max_norm=2").expect("quoted");
+        assert_eq!(t["constraints"]["fc1.weight"]["max_norm"].as_integer(), Some(2));
+        for a in ["novalue", "=1", "a..b=1", "train.batch.x=1", "a.\"b=1", "a.\"b\"c=1", "a.\"\"=1", "a.=1"] {
             assert!(apply(&mut t, a).is_err(), "{a}");
         }
     }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +42,15 @@ def max_norm(max: float) -> Constraint:
     return Constraint({"max_norm": float(max)})
 
 
-def settings(constraints: Mapping[str, Constraint], names: Mapping[str, str]) -> list[str]:
-    """What sets the job's ``[constraints]``; ``names``: each name of a parameter that the script may use, with the servers'.
+def settings(constraints: Mapping[str, Constraint], names: Mapping[str, str], frozen: Collection[str] = ()) -> list[str]:
+    """What sets the job's ``[constraints]``; ``names``: each name of a trained parameter that the script may use, with
+    the servers'.
 
     Raises:
         ConfigError: an entry is no name with a constraint, or two hold a parameter to different things.
     """
-    if not constraints:
-        return []
+    if not isinstance(constraints, Mapping):
+        raise ConfigError(f"constraints is {type(constraints).__name__}; it is a dict of names, each with a constraint")
     rules: dict[str, dict[str, Any]] = {}
     for name, constraint in constraints.items():
         if not isinstance(name, str) or not isinstance(constraint, Constraint):
@@ -59,11 +59,12 @@ def settings(constraints: Mapping[str, Constraint], names: Mapping[str, str]) ->
                 "paraft.clamp(), paraft.unit_norm() or paraft.max_norm()"
             )
         pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+        if name in frozen:
+            raise ConfigError(f"constraints has `{name}`, which is frozen: the servers do not have it, and it stays as it is")
         # What no parameter has is said by who knows all tensors.
         for its in {names[known]: None for known in names if pattern.fullmatch(known)} or (name,):
             rule = rules.setdefault(its, {})
             for key, value in constraint.rule.items():
                 if rule.setdefault(key, value) != value:
                     raise ConfigError(f"constraints has two of {key} for `{its}`: {rule[key]} and {value}; keep one")
-    entries = [f"{json.dumps(name, ensure_ascii=False)} = {toml(rule)}" for name, rule in rules.items()]
-    return [f"constraints={{{', '.join(entries)}}}"]
+    return [f"constraints={toml(rules)}"] if rules else []

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import threading
 import weakref
@@ -33,10 +34,15 @@ _LOG = logging.getLogger("paraft")
 Tensor = tuple[str, list[int], bool]
 
 
+def _key(key: Any) -> str:
+    """A key as TOML writes it: in quotes, where it has other characters than letters, digits, ``-`` and ``_``."""
+    return str(key) if re.fullmatch("[A-Za-z0-9_-]+", str(key)) else json.dumps(str(key), ensure_ascii=False)
+
+
 def toml(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {toml(v)}" for key, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)} = {toml(v)}" for key, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(toml(v) for v in value) + "]"
     if isinstance(value, float) and not math.isfinite(value):

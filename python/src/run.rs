@@ -198,6 +198,14 @@ impl Run {
         })
     }
 
+    /// The script has written to weights, which is not to stay: the next pull brings all of them, also those without an update.
+    fn forget_weights(&self, py: Python<'_>) -> PyResult<()> {
+        self.on(py, |inner, _| {
+            inner.run()?.forget_weights();
+            Ok(())
+        })
+    }
+
     /// Nothing is pushed for this step: it counts as done.
     fn skip(&self, py: Python<'_>) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.skip())

@@ -113,6 +113,23 @@ def test_pattern_finds_a_tied_parameter_by_its_second_name(fleet: Any) -> None:
     assert float(embed.max()) <= 0.5 and float(embed.norm(dim=1).max()) <= 2.0 + 1e-5
 
 
+def test_constraint_of_a_frozen_parameter_is_refused(fleet: Any) -> None:
+    m = models.model("mlp")
+    m[0].weight.requires_grad_(False)
+    run = paraft.init(fleet)
+    with pytest.raises(paraft.ConfigError, match="frozen"):
+        trained = [p for p in m.parameters() if p.requires_grad]
+        run.prepare(m, torch.optim.SGD(trained, lr=0.1), constraints={"0.weight": paraft.unit_norm()})
+
+
+def test_constraints_of_a_job_are_set_by_name(fleet: Any) -> None:
+    m = models.model("mlp")
+    run = paraft.init(fleet, settings={"constraints": {"0.weight": {"clamp": [-0.01, 0.01]}}})
+    run.prepare(m, torch.optim.SGD(m.parameters(), lr=0.1))
+    run.finish()
+    assert float(m[0].weight.detach().abs().max()) == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize(
     "constraints, apply, word",
     [
@@ -120,6 +137,7 @@ def test_pattern_finds_a_tied_parameter_by_its_second_name(fleet: Any) -> None:
         ({"0.weight": paraft.clamp(1, 0)}, "auto", "holds no value"),
         ({"0.weight": paraft.max_norm(0)}, "auto", "above 0"),
         ({"0.weight": (0, 1)}, "auto", "paraft.clamp"),
+        ([("0.weight", paraft.clamp(0, 1))], "auto", "it is a dict"),
         ({"*": paraft.clamp(0, 1), "0.weight": paraft.clamp(0, 2)}, "auto", "two of clamp for `0.weight`"),
         ({"0.weight": paraft.clamp(0, 1)}, "worker", "clamp them there"),
     ],

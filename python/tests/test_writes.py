@@ -46,6 +46,25 @@ def apart(a: Any, b: Any) -> float:
     return max(float((x - y).detach().abs().max()) for x, y in zip(a.parameters(), b.parameters()))
 
 
+def loads(m: Any) -> None:
+    m.load_state_dict({name: torch.full_like(t, 0.5) for name, t in m.state_dict().items()})
+
+
+@pytest.mark.parametrize("write", [by_data, in_place, loads])
+def test_write_behind_the_last_step_is_undone_by_finish(write: Write, fleet: Any, caplog: Any) -> None:
+    run = paraft.init(fleet)
+    m, plain = models.model("mlp"), models.model("mlp")
+    o, its = models.optimizer("sgd", m), models.optimizer("sgd", plain)
+    run.prepare(m, o, apply="servers")
+    train(m, o, 3)
+    train(plain, its, 3)
+    write(m)
+    assert apart(m, plain) > 0.01
+    run.finish()
+    assert apart(m, plain) < 1e-6
+    assert [r for r in caplog.records if r.levelno == logging.ERROR]
+
+
 @pytest.mark.parametrize("write", [by_data, in_place])
 def test_write_behind_a_servers_step_is_an_error_line(write: Write, fleet: Any, caplog: Any) -> None:
     run = paraft.init(fleet)

@@ -151,6 +151,12 @@ fn save(hosted: &Replica, request: &SaveRequest) -> Result<WorkerId, RefusalKind
     if let Some(why) = cannot_save(&conf.job) {
         return Err(RefusalKind::BadJob(why.into()));
     }
+    if hosted.shard.is_over() {
+        return Err(RefusalKind::BadOrder(format!(
+            "job `{}` has ended: nobody is there to write a checkpoint",
+            conf.job.name
+        )));
+    }
     let writer = lowest(&hosted.shard).ok_or_else(|| none("no worker trains"))?;
     hosted.counters.save.store(true, Relaxed);
     Ok(writer)

@@ -118,7 +118,7 @@ class OnServers:
         constraints: Mapping[str, Constraint],
     ) -> None:
         flat = Flat(model, optimizer, run._group)
-        settings = [*settings, *_constraints.settings(constraints, flat.known())]
+        settings = [*settings, *_constraints.settings(constraints, flat.known(), flat.frozen)]
         flat.check_ties()
         self.run = run
         self.flat = flat
@@ -316,6 +316,7 @@ class OnServers:
         if name is None:
             return
         self._undone += 1
+        self._session.forget_weights()
         if not self._told:
             self._told = True
             _LOG.error(

@@ -557,6 +557,11 @@ impl Client {
         Ok(pulled)
     }
 
+    /// The worker has changed its weights since the last pull: the next brings all of them, also buckets without an update.
+    pub fn forget_weights(&mut self) {
+        self.holds = None;
+    }
+
     /// Whether a pull that was broken off has brought something. The same pull would bring the rest only.
     pub fn has_begun(&self) -> bool {
         self.io.session().has_begun()

@@ -224,6 +224,11 @@ impl OpenRun {
         self.driver.client.rates(rates);
     }
 
+    /// The loop has written to its weights itself, and what it wrote is not to stay: the next pull brings all of them.
+    pub fn forget_weights(&mut self) {
+        self.driver.client.forget_weights();
+    }
+
     /// Writes a checkpoint of this worker's last step, as the servers have it now, and waits until it is whole on the disk; gives its
     /// folder. `folder`: into this one, of which the fleet hears nothing; else where the job's go. Several workers may save at one step;
     /// in one folder the first writes for all.
