@@ -73,8 +73,16 @@ impl Trial {
         self.seen().jobs.into_iter().rfind(|j| j.name == job).map(|j| j.state)
     }
 
+    /// Of a server that was killed a moment ago it is said that it is silent.
     fn draining(&self, server: u64) -> bool {
-        self.seen().servers.iter().any(|s| s.server == server && s.state == "draining")
+        wait("the server to be heard", || {
+            let state = self.seen().servers.into_iter().find(|s| s.server == server).map(|s| s.state);
+            match state.as_deref() {
+                Some("draining") => Ok(true),
+                Some("up") => Ok(false),
+                other => Err(format!("{other:?}")),
+            }
+        })
     }
 }
 
