@@ -154,8 +154,16 @@ impl Disk for FaultyDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.change_file(from)?;
-        self.change_file(to)?;
+        // One change, of two names.
+        let failing = {
+            let mut faults = self.faults.lock();
+            faults.recorded.iter_mut().for_each(|recorded| _ = recorded.insert(from.to_path_buf()));
+            faults.failing_changes.as_ref().filter(|f| (f.which)(from)).map(|f| f.number)
+        };
+        match failing {
+            Some(number) => return Err(io::Error::from_raw_os_error(number)),
+            None => self.change_file(to)?,
+        }
         self.inner.rename(from, to)
     }
 
