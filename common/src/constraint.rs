@@ -282,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn projection_is_in_the_set_and_projecting_it_again_changes_nothing(
+        fn projection_is_allowed_and_projecting_again_changes_nothing(
             values in prop::collection::vec(-1e3f32..1e3, 12),
             row in prop::sample::select(vec![1usize, 2, 3, 4, 6, 12]),
             max in 0.1f32..10.0,

@@ -77,7 +77,7 @@ pub struct ServerJob {
     /// vector. Each has shards of its own: there are at least as many. Empty: all is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<usize>,
-    /// What parameters are held to behind each update; in the order of the flat vector, those of one tensor in the job file's order.
+    /// What parameters are held to behind each update; in the order of the flat vector, those of one tensor in the order of the entries' names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub constraints: Vec<Constraint>,
     /// With the leased sampler: the chunks that shard 0 gives out. Without: every worker knows its share.

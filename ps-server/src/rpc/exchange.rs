@@ -153,7 +153,7 @@ fn save(hosted: &Replica, request: &SaveRequest) -> Result<WorkerId, RefusalKind
     }
     if hosted.shard.is_over() {
         return Err(RefusalKind::BadOrder(format!(
-            "job `{}` has ended: nobody is there to write a checkpoint",
+            "job `{}` has ended: no worker is left to write a checkpoint",
             conf.job.name
         )));
     }

@@ -243,14 +243,14 @@ pub struct Weights {
 }
 
 /// A bucket of which the weights are taken when they can go: a worker that does not read its answers holds no weights, and an update copies
-/// nothing for it. What it gets then may be newer than what its pull was let go for, and never older.
+/// nothing for it. The weights may be newer than those that its pull waited for, never older.
 #[derive(Debug)]
 pub struct Later {
     /// The shard, which it does not keep.
     pub shard: Weak<Shard>,
     /// Its buckets at the time, likewise.
     pub conf: Weak<Configured>,
-    /// The leader's term. What a later leader has brought its own worker gets there.
+    /// The leader's term: a worker gets what a later leader has applied from that leader.
     pub term: u64,
     /// Which; local.
     pub bucket: usize,

@@ -214,7 +214,7 @@ fn a_leader_that_something_of_a_successor_is_applied_at_says_nothing_more_than_t
     assert!(world.sent().is_empty());
 }
 
-/// An answer that nobody reads holds no weights: an update copies nothing for it, and what is sent then is the newest.
+/// An answer in the queue holds no weights: an update copies nothing for it, and what is sent is the newest.
 #[test]
 fn answer_takes_its_weights_when_it_is_sent() {
     let mut world = World::new(Mode::Asp);
