@@ -83,6 +83,7 @@ impl Read {
             skipped: 0,
             share: None,
             since,
+            unread: None,
             later: None,
         })
     }

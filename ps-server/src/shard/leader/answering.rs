@@ -16,6 +16,9 @@ use paraft_common::{ShardId, Step, WorkerId, codec::value_bytes};
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+/// Pulls whose answers may hold weights until their stream sends them, at most: a worker that pushes and pulls ahead has two on the way.
+const UNREAD_PULLS: usize = 3;
+
 impl Leader {
     /// Answers every pull that may go.
     pub(super) fn answer_pulls(&mut self, changed: Changed) {
@@ -116,6 +119,11 @@ impl Leader {
     pub(super) fn answer(&mut self, conf: &Arc<Configured>, go: Ready, recorded: bool) {
         let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
+        let (unread, mark) = e.streams.unread(pull.conn);
+        if unread >= UNREAD_PULLS * conf.buckets.len() {
+            let why = format!("the answers of {UNREAD_PULLS} pulls are not read: read them before the next pull");
+            return self.refuse(pull.conn, RefusalKind::Overloaded(why));
+        }
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
         let is_first = self.shard.id() == ShardId(0);
         let evaluates = is_first && whole && !pull.last && !pull.part;
@@ -213,6 +221,7 @@ impl Leader {
                 skipped,
                 share: if last { share } else { None },
                 since,
+                unread: now.then(|| mark.clone()),
                 later,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));

@@ -238,6 +238,8 @@ pub struct Weights {
     pub share: Option<Share>,
     /// Since when it may go.
     pub since: Moment,
+    /// Counted among the answers of its stream that hold weights, until it is sent.
+    pub unread: Option<Arc<()>>,
     /// Where the weights are taken from when the worker's stream has room for them; until then `payload` is empty.
     pub later: Option<Later>,
 }

@@ -2,7 +2,7 @@
 
 use super::messages::ConnId;
 use paraft_common::{SessionId, WorkerId};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// One stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Stream {
 #[derive(Debug, Default)]
 pub struct Streams {
     by_conn: BTreeMap<ConnId, Stream>,
+    /// One count of each stream's mark stands for an answer with weights that it has not sent yet.
+    unread: BTreeMap<ConnId, Arc<()>>,
     /// The stream that each member has now.
     by_worker: BTreeMap<WorkerId, ConnId>,
 }
@@ -30,6 +32,7 @@ impl Streams {
     /// It is closed. Gives whose it was, and whether it was its member's.
     pub fn close(&mut self, conn: ConnId) -> Option<(Stream, bool)> {
         let stream = self.by_conn.remove(&conn)?;
+        self.unread.remove(&conn);
         let own = self.by_worker.get(&stream.worker) == Some(&conn);
         if own {
             self.by_worker.remove(&stream.worker);
@@ -40,6 +43,15 @@ impl Streams {
     /// A stream, if it is open.
     pub fn get(&self, conn: ConnId) -> Option<Stream> {
         self.by_conn.get(&conn).copied()
+    }
+
+    /// A mark for an answer that holds weights until the stream has sent it, and how many there are already.
+    pub fn unread(&mut self, conn: ConnId) -> (usize, Arc<()>) {
+        if !self.by_conn.contains_key(&conn) {
+            return (0, Arc::default());
+        }
+        let mark = self.unread.entry(conn).or_default();
+        (Arc::strong_count(mark) - 1, mark.clone())
     }
 
     /// A stream gets its session. False where it is closed.
@@ -53,6 +65,7 @@ impl Streams {
     pub fn attach(&mut self, worker: WorkerId, conn: ConnId) -> Option<ConnId> {
         let old = self.by_worker.insert(worker, conn).filter(|old| *old != conn)?;
         self.by_conn.remove(&old);
+        self.unread.remove(&old);
         Some(old)
     }
 

@@ -176,8 +176,13 @@ impl World {
         self.hears(Input::Message(1, pull));
     }
 
-    /// What was sent since the last call.
+    /// What was sent since the last call, and read by its worker.
     fn sent(&mut self) -> &'static [(ConnId, Reply)] {
+        for (_, reply) in &mut self.sent {
+            if let Reply::Weights(w) = reply {
+                w.unread = None;
+            }
+        }
         Vec::leak(std::mem::take(&mut self.sent))
     }
 
@@ -226,6 +231,25 @@ fn answer_takes_its_weights_when_it_is_sent() {
     assert_eq!(conf.outdated_bytes(), 0);
     let Reply::Weights(w) = unread.taken() else { panic!("weights") };
     assert_eq!((w.version, w.not_modified, w.payload.is_empty()), (Version(1), false, false));
+}
+
+/// In rounds an answer holds the weights of its step: a worker that reads none keeps three versions at most.
+#[test]
+fn pull_behind_three_unread_answers_ends_the_stream() {
+    let mut world = World::new(Mode::Bsp);
+    world.init();
+    world.sent();
+    world.pull(0);
+    for step in 1..=3 {
+        world.push(step);
+        world.commit();
+        world.pull(step);
+    }
+    let weights = world.sent.iter().filter(|(_, reply)| matches!(reply, Reply::Weights(_))).count();
+    assert_eq!(weights, 3);
+    let refused = |(_, r): &(ConnId, Reply)| matches!(r, Reply::Refused(r) if matches!(r.kind, RefusalKind::Overloaded(_)));
+    assert!(world.sent.last().is_some_and(refused), "{:?}", world.sent.last());
+    assert_eq!(world.closed, [1]);
 }
 
 #[test]
