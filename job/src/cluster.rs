@@ -28,7 +28,6 @@ pub struct ClusterConfig {
     /// After this long.
     pub restart_ms: u64,
     /// The replicas of each shard are compared this often; 0: never.
-    #[serde(alias = "parity_ms")]
     pub check_ms: u64,
     /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,7 +37,6 @@ pub struct ClusterConfig {
     /// The lease of a worker: without a sign of life for so long it is taken out.
     pub grace_ms: u64,
     /// Workers and servers give up after this long without a leader.
-    #[serde(alias = "patience_ms")]
     pub timeout_ms: u64,
     /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
     pub durability: Durability,

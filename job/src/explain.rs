@@ -136,11 +136,6 @@ mod tests {
             ("", &["model.kinds=mlp"], &["did you mean `model.kind`?"]),
             ("", &["data.foo=1"], &["unknown key `foo`; [data] takes no other keys with this kind"]),
             ("", &["cluster.foo=1"], &["`grace_ms`, `timeout_ms`, `durability`"]),
-            (
-                "",
-                &["cluster.patience_ms=9000", "cluster.timeout_ms=9000"],
-                &["cluster: `patience_ms` is the old name of `timeout_ms`: keep one of them"],
-            ),
             ("", &["epoch=3"], &["`train.epochs`?"]),
             ("", &["train.epoch=3"], &["`train.epochs`?"]),
             ("[train]\nepocs = 3", &[], &["job.toml:7: train.epocs: unknown key", "`train.epochs`?"]),
@@ -184,12 +179,5 @@ mod tests {
     fn a_key_of_another_kind_is_not_proposed_where_it_is_refused() {
         let said = said("", &["model.kind=convnet"]);
         assert!(said.contains("unknown key `hidden`") && !said.contains("did you mean"), "{said}");
-    }
-
-    #[test]
-    fn keys_under_their_old_names_are_read() {
-        let text = format!("{BASE}[cluster]\nparity_ms = 700\npatience_ms = 9000\n");
-        let job = Job::parse(&text, Path::new("job.toml"), &[]).expect("as the release before had them");
-        assert_eq!((job.cluster.check_ms, job.cluster.timeout_ms), (700, 9000));
     }
 }

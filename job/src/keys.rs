@@ -1,7 +1,7 @@
 //! Which keys a job has, asked of the types that read them, so that no second list has to be kept; and which of them may
 //! have been meant.
 
-use crate::refused::{Refused, is_old, job_of};
+use crate::refused::{Refused, job_of};
 use paraft_common::kind::KIND;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -34,7 +34,7 @@ fn known(path: &[String]) -> Vec<String> {
     };
     for refused in said.into_iter().flatten() {
         let Refused::Key { key, takes } = refused else { continue };
-        for field in takes.iter().filter(|f| key == PROBE && !is_old(f)) {
+        for field in takes.iter().filter(|_| key == PROBE) {
             if !keys.contains(&whole(field)) {
                 keys.push(whole(field));
                 let path = [path, &[field.to_string()]].concat();

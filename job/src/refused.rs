@@ -9,14 +9,6 @@ use serde::de::{Expected, Unexpected};
 use std::fmt::Display;
 use toml::{Table, Value};
 
-/// Keys that earlier versions called otherwise, with their names now: read, and not offered.
-pub(crate) const RENAMED: [(&str, &str); 2] = [("parity_ms", "check_ms"), ("patience_ms", "timeout_ms")];
-
-/// Whether it is the old name of a key.
-pub(crate) fn is_old(key: &str) -> bool {
-    RENAMED.iter().any(|(old, _)| *old == key)
-}
-
 /// Why serde refuses a value.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
@@ -59,10 +51,7 @@ impl serde::de::Error for Refused {
     }
 
     fn duplicate_field(key: &'static str) -> Self {
-        match RENAMED.iter().find(|(_, now)| *now == key) {
-            Some((old, now)) => Self::Other(format!("`{old}` is the old name of `{now}`: keep one of them")),
-            None => Self::Other(format!("`{key}` is there twice")),
-        }
+        Self::Other(format!("`{key}` is there twice"))
     }
 
     fn missing_field(key: &'static str) -> Self {
@@ -77,5 +66,5 @@ pub(crate) fn job_of(table: Table) -> Result<Job, serde_path_to_error::Error<Ref
 
 /// Words in backquotes.
 pub(crate) fn list(words: &[&str]) -> String {
-    words.iter().filter(|w| !is_old(w)).map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", ")
+    words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", ")
 }

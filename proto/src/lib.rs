@@ -23,7 +23,3 @@ pub use refusal::{Refusal, RefusalKind};
 
 /// Version of this protocol. A client and a server with different numbers refuse each other by name.
 pub const PROTOCOL: u32 = 5;
-
-/// What a leader of this version reads of a push: from 1 on `rate` and `skip`. A worker that says more than its leader reads does not
-/// train: what is not read would be left out in silence.
-pub const PUSH_FORM: u32 = 1;

@@ -44,7 +44,7 @@ mod state;
 pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, NotTaken, report_interval};
 pub use calls::{Calls, Hello, Reported, Told};
 pub use groups::{Advice, Answer, Groups, Heartbeat, JoinRequest, Key, Overview, Refused};
-pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, Submission, is_in};
+pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Submission, is_in};
 pub use orders::{Done, MAX_ORDERS, Order, Orders};
 pub use plan::{
     Action, AsideReport, Directive, Health, JobReport, LastReport, ReplicaReport, Report, Timeouts,

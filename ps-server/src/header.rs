@@ -7,7 +7,7 @@
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The format that is written. What has another is refused.
-pub const FORMAT: u8 = 3;
+pub const FORMAT: u8 = 1;
 
 /// The longest header: the snapshot of a job with very many buckets or members.
 const MAX_BYTES: usize = 64 << 20;

@@ -17,8 +17,8 @@ use crate::{
 use asking::{Asking, PATIENCE};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
 use paraft_proto::{
-    Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, PUSH_FORM, Pause, Pull,
-    Push, Refused, Resume, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
+    Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pause, Pull, Push,
+    Refused, Resume, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -137,8 +137,6 @@ pub(crate) struct Link {
     /// When that is looked at, while a stream is open.
     look: Option<Duration>,
     asking: Option<Asking>,
-    /// What the leader of the open stream reads of a push.
-    push_form: u32,
     /// The servers may still need the initial state.
     has_initial: bool,
 }
@@ -177,7 +175,6 @@ impl Link {
             quiet: Duration::ZERO,
             look: None,
             asking: None,
-            push_form: PUSH_FORM,
             has_initial: true,
         }
     }
@@ -363,22 +360,7 @@ impl Link {
         }
         out.in_flight += push.payload.len();
         self.unacked.push_back((push.clone(), at));
-        match self.is_read(&push) {
-            true => self.send(Kind::Push(push), out),
-            false => self.fails(self.too_old(), out),
-        }
-    }
-
-    /// Whether the leader of the open stream reads all that a push says.
-    fn is_read(&self, push: &Push) -> bool {
-        !matches!(self.state, State::Open(_))
-            || self.push_form >= PUSH_FORM
-            || push.rate.is_none() && !push.skip
-    }
-
-    fn too_old(&self) -> SessionError {
-        let message = "pushes say their rate or skip a step, which this server, of a release before, does not read: update all servers";
-        SessionError::Refused { shard: self.shard, kind: WireKind::Protocol, message: message.into() }
+        self.send(Kind::Push(push), out);
     }
 
     /// Whether a push of this step waits for its ack.
@@ -513,10 +495,6 @@ impl Link {
         self.opened = (now, ServerId(o.server));
         if self.owes() {
             self.owes_from(now, out);
-        }
-        self.push_form = o.push_form;
-        if !self.unacked.iter().all(|(push, _)| self.is_read(push)) {
-            return self.fails(self.too_old(), out);
         }
         self.trouble = None;
         self.search.found();

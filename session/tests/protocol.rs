@@ -5,8 +5,8 @@ use paraft_common::{
     BucketId, Mode, ParamGroup, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy,
 };
 use paraft_proto::{
-    Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, RoundNorm, ToShard, Weights, WireKind, from_shard,
-    limits, to_shard::Kind,
+    Ack, Advice, FromShard, Opened, Refused, RoundNorm, ToShard, Weights, WireKind, from_shard, limits,
+    to_shard::Kind,
 };
 use paraft_session::{Effect, Event, HANDOVER, Input, Options, Pull, Session, SessionError};
 use proptest::prelude::*;
@@ -125,7 +125,6 @@ impl Servers {
             clock,
             initialised: true,
             term: self.term,
-            push_form: PUSH_FORM,
             ..Opened::default()
         })
     }

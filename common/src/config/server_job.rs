@@ -222,9 +222,7 @@ impl ServerJob {
     /// release: what one replica has applied, another must be able to.
     pub fn decode(text: &str) -> Result<Self, ServerJobError> {
         let bad = |m: String| Err(ServerJobError(m));
-        let mut table: toml::Table = toml::from_str(text).map_err(|e| ServerJobError(e.to_string()))?;
-        table.remove(FIRST_LOG);
-        let job: ServerJob = table.try_into().map_err(|e| ServerJobError(e.to_string()))?;
+        let job: ServerJob = toml::from_str(text).map_err(|e| ServerJobError(e.to_string()))?;
         let total = job.params_len.saturating_add(job.buffers_len);
         if job.params_len == 0 || total > MAX_VALUES {
             return bad(format!("{total} values; a job has from 1 to {MAX_VALUES}"));
@@ -246,50 +244,26 @@ impl ServerJob {
         Ok(job)
     }
 
-    /// As the first release read a job that its log holds unchecked: what that refused when it was applied is refused
-    /// again. Rules that came later are not in it.
-    pub fn from_first_release(text: &str) -> Result<Self, ServerJobError> {
-        let job = Self::decode(text)?;
-        job.first_rules()?;
-        let (log, alone) = (first_log(text), job.durability.is_leader());
-        let images_not = log == "images" && (job.keeps().of_workers() || job.first_mode().averages());
-        if images_not || log == "updates" && alone {
-            return Err(ServerJobError(format!("log {log} does not go with what else the job has")));
-        }
-        Ok(job)
-    }
-
-    /// Whether the first release began the job of this text with state deltas. Later ones do so at the level `leader` alone.
-    pub fn first_release_cut_images(text: &str) -> bool {
-        first_log(text) == "images"
-    }
-
-    fn first_rules(&self) -> Result<(), ServerJobError> {
-        let bad = |m: String| ServerJobError(m);
-        self.optimizer.validate().map_err(|e| bad(e.to_string()))?;
-        self.algorithm.algorithm().validate(&self.optimizer).map_err(|e| bad(e.to_string()))?;
-        self.round.rule().validate(self.workers).map_err(|e| bad(e.to_string()))?;
-        self.schedule.validate().map_err(|e| bad(e.to_string()))?;
-        self.clip.validate().map_err(|e| bad(e.to_string()))?;
-        self.auto.validate().map_err(|e| bad(e.to_string()))?;
-        durability::check(self.first_mode(), self.durability, self.leader_window)
-            .map_err(|e| bad(e.to_string()))?;
-        if self.keeps().of_workers() && self.durability.is_leader() {
-            return Err(bad(format!(
-                "[algorithm] kind = \"{}\" keeps something of each worker, which replicas do not get at durability leader",
-                self.algorithm.kind()
-            )));
-        }
-        if self.start.as_ref().is_some_and(|s| s.step > MAX_STEP || s.from.len() > 200) {
-            return Err(bad(format!("its start is not within {MAX_STEP} steps, or has too long a name")));
-        }
-        Ok(())
-    }
-
     /// Whether the job may begin, by all rules of this version.
     pub fn validate(&self) -> Result<(), ServerJobError> {
         let bad = |m: String| Err(ServerJobError(m));
-        self.first_rules()?;
+        let failed = |e: &dyn std::fmt::Display| ServerJobError(e.to_string());
+        self.optimizer.validate().map_err(|e| failed(&e))?;
+        self.algorithm.algorithm().validate(&self.optimizer).map_err(|e| failed(&e))?;
+        self.round.rule().validate(self.workers).map_err(|e| failed(&e))?;
+        self.schedule.validate().map_err(|e| failed(&e))?;
+        self.clip.validate().map_err(|e| failed(&e))?;
+        self.auto.validate().map_err(|e| failed(&e))?;
+        durability::check(self.first_mode(), self.durability, self.leader_window).map_err(|e| failed(&e))?;
+        if self.keeps().of_workers() && self.durability.is_leader() {
+            return bad(format!(
+                "[algorithm] kind = \"{}\" keeps something of each worker, which replicas do not get at durability leader",
+                self.algorithm.kind()
+            ));
+        }
+        if self.start.as_ref().is_some_and(|s| s.step > MAX_STEP || s.from.len() > 200) {
+            return bad(format!("its start is not within {MAX_STEP} steps, or has too long a name"));
+        }
         check_name(&self.name).map_err(ServerJobError)?;
         if self.fingerprint.len() > MAX_FINGERPRINT || self.fingerprint.chars().any(char::is_control) {
             return bad(format!(
@@ -469,14 +443,6 @@ const MAX_CHUNKS: u64 = 1 << 32;
 /// 2^34 values are 64 GiB of weights. Whether a fleet can hold them is asked of its servers ([`crate::need`]).
 const MAX_VALUES: usize = 1 << 34;
 
-/// A key of the first release's jobs: which way into the log.
-const FIRST_LOG: &str = "log";
-
-fn first_log(text: &str) -> String {
-    let table: toml::Table = toml::from_str(text).unwrap_or_default();
-    table.get(FIRST_LOG).and_then(toml::Value::as_str).unwrap_or_default().into()
-}
-
 /// Whether it may be the name of a job. It stands in paths, labels, roles of certificates (`worker:NAME`, `worker:BEGINNING*`), flags and logs, so
 /// it has nothing that means something else in one of them. Every beginning of a name is a name.
 ///
@@ -523,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_must_not_send_is_refused_with_the_value_and_was_taken_by_the_first_release() {
+    fn what_a_worker_must_not_send_is_refused_with_the_value() {
         let stop = |patience, min_delta| Some(EarlyStop { patience, min_delta });
         let cases = [
             (ServerJob { name: String::new(), ..job() }, "it is empty. A name has 1 to 128 letters"),
@@ -541,7 +507,7 @@ mod tests {
             let text = job.to_toml().expect("written");
             let why = ServerJob::from_toml(&text).expect_err(word).to_string();
             assert!(why.contains(word), "`{word}` is not in: {why}");
-            ServerJob::from_first_release(&text).expect("its log may hold it, and is replayed");
+            ServerJob::decode(&text).expect("its log may hold it, and is replayed");
         }
         let of = |lr, weight_decay| ParamGroup { values: 5, lr, weight_decay };
         let in_groups = |second| ServerJob { groups: vec![of(0.1, 0.0), second], ..job() };
@@ -650,15 +616,5 @@ mod tests {
         let group = |values, lr| ParamGroup { values, lr, weight_decay: 1e-4 };
         let in_groups = ServerJob { groups: vec![group(3, 0.5), group(7, 0.0)], ..job() };
         assert_eq!(ServerJob::from_toml(&in_groups.to_toml().expect("written")), Ok(in_groups));
-        // As the first release wrote it, without what was as usual.
-        let short = "name = \"rules\"\nfingerprint = \"\"\nworkers = 1\nmode = \"bsp\"\nparams_len = 10\n\
-                     buffers_len = 0\nbucket_len = 4\ngrace_ms = 1000\n[optimizer]\nkind = \"sgd\"\nlr = 1.0\n\
-                     [schedule]\n[clip]\n";
-        assert_eq!(ServerJob::from_first_release(short), Ok(job()));
-        // It had one key more.
-        let with = |log: &str| format!("log = \"{log}\"\n{short}");
-        assert_eq!(ServerJob::from_first_release(&with("auto")), Ok(job()));
-        ServerJob::from_first_release(&with("images")).expect_err("no state deltas in lock-step");
-        assert!(ServerJob::first_release_cut_images(&with("images")));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     auto::Follows,
-    jobs::{JobFacts, Retired},
+    jobs::JobFacts,
     plan::{Action, Directive, JobReport, LastReport, ReplicaReport, Report, Timeouts, View},
     state::{Command, Place, Shape, State},
 };
@@ -81,7 +81,6 @@ impl Fleet {
                     mode: ModeChoice::Auto,
                     workers: WORKERS,
                     durability: Durability::QuorumMemory,
-                    log: Retired,
                 };
                 let auto = self.on.then_some(self.report);
                 let leads = s == self.leader;

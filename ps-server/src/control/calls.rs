@@ -48,7 +48,7 @@ pub struct Reported {
     pub leader: Option<String>,
     /// It was told upon another than the leader has: tell all of it.
     pub whole: bool,
-    /// Of the report that the leader has; 0: one of an earlier release, which would take what has changed for all there is.
+    /// Of the report that the leader has; 0: it has none.
     pub number: u64,
     /// What keeps the reporter out; empty: nothing, or who was asked does not lead.
     pub why: String,

@@ -33,24 +33,6 @@ pub struct JobFacts {
     pub workers: u32,
     /// What an acknowledged push survives.
     pub durability: Durability,
-    /// Where the first release kept what the job asked of its log.
-    pub log: Retired,
-}
-
-/// The place of a number in what is written by position, which nothing reads any more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retired;
-
-impl Serialize for Retired {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u32(0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Retired {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        u32::deserialize(d).map(|_| Self)
-    }
 }
 
 impl JobFacts {
@@ -296,14 +278,6 @@ impl Jobs {
     pub(super) fn begin_with(&mut self, shape: Shape) {
         self.all.insert(JobId(0), Job::with(shape));
         self.next = self.next.max(1);
-    }
-
-    /// Jobs that ran one after the other in the same shards, as in releases before a fleet had several: the last one has them.
-    pub(super) fn earlier(mut jobs: Vec<Job>, shape: Shape) -> Self {
-        let last = jobs.pop().unwrap_or_else(|| Job::with(shape));
-        let before = jobs.into_iter().map(|j| Job { released: true, ..j });
-        let all: BTreeMap<_, _> = (0..).map(JobId).zip(std::iter::once(last).chain(before)).collect();
-        Self { next: all.len() as u32, all }
     }
 
     /// Gives it a number, and whether it is new.

@@ -1,7 +1,7 @@
 //! What is planned, case by case. Histories of many steps are in `plan_properties`.
 
 use super::{
-    jobs::{JobFacts, JobState, Retired, Submission},
+    jobs::{JobFacts, JobState, Submission},
     plan::{
         Action, AsideReport, ControlChange, Directive, Health, JobReport, LastReport, Plan, ReplicaReport,
         Report, Timeouts, View, keeps_majority, plan,
@@ -853,7 +853,7 @@ fn drained_servers_that_are_gone_do_not_keep_their_votes_in_the_control_group() 
 
 fn a_job(name: &str, finished: bool) -> JobReport {
     let durability = Durability::QuorumMemory;
-    let facts = JobFacts { name: name.into(), mode: Mode::Asp.into(), workers: 2, durability, log: Retired };
+    let facts = JobFacts { name: name.into(), mode: Mode::Asp.into(), workers: 2, durability };
     JobReport { facts, shards: 3, finished, auto: None }
 }
 

@@ -254,8 +254,7 @@ impl Connection {
         }
     }
 
-    /// The same over HTTP/2; `tried`: no lane was to be had, so that it is a server of a release without lanes, or behind something
-    /// that knows nothing else.
+    /// The same over HTTP/2; `tried`: no lane was to be had, so that something between here and there lets only HTTP through.
     async fn over_http(
         &mut self,
         address: &str,
@@ -271,7 +270,6 @@ impl Connection {
                 Ok(replies)
             }
             Ok(Err(status)) => {
-                self.one_by_one = status.code() == tonic::Code::Unimplemented;
                 tokio::time::sleep(ERROR_PAUSE).await;
                 Err(CallError::Status(status))
             }

@@ -7,7 +7,7 @@
 //!   vote        the vote, replaced as a whole
 //!   begun       the log has had entries
 //!   log-place   where its log lies, and under which key
-//!   log/        its log, where it was put aside, or where an earlier release wrote it
+//!   log/        its log, where it was put aside
 //!   snapshot    the state that the log begins after
 //!   need        what its job needs of the server's memory (`replicas/needs.rs`)
 //! ```
@@ -219,13 +219,13 @@ impl Folder {
                 self.forget_own_log()?;
                 Ok(shared.group(key, each)?)
             }
-            None if !Log::lies_in(&*self.disk, &own)? => {
+            None => {
                 self.write_place(Place { own: None, shared: Some(new) })?;
                 Ok((shared.begin(new)?, Recovered::default()))
             }
-            place => {
-                let there = place.and_then(|p| p.own).unwrap_or_default();
-                if let Some(left) = place.and_then(|p| p.shared) {
+            Some(Place { own: there, shared: left }) => {
+                let there = there.unwrap_or_default();
+                if let Some(left) = left {
                     shared.remove(left).map_err(FolderError::at(self.logs.path()))?;
                 }
                 self.write_place(Place { own: Some(there), shared: Some(new) })?;
@@ -328,9 +328,10 @@ impl Folder {
             Some(Place { own: None, shared: Some(key) }) => {
                 Log::look(&*self.disk, self.logs.path(), key, &mut record)?
             }
-            place => {
-                Log::look(&*self.disk, &own, place.and_then(|p| p.own).unwrap_or_default(), &mut record)?
+            Some(Place { own: there, .. }) => {
+                Log::look(&*self.disk, &own, there.unwrap_or_default(), &mut record)?
             }
+            None => Recovered::default(),
         };
         if let Some((_, tag)) = &found.purged {
             self.holds(&wire::decode(tag).map_err(at)?)?;
@@ -338,9 +339,7 @@ impl Folder {
         if let Some(e) = unreadable {
             return Err(at(e));
         }
-        // An earlier release's log that is empty is told when it is taken in.
-        let lost =
-            place.is_some() && empty && found.purged.is_none() && self.read(DataFile::Begun)?.is_some();
+        let lost = empty && found.purged.is_none() && self.read(DataFile::Begun)?.is_some();
         match lost {
             true => Err(FolderError::damage(format!("{}: {LOST}", self.path.display()))),
             false => Ok(()),

@@ -1,8 +1,8 @@
 //! The log that all groups of a server share, and which part of it is a replica's.
 //!
 //! It lies beside the replicas' folders, is opened when it is first needed, and anew after its disk has failed. A replica's own
-//! folder says in a small file where its log lies: in the shared one, or, in a folder that was put aside or is of a release
-//! before the shared log, in the folder itself. From there it is taken in when the replica is next started.
+//! folder says in a small file where its log lies: in the shared one, or, in a folder that was put aside, in
+//! the folder itself. From there it is taken in when the replica is next started.
 
 use paraft_store::{Disk, LogOptions, SharedLog, StoreError};
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ const SEGMENT_BYTES: u64 = 64 << 20;
 /// Where a replica's log lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Place {
-    /// In the folder itself, under this key. A release before the shared log wrote it where there is no such file.
+    /// In the folder itself, under this key.
     pub own: Option<u64>,
     /// In the shared log, under this key. Where it lies in the folder itself, what there is in the shared log is what a copy
     /// left that did not come to its end: of no use.

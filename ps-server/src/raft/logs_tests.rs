@@ -2,33 +2,40 @@
 
 use super::*;
 use crate::{
-    raft::{disk::Folder, records::record_of, storage::FolderError, types},
+    files::DataFile,
+    raft::{
+        disk::Folder,
+        records::record_of,
+        storage::FolderError,
+        types::{self, LeaderId, LogId, Vote},
+        wire,
+    },
     replicated::Change,
 };
+use openraft::{EntryPayload, entry::RaftEntry};
 use paraft_store::faulty::{FaultyDisk, ForgetfulDisk, Survivors};
+use std::sync::mpsc;
 
 type Entry = types::Entry<Change>;
 
-/// As segments lie on a disk; the fixture has no zeros at its end.
-const SEGMENT_BYTES: usize = 1 << 20;
-
-/// What a release before the shared log left.
-fn old_layout() -> ForgetfulDisk {
+/// A replica that has voted and holds 40 entries, in a folder of its own: as it is put aside.
+fn put_aside() -> ForgetfulDisk {
     let disk = ForgetfulDisk::default();
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/release-0/log/shard-0");
-    disk.create_dir_all(Path::new("/data/shard-0/log")).expect("in memory");
-    for dir in ["", "log"] {
-        for file in std::fs::read_dir(from.join(dir)).expect("the fixture").map(|f| f.expect("a file")) {
-            if file.file_type().expect("a type").is_file() {
-                let mut bytes = std::fs::read(file.path()).expect("read");
-                let path = Path::new("/data/shard-0").join(dir).join(file.file_name());
-                if path.extension().is_some_and(|e| e == "log") {
-                    bytes.resize(SEGMENT_BYTES, 0);
-                }
-                disk.put(&path, bytes);
-            }
-        }
-    }
+    let at = folder(&disk);
+    at.write(DataFile::Vote, &wire::encode(&Vote::new_committed(1, 1)).expect("encodes")).expect("in memory");
+    let (log, _) = at.open_log(&mut |_: Entry| ()).expect("a new one");
+    let entry = |index| {
+        let id = LogId::new(LeaderId { term: 1, node_id: 1 }.to_committed(), index);
+        record_of(&Entry::new(id, EntryPayload::Normal(Change::Check))).expect("encodes")
+    };
+    let (tell, done) = mpsc::channel();
+    log.append((0..40).map(entry).collect(), Box::new(move |r| _ = tell.send(r)));
+    done.recv().expect("an answer").expect("in memory");
+    at.write(DataFile::Begun, &[]).expect("in memory");
+    drop(log);
+    at.take_log_out().expect("copied");
+    at.leave_log().expect("left");
+    at.logs().close();
     disk
 }
 
@@ -60,10 +67,10 @@ fn ids(entries: &[Entry]) -> Vec<(u64, Vec<u8>)> {
 
 /// Read where it is, taken in, found in its new place, by any incarnation that a crash at any change of the disk ends.
 #[test]
-fn a_log_of_the_release_before_is_taken_in_whatever_moment_a_crash_comes_at() {
-    let old = old_layout();
+fn a_log_is_taken_in_whatever_moment_a_crash_comes_at() {
+    let old = put_aside();
     let expected = ids(&look(&old));
-    assert_eq!(expected.len(), 132);
+    assert_eq!(expected.len(), 40);
     let healthy = FaultyDisk::new(Arc::new(old.crash(Survivors::Everything)));
     assert_eq!(ids(&open(&healthy).expect("taken in")), expected);
     let changes = healthy.changes();
@@ -93,7 +100,7 @@ fn a_log_of_the_release_before_is_taken_in_whatever_moment_a_crash_comes_at() {
 /// The log comes back from a folder that was put aside, and what a copy that was cut off left is not taken for it.
 #[test]
 fn a_log_is_taken_out_and_in_again() {
-    let disk = old_layout();
+    let disk = put_aside();
     let expected = ids(&open(&disk).expect("taken in"));
     let at = folder(&disk);
     for _ in 0..2 {

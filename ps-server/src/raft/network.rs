@@ -21,7 +21,7 @@ use futures::{
 use openraft::{
     BasicNode, OptionalSend, RaftNetworkFactory,
     error::{RPCError, ReplicationClosed, StreamingError, Unreachable},
-    network::{RPCOption, stream_append_sequential, v2::RaftNetworkV2},
+    network::{RPCOption, v2::RaftNetworkV2},
     raft::{
         AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult,
         TransferLeaderRequest, VoteRequest, VoteResponse,
@@ -256,7 +256,6 @@ impl Network {
             address: node.addr.clone(),
             addresses: self.addresses.clone(),
             bulk,
-            one_by_one: false,
             silent: false,
         }
     }
@@ -284,8 +283,6 @@ pub struct Connection {
     address: String,
     addresses: Addresses,
     bulk: bool,
-    /// The other is of a release that takes appends one by one.
-    pub(super) one_by_one: bool,
     /// The last lane that was tried was not answered.
     pub(super) silent: bool,
 }
@@ -395,13 +392,10 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         self.paced(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
     }
 
-    fn stream_append<'s, S>(&'s mut self, mut input: S, option: RPCOption) -> BoxFuture<'s, Opened<'s, C>>
+    fn stream_append<'s, S>(&'s mut self, mut input: S, _: RPCOption) -> BoxFuture<'s, Opened<'s, C>>
     where
         S: Stream<Item = AppendEntriesRequest<Types<C>>> + OptionalSend + Unpin + 'static,
     {
-        if self.one_by_one {
-            return stream_append_sequential(self, input, option);
-        }
         Box::pin(async move {
             // Before anything is dialled: openraft backs off before it gives a request.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };

@@ -111,7 +111,6 @@ impl Transfer {
             address,
             addresses: Addresses::default(),
             bulk: true,
-            one_by_one: false,
             silent: false,
         };
         Self { line, follower, leader, connection }

@@ -56,7 +56,8 @@ async fn serving(replicas: &Replicas, joins: u32) -> ReplicaId {
 
 async fn push(replicas: &Replicas, worker: u32) -> Result<(), String> {
     let replica = replicas.get(S0).ok_or("not here")?;
-    let join = Proposal::from(Command::Join { worker: WorkerId(worker) });
+    let join =
+        Proposal::from(Command::Join { worker: WorkerId(worker), session: SessionId(u64::from(worker) + 1) });
     let done = replica.group.propose(Change::Shard(join)).await.map_err(|e| e.to_string())?;
     done.await.map(drop).map_err(|e| e.to_string())
 }

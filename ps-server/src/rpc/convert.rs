@@ -260,7 +260,6 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
                 term,
                 server,
                 founding,
-                push_form: wire::PUSH_FORM,
             })
         }
         Reply::Ack { seq, version } => {
@@ -320,7 +319,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::Command;
+    use crate::shard::{Command, begin::JOB_FORM};
     use bytes::Bytes;
     use paraft_common::{Mode, config::ServerJob, encoding::Values};
     use proptest::prelude::*;
@@ -330,7 +329,7 @@ mod tests {
         let job = ServerJob::new("convert", Mode::Asp, 10, 4);
         let job = ServerJob { grace_ms: 0, encoding, ..job };
         let shard = Shard::new(ShardId(0), 2);
-        shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
+        shard.apply(&Command::Admit { form: JOB_FORM, job: job.to_toml().expect("valid") }.into());
         shard
     }
 
@@ -436,7 +435,7 @@ mod tests {
                 ..ServerJob::new("rates", Mode::Asp, 4, 4)
             };
             let shard = Shard::new(ShardId(0), 1);
-            shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
+            shard.apply(&Command::Admit { form: JOB_FORM, job: job.to_toml().expect("valid") }.into());
             shard
         };
         let push = |shard: &Shard, bucket: u32, rate: f64| {

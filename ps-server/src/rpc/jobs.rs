@@ -1,7 +1,7 @@
 //! Jobs and checkpoints of the control group, and their wire types.
 
 use super::control::shape_to;
-use crate::control::{Job, JobFacts, JobReport, Jobs, MAX_PATH_BYTES, Retired, is_in};
+use crate::control::{Job, JobFacts, JobReport, Jobs, MAX_PATH_BYTES, is_in};
 use paraft_common::{
     JobId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
@@ -28,7 +28,6 @@ pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
             mode: job.mode.parse().ok()?,
             workers: job.workers,
             durability: job.durability.parse().ok()?,
-            log: Retired,
             name: job.name.chars().take(JobFacts::NAME_CHARS).collect(),
         },
         shards: job.shards,
@@ -110,7 +109,7 @@ mod tests {
     fn a_job_reads_back_as_it_was_told() {
         let name = "a".repeat(JobFacts::NAME_CHARS);
         let durability = Durability::Leader;
-        let facts = JobFacts { name, mode: Mode::Ssp(3).into(), workers: 2, durability, log: Retired };
+        let facts = JobFacts { name, mode: Mode::Ssp(3).into(), workers: 2, durability };
         let auto = Some(crate::rpc::auto::tests::report());
         let job = JobReport { facts, shards: 3, finished: true, auto };
         assert_eq!(from_report(to_report(&job)), Some(job));

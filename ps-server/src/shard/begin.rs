@@ -6,7 +6,6 @@ use super::{
     chunks::Chunks,
     command::Outcome,
     configured::{self, Configured},
-    delta::Form,
     image::Image,
     state::{Shard, State},
 };
@@ -78,18 +77,6 @@ impl Shard {
         self.claim.lock().expected = None;
     }
 
-    /// A job of the first release's logs, which held it as its worker had sent it: checked when it is applied, by the
-    /// rules of that release.
-    pub(super) fn configure(&self, text: &str) -> Result<Outcome, Unable> {
-        match self.is_configured(text) {
-            Some(outcome) => Ok(outcome),
-            None => match ServerJob::from_first_release(text) {
-                Ok(job) => self.begin(text, job),
-                Err(e) => Ok(Outcome::Refused(e.to_string())),
-            },
-        }
-    }
-
     /// A job that a leader has checked and admitted: no rule is asked here.
     pub(super) fn admit(&self, form: u16, text: &str) -> Result<Outcome, Unable> {
         if let Some(outcome) = self.is_configured(text) {
@@ -130,8 +117,6 @@ impl Shard {
         meta.job = text.to_string();
         let auto = job.mode == ModeChoice::Auto && self.id() == ShardId(0);
         meta.in_force = InForce::first(job.first_mode(), auto.then(|| job.auto.loosest()));
-        let images = job.durability.is_leader() || ServerJob::first_release_cut_images(text);
-        meta.form = if images { Form::Images } else { Form::Updates };
         meta.chunks = job.chunks.filter(|_| self.id() == ShardId(0)).map(Chunks::new);
         if let Some(start) = &job.start {
             meta.begin_at(start);
@@ -180,9 +165,7 @@ impl Shard {
         }
         *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
         // Together: who reads clocks must not find other buckets with them.
-        let mut meta = image.meta.clone();
-        meta.members.complete();
-        *self.state.write() = State { configured, meta };
+        *self.state.write() = State { configured, meta: image.meta.clone() };
         Ok(())
     }
 
@@ -199,8 +182,8 @@ impl Shard {
             })
             && image.meta.chunks.as_ref().map(Chunks::plan) == job.chunks.filter(|_| self.id() == ShardId(0))
             && image.meta.members.iter().all(|(_, m)| {
-                let half = if job.round.drops_late() { places.len() } else { 0 };
-                m.steps().len() == places.len() && [half, 2 * half].contains(&m.remembered())
+                let remembered = if job.round.drops_late() { 2 * places.len() } else { 0 };
+                m.steps().len() == places.len() && m.remembered() == remembered
             });
         if !fits {
             return Err(format!("the snapshot of {} does not fit its job's buckets", self.id()).into());

@@ -47,8 +47,8 @@ fn admit(job: &ServerJob) -> Proposal {
 fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothing() {
     let shard = Shard::within(room(4 * GIB), JobShard::default(), 3);
     let before = shard.image();
-    let first_release = Command::Configure { job: largest().to_toml().expect("valid") };
-    for proposal in [admit(&largest()), first_release.into()] {
+    let proposal = admit(&largest());
+    {
         let unable = shard.carry_out(&proposal).expect_err("64 GiB of 4");
         assert_eq!(io::Error::from(unable.clone()).kind(), io::ErrorKind::OutOfMemory);
         for word in ["needs 6", "weights 21.3 GiB, slots 42.7 GiB", "4.0 GiB free of 24.0 GiB (the host)"] {
@@ -114,23 +114,6 @@ fn a_snapshot_that_does_not_fit_is_refused_before_its_bulk_is_read() {
 }
 
 #[test]
-fn a_snapshot_of_the_first_release_knows_only_the_last_steps_that_were_taken() {
-    let round = RoundConfig::Backup(Backup { spare: 1 });
-    let job = ServerJob { workers: 2, round, ..ServerJob::new("backup", Mode::Bsp, 8, 4) };
-    let shard = Shard::new(ShardId(0), 1);
-    shard.apply(&admit(&job));
-    let (worker, session) = (WorkerId(0), SessionId(7));
-    shard.apply(&Command::JoinAs { worker, session }.into());
-    let now = shard.image();
-    let mut then = now.clone();
-    then.meta.members.truncate(worker);
-    assert_ne!(then, now);
-    let other = Shard::new(ShardId(0), 1);
-    other.install(&then).expect("it is read");
-    assert_eq!(other.image(), now, "as on a replica that has applied the log");
-}
-
-#[test]
 fn buckets_that_nothing_has_come_for_share_their_data_after_a_snapshot_too() {
     let optimizer = largest().optimizer; // trained values have slots, running statistics none
     let job = ServerJob { buffers_len: 9, optimizer, ..ServerJob::new("blank", Mode::Asp, 4 * 100 + 3, 4) };
@@ -170,16 +153,15 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
     let (delta, parts, buckets, vectors) = (Default::default(), 0, Vec::new(), Vec::new());
     let (encoding, contributions) = (Encoding::F32, Vec::new());
     let all = [
-        Command::Configure { job: String::new() },
+        Command::Admit { form: 1, job: String::new() },
         Command::Init { bucket, part: InitPart::FRESH },
-        Command::Join { worker },
+        Command::Join { worker, session },
         Command::Leave { worker, session },
         Command::Advance { worker, session, step },
         Command::Finish { worker, session },
-        Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false },
+        Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None },
         Command::Pull { worker, session, buckets: Vec::new() },
         Command::SwitchMode { number: 1, mode: Mode::Asp, after: step, auto: None },
-        Command::ChangeForm { form: super::delta::Form::Updates },
         Command::DeltaPart { delta, part: 0, vectors },
         Command::Delta { delta, after: None, parts, buckets, record: Default::default() },
         Command::Report { worker, session, epoch: 1, sums: Default::default() },
@@ -187,16 +169,6 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
         Command::Acquire { worker, session, request: 1, epoch: 0, done: None },
         Command::Pause { worker, session },
         Command::Resume { worker, session, level: true },
-        Command::Admit { form: 1, job: String::new() },
-        Command::JoinAs { worker, session },
-        Command::UpdateAt {
-            bucket,
-            contributions: Vec::new(),
-            encoding,
-            factor: 1.0,
-            closes: false,
-            rate: 0.5,
-        },
         Command::Skip { bucket, contributions: Vec::new(), closes: false },
         Command::Stop,
     ];
@@ -218,7 +190,7 @@ fn trained(steps: u64) -> Shard {
         let payload = 0f32.to_le_bytes().to_vec().into();
         shard.apply(&Proposal { command: Command::Init { bucket, part: InitPart::FRESH }, payload });
     }
-    shard.apply(&Command::Join { worker: WorkerId(0) }.into());
+    shard.apply(&Command::Join { worker: WorkerId(0), session: SessionId(1) }.into());
     for step in 1..=steps {
         for bucket in (0..2).map(BucketId) {
             let contributions = vec![super::command::Contribution {
@@ -230,7 +202,8 @@ fn trained(steps: u64) -> Shard {
                 samples: 1,
             }];
             let (encoding, payload) = (Encoding::F32, (-1f32).to_le_bytes().to_vec().into());
-            let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+            let command =
+                Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None };
             shard.apply(&Proposal { command, payload });
         }
     }

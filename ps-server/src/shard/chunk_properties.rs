@@ -3,7 +3,7 @@
 use super::{
     Command, Outcome, Proposal, Shard,
     chunks::Answer,
-    properties::{configured, job, new, over_the_wire, sent},
+    properties::{configured, job, join, new, over_the_wire, sent},
 };
 use paraft_common::{
     SessionId, WorkerId,
@@ -92,7 +92,7 @@ impl World {
             return Ok(());
         }
         let Some(session) = me.session else {
-            if let Outcome::Joined { session, .. } = self.apply(Command::Join { worker }) {
+            if let Outcome::Joined { session, .. } = self.apply(join(w)) {
                 self.workers[w as usize] = Worker { session: Some(session), ..Worker::default() };
             }
             return Ok(());

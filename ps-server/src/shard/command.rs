@@ -1,20 +1,21 @@
 //! What may be written to a shard's log, and what applying it gives back.
 
-use super::delta::{DeltaBucket, DeltaId, DeltaRecord, Form, VectorOf};
+use super::delta::{DeltaBucket, DeltaId, DeltaRecord, VectorOf};
 use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A change of the replicated state. It is written by position: a variant is its number, and what a log holds is read by
 /// every later release. So new variants come last, none is changed or taken out, and what a new one carries has a version
-/// of its own where it may change. The bulk of `Init`, `Update`, `UpdateAt` and `DeltaPart` travels beside it, in
+/// of its own where it may change. The bulk of `Init`, `Update` and `DeltaPart` travels beside it, in
 /// [`Proposal::payload`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// Fixes the job; the first one counts. TOML of [`paraft_common::config::ServerJob`], as the worker sent it. Written by
-    /// the first release alone; [`Command::Admit`] has taken its place.
-    Configure {
-        /// The job's text.
+    /// Fixes the job; the first one counts. The leader has checked it and asked the servers whether they have room.
+    Admit {
+        /// How the job is written: [`JOB_FORM`](super::begin::JOB_FORM).
+        form: u16,
+        /// The job, with every key.
         job: String,
     },
     /// Initial state of one bucket; the first whose weights arrive counts. Its slots, where a checkpoint brings
@@ -26,10 +27,12 @@ pub enum Command {
         /// What the payload is.
         part: InitPart,
     },
-    /// Registers a worker under the next session's number. Only in logs of before [`Command::JoinAs`].
+    /// Registers a worker under a session whose number its leader has drawn.
     Join {
         /// Who.
         worker: WorkerId,
+        /// Its session from now on.
+        session: SessionId,
     },
     /// Takes a worker out: its session is over, barriers and clocks go on without it.
     Leave {
@@ -68,6 +71,9 @@ pub enum Command {
         factor: f32,
         /// It closes the round of its step: the pushes of members that are not in it are dropped. (Only where rounds do so.)
         closes: bool,
+        /// In the place of the optimizer's rate times the schedule's factor, where its workers have said one. Of a round their
+        /// mean, decided once, by the leader.
+        rate: Option<f64>,
     },
     /// A worker gets the weights of these buckets as they are at this place in the log. Only for algorithms that keep
     /// what each worker has pulled.
@@ -89,11 +95,6 @@ pub enum Command {
         after: Step,
         /// A rule has chosen it, or is to choose from here on: the loosest mode that it may still choose.
         auto: Option<Mode>,
-    },
-    /// From here on the log's entries are these. Only in logs of the first release, whose leaders could choose.
-    ChangeForm {
-        /// The form.
-        form: Form,
     },
     /// A part of a state delta; takes effect with the marker.
     DeltaPart {
@@ -159,37 +160,6 @@ pub enum Command {
         session: SessionId,
         /// From the furthest step of all members, not from where the others are.
         level: bool,
-    },
-    /// Fixes the job; the first one counts. The leader has checked it and asked the servers whether they have room.
-    Admit {
-        /// How the job is written: [`JOB_FORM`](super::begin::JOB_FORM).
-        form: u16,
-        /// The job, with every key.
-        job: String,
-    },
-    /// Registers a worker under a session whose number its leader has drawn. ([`Command::Join`] counted them: a stranger could
-    /// guess one, and take the session over. It stays for logs that hold it.)
-    JoinAs {
-        /// Who.
-        worker: WorkerId,
-        /// Its session from now on.
-        session: SessionId,
-    },
-    /// As [`Command::Update`], at a rate that its workers have said.
-    UpdateAt {
-        /// Which bucket.
-        bucket: BucketId,
-        /// As there.
-        contributions: Vec<Contribution>,
-        /// As there.
-        encoding: Encoding,
-        /// As there.
-        factor: f32,
-        /// As there.
-        closes: bool,
-        /// In the place of the optimizer's rate times the schedule's factor. Of a round their mean, decided once, by the
-        /// leader.
-        rate: f64,
     },
     /// Pushes of which one or more bring nothing, so that none is applied: of a worker alone, or of a round. They count as
     /// pushed, and the schedule's clock goes on; weights, state and version stay.
@@ -326,7 +296,7 @@ pub enum Outcome {
 pub struct Proposal {
     /// What to change.
     pub command: Command,
-    /// For an `Update` or `UpdateAt` values in its encoding, for `Init` and `DeltaPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
+    /// For an `Update` values in its encoding, for `Init` and `DeltaPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
     /// the header, or it would be copied byte by byte.
     #[serde(skip)]
     pub payload: Payload,
@@ -337,33 +307,24 @@ impl Command {
     pub fn of_pushes(entry: PushEntry<'_>) -> Self {
         let PushEntry { bucket, contributions, encoding, factor, closes, rate } = entry;
         let contributions = contributions.to_vec();
-        match rate {
-            None => Command::Update { bucket, contributions, encoding, factor, closes },
-            Some(rate) => Command::UpdateAt { bucket, contributions, encoding, factor, closes, rate },
-        }
+        Command::Update { bucket, contributions, encoding, factor, closes, rate }
     }
 
     /// Likewise, read; `None`: it holds none, a delta of them, or such as are not applied.
     pub fn pushes(&self) -> Option<PushEntry<'_>> {
-        let (bucket, contributions, encoding, factor, closes, rate) = match self {
-            Command::Update { bucket, contributions, encoding, factor, closes } => {
-                (bucket, contributions, encoding, factor, closes, None)
-            }
-            Command::UpdateAt { bucket, contributions, encoding, factor, closes, rate } => {
-                (bucket, contributions, encoding, factor, closes, Some(*rate))
-            }
-            _ => return None,
+        let Command::Update { bucket, contributions, encoding, factor, closes, rate } = self else {
+            return None;
         };
-        let (bucket, encoding, factor, closes) = (*bucket, *encoding, *factor, *closes);
+        let (bucket, encoding, factor, closes, rate) = (*bucket, *encoding, *factor, *closes, *rate);
         Some(PushEntry { bucket, contributions, encoding, factor, closes, rate })
     }
 
     /// The latest step of the pushes that it holds; `None` where it holds none, or does not say.
     pub fn latest_step(&self) -> Option<Step> {
         match self {
-            Command::Update { contributions, .. }
-            | Command::UpdateAt { contributions, .. }
-            | Command::Skip { contributions, .. } => contributions.iter().map(|c| c.step).max(),
+            Command::Update { contributions, .. } | Command::Skip { contributions, .. } => {
+                contributions.iter().map(|c| c.step).max()
+            }
             Command::Delta { record, .. } => {
                 record.members.values().flat_map(|m| &m.steps).map(|(_, step)| *step).max()
             }

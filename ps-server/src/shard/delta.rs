@@ -26,16 +26,6 @@ use std::{collections::BTreeMap, sync::Arc};
 /// The most payload in one part: larger entries were slower to replicate and cost leaders their lease.
 pub const MAX_PART_BYTES: usize = 1 << 20;
 
-/// What the log's entries are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Form {
-    /// Updates.
-    #[default]
-    Updates,
-    /// State deltas.
-    Images,
-}
-
 /// Names a delta. Ordered: a later leader's deltas are greater, and so are a leader's later ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeltaId {
@@ -237,10 +227,10 @@ impl Shard {
         let staged = self.staged.write().take();
         let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
         let mut meta = self.meta_mut();
-        if meta.form != Form::Images || meta.last_cut != after || Some(delta) <= after {
-            let (form, last) = (meta.form, meta.last_cut);
+        if !conf.job.durability.is_leader() || meta.last_cut != after || Some(delta) <= after {
+            let (level, last) = (conf.job.durability, meta.last_cut);
             return Outcome::Refused(format!(
-                "{delta:?} after {after:?} meets form {form:?}, last delta {last:?}"
+                "{delta:?} after {after:?} meets level {level}, last delta {last:?}"
             ));
         }
         let images = match images(&conf, staged, delta, parts, buckets) {

@@ -7,7 +7,7 @@ use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     delta::{DeltaId, DeltaRecord, Staged},
     leader::working::{Piece, Working, add},
-    properties::{a_job, new, over_the_wire, sent},
+    properties::{a_job, admit, join, new, over_the_wire, sent},
 };
 use paraft_common::{
     BucketId, Durability, Encoding, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
@@ -82,15 +82,12 @@ enum Pushed {
 
 impl World {
     fn new(job: ServerJob) -> Self {
-        let configure = |job: &ServerJob| -> Proposal {
-            Command::Configure { job: job.to_toml().expect("a valid job") }.into()
-        };
         let images = ServerJob { durability: Durability::Leader, ..job };
         let (first, oracle) = (new(), new());
-        assert_eq!(first.apply(&configure(&images)), Outcome::Done);
+        assert_eq!(first.apply(&admit(&images)), Outcome::Done);
         // Only the level differs, and the job's text with it.
         let updates = ServerJob { durability: Durability::QuorumMemory, ..images.clone() };
-        assert_eq!(oracle.apply(&configure(&updates)), Outcome::Done);
+        assert_eq!(oracle.apply(&admit(&updates)), Outcome::Done);
         let mut world = Self {
             job: images,
             replicas: vec![first, new()],
@@ -103,7 +100,7 @@ impl World {
             strayed: false,
             replicated: Vec::new(),
         };
-        world.replicas[1].apply(&over_the_wire(&configure(&world.job)));
+        world.replicas[1].apply(&over_the_wire(&admit(&world.job)));
         let conf = world.replicas[0].configured().expect("configured");
         for b in &conf.buckets {
             let payload = Payload::from(vec![0u8; b.spec.len * 4]);
@@ -113,7 +110,7 @@ impl World {
             );
         }
         for w in 0..WORKERS {
-            world.log(&Command::Join { worker: WorkerId(w) }.into(), true);
+            world.log(&join(w).into(), true);
         }
         world
     }
@@ -216,6 +213,7 @@ impl World {
             encoding: Encoding::F32,
             factor: 0.5,
             closes: false,
+            rate: None,
         };
         self.open.push(Pushed::Update(Proposal { command, payload }, bucket, c));
     }
@@ -238,7 +236,7 @@ impl World {
             Op::Delta => self.delta(),
             Op::Commit { pieces } => self.commit(pieces),
             Op::Crash => self.crash(),
-            Op::Join { worker } => self.behind_a_cut(Command::Join { worker: WorkerId(worker) }),
+            Op::Join { worker } => self.behind_a_cut(join(worker)),
             Op::Leave { worker } => {
                 let worker = WorkerId(worker);
                 let session = self.replicas[0].read(|m| m.members.get(worker).map(|m| m.session));
@@ -276,9 +274,7 @@ impl World {
         let oracle = self.oracle.image();
         assert_eq!(image.buckets, oracle.buckets, "images and updates differ");
         let small = |s: &Shard| {
-            s.read(|m| {
-                (m.members.clone(), m.delays.clone(), m.pushes, m.bytes_pushed, m.pushes_lost, m.sessions)
-            })
+            s.read(|m| (m.members.clone(), m.delays.clone(), m.pushes, m.bytes_pushed, m.pushes_lost))
         };
         assert_eq!(small(&self.replicas[0]), small(&self.oracle));
         for (bucket, worker, session, step) in &self.replicated {
@@ -364,6 +360,7 @@ fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
         encoding: Encoding::F32,
         factor: 1.0,
         closes: false,
+        rate: None,
     };
     let payload = vec![0u8; conf.buckets[0].spec.len * 4].into();
     world.log(&Proposal { command, payload }, true);

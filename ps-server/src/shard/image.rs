@@ -143,12 +143,7 @@ impl Image {
 
     /// As Raft carries it. On a little-endian host the parts share the buckets' memory: nothing is copied.
     pub fn to_raw(&self) -> RawImage {
-        let (header, skipped) = (self.header(), &self.meta.skipped);
-        // Behind the rest, and only where there is something: so snapshots stay those of the release before.
-        let head = match skipped.is_empty() {
-            true => header::encode(&header),
-            false => header::encode(&(header, skipped)),
-        };
+        let head = header::encode(&self.header());
         let buckets = self.buckets.iter().flat_map(|b| (0..b.vectors()).map(|i| vector_bytes(b, i)));
         let staged =
             self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| value_bytes(Shared(v.clone()))));
@@ -161,10 +156,6 @@ impl Image {
     /// And back: what [`RawImage::head`] says. With the parts one after the other it is the image again
     /// ([`Self::assemble`]); what does not fit is refused.
     pub fn header_of(head: &[u8]) -> Result<ImageHeader, Unable> {
-        if let Ok((mut header, skipped)) = header::decode::<(ImageHeader, _)>(head) {
-            header.meta.skipped = skipped;
-            return Ok(header);
-        }
         header::decode(head).map_err(|e| Unable::Damaged(format!("the snapshot: {e}")))
     }
 

@@ -336,20 +336,6 @@ impl Members {
         Some(got)
     }
 
-    /// Members of a snapshot of the first release have nothing of what was dropped before their last step.
-    pub(super) fn complete(&mut self) {
-        for m in self.by_id.values_mut().filter(|m| m.taken.len() == m.steps.len()) {
-            m.taken.resize(2 * m.steps.len(), Step(0));
-        }
-    }
-
-    /// As the first release wrote it.
-    #[cfg(test)]
-    pub(super) fn truncate(&mut self, worker: WorkerId) {
-        let member = self.by_id.get_mut(&worker).expect("it joined");
-        member.taken.truncate(member.steps.len());
-    }
-
     fn remove(&mut self, worker: WorkerId) {
         if let Some(m) = self.by_id.remove(&worker) {
             if m.is_active() {

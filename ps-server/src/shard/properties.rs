@@ -3,6 +3,7 @@
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     batched::Batched,
+    begin::JOB_FORM,
     bucket::{BucketData, Incoming},
     command::{EvalSums, PushEntry},
     image::Image,
@@ -19,7 +20,10 @@ use paraft_common::{
     round::{Backup, RoundConfig},
 };
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 pub(super) const SHARDS: u32 = 2;
 pub(super) const WORKERS: u32 = 3;
@@ -156,13 +160,13 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
         Op::Configure { other } => {
             let name = if other { "another" } else { "properties" };
             let text = ServerJob { name: name.into(), ..job.clone() }.to_toml().expect("a valid job");
-            Command::Configure { job: text }.into()
+            Command::Admit { form: JOB_FORM, job: text }.into()
         }
         Op::Init { bucket, value } => Proposal {
             command: Command::Init { bucket: BucketId(bucket), part: InitPart::FRESH },
             payload: payload(bucket, Encoding::F32, value, false),
         },
-        Op::Join { worker } => Command::Join { worker: WorkerId(worker) }.into(),
+        Op::Join { worker } => join(worker).into(),
         Op::Leave { worker, stale } => {
             let session =
                 if stale { SessionId(session(worker).0.saturating_sub(1)) } else { session(worker) };
@@ -256,6 +260,23 @@ pub(super) fn sent(image: &Image) -> Image {
     Image::assemble(header, vectors.into_iter().map(Ok)).expect("the vectors of its own header")
 }
 
+/// A job, as its leader puts it into the log.
+pub(super) fn admit(job: &ServerJob) -> Proposal {
+    Command::Admit { form: JOB_FORM, job: job.to_toml().expect("a valid job") }.into()
+}
+
+/// A worker comes, in a session that no other has.
+pub(super) fn join(worker: u32) -> Command {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    Command::Join { worker: WorkerId(worker), session: SessionId(LAST.fetch_add(1, Relaxed) + 1) }
+}
+
+/// A worker comes, in a session whose number is one more than its own.
+fn first_session(worker: u32) -> Proposal {
+    let session = SessionId(u64::from(worker) + 1);
+    Command::Join { worker: WorkerId(worker), session }.into()
+}
+
 pub(super) fn new() -> Shard {
     Shard::new(ShardId(0), SHARDS)
 }
@@ -267,7 +288,7 @@ fn apply(shard: &Shard, p: &Proposal) -> String {
 
 pub(super) fn configured(job: &ServerJob) -> (Shard, Proposal) {
     let shard = new();
-    let configure: Proposal = Command::Configure { job: job.to_toml().expect("a valid job") }.into();
+    let configure = admit(job);
     assert_eq!(shard.apply(&configure), Outcome::Done);
     (shard, configure)
 }
@@ -390,10 +411,7 @@ proptest! {
 fn ledger() -> (Shard, Proposal) {
     let job = ServerJob { schedule: ScheduleConfig::default(), ..job(OptimizerConfig::sgd(1.0), 0) };
     let (shard, _) = configured(&job);
-    let Outcome::Joined { worker, session } = shard.apply(&Command::Join { worker: WorkerId(0) }.into())
-    else {
-        panic!("a join joins")
-    };
+    let Outcome::Joined { worker, session } = shard.apply(&join(0).into()) else { panic!("a join joins") };
     let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0), samples: 1 };
     let command = Command::Update {
         bucket: BucketId(0),
@@ -401,6 +419,7 @@ fn ledger() -> (Shard, Proposal) {
         encoding: Encoding::F32,
         factor: 1.0,
         closes: false,
+        rate: None,
     };
     (shard, Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() })
 }
@@ -433,7 +452,7 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
 #[test]
 fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() {
     let (shard, _) = ledger();
-    let join = |w: u32| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+    let join = |w: u32| match shard.apply(&join(w).into()) {
         Outcome::Joined { session, .. } => session,
         other => panic!("{other:?}"),
     };
@@ -453,6 +472,7 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
             encoding: Encoding::F32,
             factor: 0.5,
             closes: false,
+            rate: None,
         };
         Proposal { command, payload: 2f32.to_le_bytes().repeat(6).into() }
     };
@@ -477,7 +497,7 @@ fn only_an_update_that_closes_a_round_passes_anybody_over() {
         let schedule = ScheduleConfig::default();
         let job = ServerJob { schedule, round, ..job(OptimizerConfig::sgd(1.0), 0) };
         let (shard, _) = configured(&job);
-        let join = |w: u32| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+        let join = |w: u32| match shard.apply(&join(w).into()) {
             Outcome::Joined { session, .. } => session,
             other => panic!("{other:?}"),
         };
@@ -486,7 +506,8 @@ fn only_an_update_that_closes_a_round_passes_anybody_over() {
             let (worker, seq, step, pulled) = (WorkerId(w), Seq(1), Step(1), Version(0));
             let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
             let (bucket, encoding) = (BucketId(0), Encoding::F32);
-            let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes };
+            let command =
+                Command::Update { bucket, contributions, encoding, factor: 1.0, closes, rate: None };
             Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() }
         };
         shard.apply(&update(0, a, closes));
@@ -549,7 +570,7 @@ fn evaluated_by(workers: &[u32]) -> (Shard, BTreeMap<u32, SessionId>) {
 }
 
 fn joins(shard: &Shard, worker: u32) -> SessionId {
-    match shard.apply(&Command::Join { worker: WorkerId(worker) }.into()) {
+    match shard.apply(&join(worker).into()) {
         Outcome::Joined { session, .. } => session,
         other => panic!("{other:?}"),
     }
@@ -646,7 +667,7 @@ fn compensated() -> (Shard, [SessionId; 2]) {
         ..job(OptimizerConfig::sgd(1.0), 0)
     };
     let (shard, _) = configured(&job);
-    let session = |w| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+    let session = |w| match shard.apply(&join(w).into()) {
         Outcome::Joined { session, .. } => session,
         other => panic!("{other:?}"),
     };
@@ -665,7 +686,7 @@ fn push(shard: &Shard, worker: u32, session: SessionId, step: u64, pulled: Versi
     let contributions =
         vec![Contribution { worker, session, seq: Seq(step), step: Step(step), pulled, samples: 1 }];
     let (bucket, encoding) = (BucketId(0), Encoding::F32);
-    let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+    let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None };
     let outcome = shard.apply(&Proposal { command, payload: value.to_le_bytes().repeat(6).into() });
     assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
 }
@@ -719,7 +740,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
         };
         let [as_they_came, added_up] = [(); 2].map(|()| {
             let shard = Shard::new(ShardId(0), 1);
-            shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
+            shard.apply(&admit(&job));
             let mut zeros = Vec::new();
             put_f32_le(&[0.5; LEN], &mut zeros);
             let command = Command::Init { bucket: BucketId(0), part: InitPart::FRESH };
@@ -728,7 +749,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
         });
         let mut pushed = 0;
         for shard in [&as_they_came, &added_up] {
-            (0..3).for_each(|w| _ = shard.apply(&Command::Join { worker: WorkerId(w) }.into()));
+            (0..3).for_each(|w| _ = shard.apply(&first_session(w)));
         }
         for step in 1..=3 {
             let contribution = |w: u32| Contribution {
@@ -752,7 +773,14 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                 let (bucket, contributions) = (BucketId(0), contributions.clone());
                 let factor = 1.0 / 3.0;
                 Proposal {
-                    command: Command::Update { bucket, contributions, encoding, factor, closes: false },
+                    command: Command::Update {
+                        bucket,
+                        contributions,
+                        encoding,
+                        factor,
+                        closes: false,
+                        rate: None,
+                    },
                     payload,
                 }
             };
@@ -786,7 +814,7 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
             let constant = ScheduleConfig { scale, ..ScheduleConfig::default() };
             let [said, own] = [(0.9, falls), (0.125, constant)].map(|(lr, schedule)| {
                 let (shard, _) = configured(&ServerJob { schedule, ..job(optimizer(lr), 0) });
-                (0..2).for_each(|w| _ = shard.apply(&Command::Join { worker: WorkerId(w) }.into()));
+                (0..2).for_each(|w| _ = shard.apply(&first_session(w)));
                 shard
             });
             for step in 1..=4u64 {
@@ -825,10 +853,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
     let free = job(OptimizerConfig::adam(0.1), 9);
     let held = ServerJob { constraints: constraints.clone(), ..free.clone() };
     let (shard, _) = configured(&held);
-    let Outcome::Joined { session, worker } = shard.apply(&Command::Join { worker: WorkerId(0) }.into())
-    else {
-        panic!("not joined")
-    };
+    let Outcome::Joined { session, worker } = shard.apply(&join(0).into()) else { panic!("not joined") };
     let conf = shard.configured().expect("configured");
     for b in &conf.buckets {
         let part = InitPart::Weights { version: Version(0), clock: 0.0 };
@@ -859,7 +884,8 @@ fn constraints_project_the_initial_weights_and_each_update() {
         expected.update(b.spec, update);
         constraint::apply(&constraints, b.spec, &mut expected.weights);
         let (encoding, bucket) = (Encoding::F32, b.id);
-        let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+        let command =
+            Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None };
         shard.apply(&Proposal { command, payload });
         assert_eq!(*b.image(), expected, "{:?} at {step}", b.spec);
     }
@@ -880,14 +906,21 @@ fn each_group_of_parameters_has_its_rate_and_its_decay() {
         ];
         let [both, first, second] = jobs.map(|job| {
             let (shard, _) = configured(&job);
-            let join = shard.apply(&Command::Join { worker: WorkerId(0) }.into());
+            let join = shard.apply(&join(0).into());
             let Outcome::Joined { session, worker } = join else { panic!("{join:?}") };
             let conf = shard.configured().expect("configured");
             for (step, bucket) in (1..=3u64).flat_map(|step| conf.buckets.iter().map(move |b| (step, b))) {
                 let (seq, step, pulled) = (Seq(step), Step(step), Version(step - 1));
                 let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
                 let (encoding, bucket, len) = (Encoding::F32, bucket.id, bucket.spec.len);
-                let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+                let command = Command::Update {
+                    bucket,
+                    contributions,
+                    encoding,
+                    factor: 1.0,
+                    closes: false,
+                    rate: None,
+                };
                 let payload = (step.0 as f32).to_le_bytes().repeat(len).into();
                 let outcome = shard.apply(&Proposal { command, payload });
                 assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
@@ -906,7 +939,7 @@ fn each_group_of_parameters_has_its_rate_and_its_decay() {
 fn a_skip_counts_as_pushed_and_changes_no_weight() {
     let job = ServerJob { mode: Mode::Bsp.into(), ..job(OptimizerConfig::adam(0.1), 0) };
     let (shard, _) = configured(&job);
-    let join = |w: u32| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+    let join = |w: u32| match shard.apply(&join(w).into()) {
         Outcome::Joined { session, .. } => session,
         other => panic!("{other:?}"),
     };
@@ -925,7 +958,7 @@ fn a_skip_counts_as_pushed_and_changes_no_weight() {
         let (command, payload) = match skip {
             true => (Command::Skip { bucket, contributions, closes }, Payload::EMPTY),
             false => (
-                Command::Update { bucket, contributions, encoding, factor, closes },
+                Command::Update { bucket, contributions, encoding, factor, closes, rate: None },
                 1f32.to_le_bytes().repeat(6).into(),
             ),
         };

@@ -112,7 +112,10 @@ impl<W> AsRef<[f32]> for Copied<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::{Command, Contribution, InitPart, Outcome, Proposal};
+    use crate::shard::{
+        Command, Contribution, InitPart, Outcome, Proposal,
+        properties::{admit, join},
+    };
     use paraft_common::{
         BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, WorkerId, config::ServerJob,
     };
@@ -124,13 +127,12 @@ mod tests {
     /// Two buckets of one value, one worker.
     fn shard() -> (Shard, SessionId) {
         let shard = Shard::new(ShardId(0), 1);
-        let job = ServerJob::new("reads", Mode::Asp, 2, 1).to_toml().expect("valid");
-        shard.apply(&Command::Configure { job }.into());
+        shard.apply(&admit(&ServerJob::new("reads", Mode::Asp, 2, 1)));
         for b in 0..2 {
             let command = Command::Init { bucket: BucketId(b), part: InitPart::FRESH };
             shard.apply(&Proposal { command, payload: value(0.0) });
         }
-        match shard.apply(&Command::Join { worker: WorkerId(0) }.into()) {
+        match shard.apply(&join(0).into()) {
             Outcome::Joined { session, .. } => (shard, session),
             other => panic!("{other:?}"),
         }
@@ -151,6 +153,7 @@ mod tests {
             encoding: Encoding::F32,
             factor: 1.0,
             closes: false,
+            rate: None,
         };
         let outcome = shard.apply(&Proposal { command, payload: value(1.0) });
         assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");

@@ -54,12 +54,10 @@ pub(super) struct State {
 /// The small part of the replicated state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
-    /// TOML of the job; empty before Configure.
+    /// TOML of the job; empty before it is admitted.
     pub job: String,
     /// Who takes part.
     pub members: Members,
-    /// Sessions given out so far.
-    pub sessions: u64,
     /// All expected workers have been here; from then on rounds are applied.
     pub started: bool,
     /// Delay of every applied push.
@@ -78,8 +76,6 @@ pub struct Meta {
     pub pushes_lost: u64,
     /// The mode in force.
     pub in_force: InForce,
-    /// Whether state deltas are the log's entries: what its durability says. (In the first release it could change.)
-    pub form: Form,
     /// The last state delta that took effect.
     pub last_cut: Option<DeltaId>,
     /// Who has which chunk of the data (shard 0, leased sampler).
@@ -93,8 +89,7 @@ pub struct Meta {
     best: Option<(f64, u32)>,
     /// The job ends early: its rule says so, or a person.
     pub stop: bool,
-    /// Of each member's steps, those that were skipped here: of its first bucket. (Behind the rest in a snapshot.)
-    #[serde(skip)]
+    /// Of each member's steps, those that were skipped here: of its first bucket.
     pub skipped: BTreeMap<WorkerId, u64>,
 }
 
@@ -241,14 +236,9 @@ impl Shard {
     /// This host cannot do it. Other replicas may have done it: this one must not go on.
     pub fn carry_out(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
         Ok(match &proposal.command {
-            Command::Configure { job } => self.configure(job)?,
             Command::Admit { form, job } => self.admit(*form, job)?,
             Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload)?,
-            Command::Join { worker } => {
-                let next = self.read(|m| m.sessions) + 1;
-                self.join(*worker, SessionId(next))
-            }
-            Command::JoinAs { worker, session } => self.join(*worker, *session),
+            Command::Join { worker, session } => self.join(*worker, *session),
             Command::Leave { worker, session } => {
                 let state = &mut *self.state.write();
                 let meta = &mut state.meta;
@@ -276,14 +266,13 @@ impl Shard {
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
-            Command::Update { .. } | Command::UpdateAt { .. } => self.update(proposal)?,
+            Command::Update { .. } => self.update(proposal)?,
             Command::Skip { bucket, contributions, closes } => self.skip(*bucket, contributions, *closes)?,
             Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
             Command::SwitchMode { number, mode, after, auto } => {
                 self.switch_mode(*number, *mode, *after, *auto)
             }
             Command::Fence => Outcome::Done,
-            Command::ChangeForm { form } => self.change_form(*form),
             Command::DeltaPart { delta, part, vectors } => {
                 self.delta_part(*delta, *part, vectors, &proposal.payload)
             }
@@ -369,13 +358,6 @@ impl Shard {
         Outcome::Done
     }
 
-    /// Of a log of the first release, which proposed it only where it was allowed.
-    fn change_form(&self, form: Form) -> Outcome {
-        *self.staged.write() = None;
-        self.meta_mut().form = form;
-        Outcome::Done
-    }
-
     fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, Unable> {
         let (conf, i, _) = match self.pushes(id, payload, Encoding::F32, &[]) {
             Ok(fits) => fits,
@@ -396,7 +378,6 @@ impl Shard {
         if meta.members.in_session(worker, session).is_some() {
             return Outcome::Joined { worker, session }; // it comes a second time
         }
-        meta.sessions += 1;
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
             meta.leaves_gaps(worker);

@@ -133,7 +133,7 @@ impl Shard {
     /// build its whole state.
     pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
         let touched = match &proposal.command {
-            Command::Configure { .. } | Command::Admit { .. } | Command::Delta { .. } => {
+            Command::Admit { .. } | Command::Delta { .. } => {
                 return compute::SMALL_BYTES;
             }
             command => command

@@ -24,7 +24,7 @@ from ._names import Names, as_in
 _LOG = logging.getLogger("paraft")
 
 #: The latest format of ``checkpoint.json`` that is read (docs/checkpoints.md).
-_FORMAT = 2
+_FORMAT = 1
 _DTYPES = {"F32": torch.float32, "I64": torch.int64}
 _Path = Union[str, "PathLike[str]"]
 

@@ -16,21 +16,21 @@ use paraft_common::{
 use paraft_decoders::{
     files,
     input::Seed,
-    log_files::{Layout, item, mark, segment},
+    log_files::{item, mark, segment},
     wire,
 };
 use paraft_proto::{self as proto, checkpoint_part, from_shard, to_shard};
 use paraft_record::{Eval, Event, Leave, Run, Server, Shard as ShardLine, Train, Worker};
 use paraft_server::{
     control::{
-        Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Order, Place, Retired, Shape,
-        Submission,
+        Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Order, Place, Shape, Submission,
     },
     header,
     raft::{ReplicaId, Replicated, fuzzing},
     replicated::Change,
     shard::{
         Command, Contribution, InitPart, Proposal, Shard,
+        begin::JOB_FORM,
         command::EvalSums,
         delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord},
     },
@@ -328,12 +328,13 @@ fn updates(leased: bool) -> Vec<Proposal> {
         encoding: Encoding::F32,
         factor: 0.5,
         closes: false,
+        rate: None,
     };
     let sums = EvalSums { loss_sum: 0.5, correct: 1, count: 2 };
     vec![
-        proposal(Command::Configure { job }, Vec::new()),
+        proposal(Command::Admit { form: JOB_FORM, job }, Vec::new()),
         proposal(Command::Init { bucket: BucketId(0), part: InitPart::FRESH }, vec![0; 16]),
-        proposal(Command::Join { worker }, Vec::new()),
+        proposal(Command::Join { worker, session }, Vec::new()),
         proposal(update, 1f32.to_le_bytes().repeat(4)),
         proposal(Command::Acquire { worker, session, request: 1, epoch: 0, done: None }, Vec::new()),
         proposal(Command::Report { worker, session, epoch: 1, sums }, Vec::new()),
@@ -361,8 +362,8 @@ fn cuts() -> Vec<Proposal> {
     let next = DeltaId { term: 1, number: 2 };
     let part = |delta| Command::DeltaPart { delta, part: 0, vectors: vec![(BucketId(0), 0)] };
     vec![
-        proposal(Command::Configure { job: job.to_toml().expect("a job") }, Vec::new()),
-        proposal(Command::Join { worker }, Vec::new()),
+        proposal(Command::Admit { form: JOB_FORM, job: job.to_toml().expect("a job") }, Vec::new()),
+        proposal(Command::Join { worker, session }, Vec::new()),
         proposal(part(delta), vec![1; 16]),
         proposal(Command::Delta { delta, after: None, parts: 1, buckets: vec![bucket], record }, Vec::new()),
         proposal(part(next), vec![2; 16]),
@@ -399,7 +400,6 @@ fn control_commands() -> Vec<Control> {
         mode: Mode::Bsp.into(),
         workers: 2,
         durability: Durability::QuorumDisk,
-        log: Retired,
     };
     let held = KnownCheckpoint {
         path: "/c/step-1".into(),
@@ -582,25 +582,18 @@ fn replica() {
 fn store() {
     let records: [(&[u8], &[u8]); 3] = [(b"entry 0", &[1; 20]), (b"entry 1", &[]), (b"entry 2", &[3; 30])];
     let seed = |how| Seed::default().byte(how);
-    for (layout, of, bit) in [(Layout::Single, "", 0), (Layout::Shared, "shared-", 8)] {
-        let first = segment(layout, 0, true, 11, &records);
-        let second = segment(layout, 3, false, 12, &records[..1]);
-        let closed = [&second[..], &mark(layout, 4)].concat();
-        let write = |name: &str, seed: Seed| write("log", &format!("{of}{name}"), &seed.0);
-        write("two-segments", seed(bit | 1).word(0).part(&first).word(3).part(&closed));
-        write("not-mended", seed(bit).word(0).part(&first).word(3).part(&second));
-        write("torn", seed(bit).word(0).part(&first[..first.len() - 5]));
-        let mut short = segment(layout, 0, true, 13, &records);
-        short[12] = 1 | 1 << 1;
-        write("being-cut", seed(bit | 5).word(0).word(0).part(&short));
-        if layout == Layout::Single {
-            let purged = [&1u64.to_le_bytes()[..], b"tag"].concat();
-            write("purged", seed(3).part(&purged).word(0).part(&first).word(3).part(&second));
-        }
-    }
+    let first = segment(0, 11, &records);
+    let second = segment(3, 12, &records[..1]);
+    let closed = [&second[..], &mark(4)].concat();
+    write("log", "two-segments", &seed(1).word(0).part(&first).word(3).part(&closed).0);
+    write("log", "not-mended", &seed(0).word(0).part(&first).word(3).part(&second).0);
+    write("log", "torn", &seed(0).word(0).part(&first[..first.len() - 5]).0);
+    let mut short = segment(0, 13, &records);
+    short[12] = 1;
+    write("log", "being-cut", &seed(5).word(0).word(0).part(&short).0);
     // Two groups: what one gives up, what is moved, and a group that goes.
     let of = |kind, number: u64, key, turn: u64, index: u64, body| {
-        let mut item = item(Layout::Shared, kind, number, 0, key, body);
+        let mut item = item(kind, number, 0, key, body);
         item[40..48].copy_from_slice(&turn.to_le_bytes());
         item[48..56].copy_from_slice(&index.to_le_bytes());
         item
@@ -615,9 +608,9 @@ fn store() {
         of(5, 5, 0, 3, 5, (b"tag", &[])),
         of(6, 6, 1, 2, 0, none),
     ];
-    let mut shared = segment(Layout::Shared, 0, false, 14, &[]);
+    let mut shared = segment(0, 14, &[]);
     items.iter().for_each(|item| shared.extend(item));
-    write("log", "shared-two-groups", &seed(9).word(0).part(&shared).0);
+    write("log", "two-groups", &seed(1).word(0).part(&shared).0);
 
     let disk = paraft_store::faulty::ForgetfulDisk::default();
     let path = Path::new("/f");

@@ -1,5 +1,4 @@
-//! Segments of a log that are whole but for what the fuzzer chose: what `ps-server/store/src/log/format.rs` writes, and what
-//! releases before the shared log wrote.
+//! Segments of a log that are whole but for what the fuzzer chose: what `ps-server/store/src/log/format.rs` writes.
 
 use std::ops::Range;
 
@@ -8,39 +7,11 @@ const ITEM: [u8; 3] = [0xF5, b'P', 0xF7];
 /// A segment says how long it was made, in blocks of 4 KiB. The disk of a target is memory, which shall not be filled.
 const MAX_BLOCKS: u32 = 16;
 
-/// Which log a segment is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// One replica's, of an earlier release.
-    Single,
-    /// That of all groups of a server.
-    Shared,
-}
-
-impl Layout {
-    fn version(self) -> u32 {
-        match self {
-            Layout::Single => 2,
-            Layout::Shared => 3,
-        }
-    }
-
-    /// Bytes before a segment's table, or first item.
-    fn prefix(self) -> usize {
-        match self {
-            Layout::Single => 36,
-            Layout::Shared => 44,
-        }
-    }
-
-    /// Of an item before its header.
-    fn head(self) -> usize {
-        match self {
-            Layout::Single => 36,
-            Layout::Shared => 60,
-        }
-    }
-}
+const VERSION: u32 = 1;
+/// Bytes before a segment's table.
+const PREFIX: usize = 44;
+/// Of an item before its header.
+const HEAD: usize = 60;
 
 fn put(bytes: &mut [u8], at: Range<usize>, value: &[u8]) {
     bytes[at].copy_from_slice(value);
@@ -52,30 +23,26 @@ fn word(bytes: &[u8]) -> u32 {
 
 /// Leaves a segment as it is, but bounds the length that it says it was made with.
 pub fn bound(bytes: &mut [u8]) {
-    if let Some(flags) = bytes.get(12..16).map(word) {
-        let blocks = flags >> 1;
-        put(bytes, 12..16, &(blocks.min(MAX_BLOCKS) << 1 | flags & 1).to_le_bytes());
+    if let Some(blocks) = bytes.get(12..16).map(word) {
+        put(bytes, 12..16, &blocks.min(MAX_BLOCKS).to_le_bytes());
     }
 }
 
 /// Mends everything that is checked before its contents count: magic, version, checksums, and lengths that go beyond the
 /// end.
-pub fn mend(layout: Layout, bytes: &mut [u8]) {
-    let (prefix, head) = (layout.prefix(), layout.head());
+pub fn mend(bytes: &mut [u8]) {
+    let (prefix, head) = (PREFIX, HEAD);
     if bytes.len() < prefix {
         return;
     }
     put(bytes, 0..8, &MAGIC);
-    put(bytes, 8..12, &layout.version().to_le_bytes());
+    put(bytes, 8..12, &VERSION.to_le_bytes());
     bound(bytes);
-    let mut start = prefix;
-    if layout == Layout::Shared {
-        let table = (word(&bytes[32..]) as usize).min(bytes.len() - prefix);
-        start += table;
-        put(bytes, 32..36, &(table as u32).to_le_bytes());
-        let crc = crc32fast::hash(&bytes[prefix..start]);
-        put(bytes, 36..40, &crc.to_le_bytes());
-    }
+    let table = (word(&bytes[32..]) as usize).min(bytes.len() - prefix);
+    let start = prefix + table;
+    put(bytes, 32..36, &(table as u32).to_le_bytes());
+    let crc = crc32fast::hash(&bytes[prefix..start]);
+    put(bytes, 36..40, &crc.to_le_bytes());
     let crc = crc32fast::hash(&bytes[..prefix - 4]);
     put(bytes, prefix - 4..prefix, &crc.to_le_bytes());
     let salt: [u8; 8] = *bytes[16..].first_chunk().expect("a whole prefix");
@@ -98,20 +65,13 @@ pub fn mend(layout: Layout, bytes: &mut [u8]) {
     }
 }
 
-/// A segment with these records (header and payload), the first of which is `first`; in a shared log they are of group 0.
+/// A segment with these records (header and payload), the first of which is `first`; they are of group 0.
 /// `salt` tells uses of a file apart.
-pub fn segment(
-    layout: Layout,
-    first: u64,
-    starts_log: bool,
-    salt: u64,
-    records: &[(&[u8], &[u8])],
-) -> Vec<u8> {
-    let mut out =
-        [MAGIC.as_slice(), &layout.version().to_le_bytes(), &u32::from(starts_log).to_le_bytes()].concat();
+pub fn segment(first: u64, salt: u64, records: &[(&[u8], &[u8])]) -> Vec<u8> {
+    let mut out = [MAGIC.as_slice(), &VERSION.to_le_bytes(), &[0; 4]].concat();
     out.extend(salt.to_le_bytes());
     out.extend(first.to_le_bytes());
-    if layout == Layout::Shared && first > 0 {
+    if first > 0 {
         // What group 0 had come to: key, flags, turn, first, next, purged, bytes of the tag.
         let table =
             [&[0; 12][..], &first.to_le_bytes(), &[0; 8], &first.to_le_bytes(), &[0xFF; 8], &[0; 4]].concat();
@@ -119,24 +79,17 @@ pub fn segment(
         out.extend([0; 8]);
         out.extend(table);
     } else {
-        out.resize(layout.prefix(), 0);
+        out.resize(PREFIX, 0);
     }
     for (index, record) in (first..).zip(records) {
-        out.extend(item(layout, 1, index, first, 0, *record));
+        out.extend(item(1, index, first, 0, *record));
     }
-    mend(layout, &mut out);
+    mend(&mut out);
     out
 }
 
-/// An item, of the group `key` where there are several, with checksums that have to be mended.
-pub fn item(
-    layout: Layout,
-    kind: u8,
-    index: u64,
-    synced: u64,
-    key: u64,
-    (header, payload): (&[u8], &[u8]),
-) -> Vec<u8> {
+/// An item, of the group `key`, with checksums that have to be mended.
+pub fn item(kind: u8, index: u64, synced: u64, key: u64, (header, payload): (&[u8], &[u8])) -> Vec<u8> {
     let mut out = ITEM.to_vec();
     out.push(kind);
     out.extend((header.len() as u32).to_le_bytes());
@@ -144,9 +97,7 @@ pub fn item(
     out.extend([0; 4]);
     out.extend(index.to_le_bytes());
     out.extend(synced.to_le_bytes()); // durable up to the segment's beginning
-    if layout == Layout::Shared {
-        [key, index, index].iter().for_each(|long| out.extend(long.to_le_bytes()));
-    }
+    [key, index, index].iter().for_each(|long| out.extend(long.to_le_bytes()));
     out.extend([0; 4]);
     out.extend(header);
     out.extend(payload);
@@ -154,6 +105,6 @@ pub fn item(
 }
 
 /// A mark at the end of a segment: the log was closed here, before record `next`.
-pub fn mark(layout: Layout, next: u64) -> Vec<u8> {
-    item(layout, 2, next, next, 0, (&[], &[]))
+pub fn mark(next: u64) -> Vec<u8> {
+    item(2, next, next, 0, (&[], &[]))
 }

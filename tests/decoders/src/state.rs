@@ -1,9 +1,7 @@
 //! What servers replicate: headers, commands, images, the folder of a replica.
 
-use crate::{
-    input::{Input, Seed},
-    log_files::{Layout, segment},
-};
+use crate::input::Input;
+use bytes::Bytes;
 use paraft_common::{JobShard, Payload, ShardId, config::ServerJob};
 use paraft_server::{
     control::{Agreed, Command, Identity},
@@ -13,7 +11,7 @@ use paraft_server::{
     replicated::Change,
     shard::{self, Proposal, Shard, image::Image},
 };
-use paraft_store::{Disk, faulty::ForgetfulDisk, write_small};
+use paraft_store::{Disk, LogOptions, Record, SharedLog, faulty::ForgetfulDisk, write_small};
 use std::{path::Path, sync::Arc};
 
 /// A header that a peer sent, as every kind that there is, with up to three payloads beside it.
@@ -97,13 +95,15 @@ impl InstallRaw for Shard {
 
 /// Not a job whose weights fill the memory of the fuzzer: servers take jobs of up to 64 GiB.
 fn is_small(proposal: &Proposal) -> bool {
-    let (shard::Command::Configure { job } | shard::Command::Admit { job, .. }) = &proposal.command else {
+    let shard::Command::Admit { job, .. } = &proposal.command else {
         return true;
     };
     ServerJob::decode(job).is_ok_and(|j| j.params_len + j.buffers_len <= 1 << 16)
 }
 
 const FOLDER: &str = "/data/shard-0";
+/// Of its group in the server's log.
+const KEY: u64 = 7;
 
 /// The folder of a replica that does not run, with checksums that are right: its metadata, its snapshot, the headers and
 /// payloads of its log. Bits: metadata as it comes, snapshot, purge point.
@@ -112,7 +112,7 @@ pub fn replica(data: &[u8]) {
     let how = input.byte();
     let disk = ForgetfulDisk::default();
     let folder = Path::new(FOLDER);
-    disk.create_dir_all(&folder.join("log")).expect("in memory");
+    disk.create_dir_all(folder).expect("in memory");
     let metadata = if how & 1 > 0 { input.part().to_vec() } else { metadata() };
     write_small(&disk, &folder.join("replica"), &metadata).expect("in memory");
     write_small(&disk, Path::new("/data/identity"), &metadata).expect("in memory");
@@ -125,13 +125,8 @@ pub fn replica(data: &[u8]) {
         }
         file.finish().expect("in memory");
     }
-    let mut first = 0;
-    if how & 4 > 0 {
-        let (upto, tag) = (u64::from(input.word()), input.part());
-        write_small(&disk, &folder.join("log/purged"), &Seed(upto.to_le_bytes().into()).rest(tag).0)
-            .expect("in memory");
-        first = upto + 1;
-    }
+    let purged = (how & 4 > 0).then(|| (u64::from(input.word()), input.part()));
+    let first = purged.map_or(0, |(upto, _)| upto + 1);
     let mut records = Vec::new();
     while !input.is_empty() {
         let (header, payload) = (input.part(), input.part());
@@ -140,14 +135,26 @@ pub fn replica(data: &[u8]) {
         {
             return;
         }
-        records.push((header, payload));
+        let index = first + records.len() as u64;
+        let header = Bytes::copy_from_slice(header);
+        records.push(Record { index, header, payload: payload.to_vec().into() });
     }
-    if !records.is_empty() {
-        disk.put(
-            &folder.join(format!("log/{first:016}.log")),
-            segment(Layout::Single, first, first == 0, 5, &records),
-        );
+    let place = header::encode(&(None::<u64>, Some(KEY))).expect("two numbers");
+    write_small(&disk, &folder.join("log-place"), &place).expect("in memory");
+    // No segment is written in full: the disk is memory.
+    let options = LogOptions { segment_bytes: 4096, sync: true };
+    let (log, _) =
+        SharedLog::open(Arc::new(disk.clone()), Path::new("/data/log"), options).expect("in memory");
+    let (own, _) = log.group(KEY, &mut |_| ()).expect("a new one");
+    if let Some((upto, tag)) = purged
+        && own.purge(upto, Bytes::copy_from_slice(tag)).is_err()
+    {
+        return;
     }
+    // What is too long for a log is not written.
+    own.append(records, Box::new(|_| ()));
+    drop(own);
+    log.close();
     let shared: Arc<dyn Disk> = Arc::new(disk);
     let _ = replay::fleet_of(shared.clone(), Path::new("/data"));
     let Ok(whole) = replay::replay(shared.clone(), JobShard::default(), folder, u64::MAX) else { return };

@@ -2,7 +2,7 @@
 
 use crate::{
     input::Input,
-    log_files::{Layout, bound, mend},
+    log_files::{bound, mend},
 };
 use bytes::Bytes;
 use paraft_common::Payload;
@@ -21,18 +21,13 @@ const DIR: &str = "/log";
 const KEYS: [u64; 2] = [0, 1];
 
 /// A folder of up to three segments, with or without a purge point and a mark that one of them is being cut. Bits: mend
-/// the segments, purge point, being cut, a log that groups share.
+/// the segments, -, being cut.
 pub fn log(data: &[u8]) {
     let mut input = Input(data);
     let how = input.byte();
     let disk = ForgetfulDisk::default();
     let dir = Path::new(DIR);
     disk.create_dir_all(dir).expect("in memory");
-    let layout = if how & 8 > 0 { Layout::Shared } else { Layout::Single };
-    if how & 2 > 0 && layout == Layout::Single {
-        let purged = input.part();
-        write_small(&disk, &dir.join("purged"), purged).expect("in memory");
-    }
     if how & 4 > 0 {
         let first = u64::from(input.word()).to_le_bytes();
         write_small(&disk, &dir.join("cutting"), &first).expect("in memory");
@@ -45,7 +40,7 @@ pub fn log(data: &[u8]) {
         let first = input.word();
         let mut bytes = input.part().to_vec();
         if how & 1 > 0 {
-            mend(layout, &mut bytes);
+            mend(&mut bytes);
         }
         bound(&mut bytes);
         let path = dir.join(format!("{first:016}.log"));
@@ -56,13 +51,7 @@ pub fn log(data: &[u8]) {
     let looked = KEYS.map(|key| look(&disk, dir, key));
     let unchanged = || files.iter().all(|(path, bytes)| disk.contents(path).as_ref() == Some(bytes));
     assert!(unchanged(), "looking changes nothing");
-    match layout {
-        Layout::Single => {
-            taken_in(&disk, &looked[0]);
-            assert!(unchanged(), "taking in changes nothing");
-        }
-        Layout::Shared => opened(&disk, looked),
-    }
+    opened(&disk, looked);
 }
 
 /// A group's records, and up to where it is purged.
@@ -88,25 +77,11 @@ fn shared(disk: &ForgetfulDisk, dir: &Path) -> Result<SharedLog, StoreError> {
     SharedLog::open(Arc::new(disk.clone()), dir, options).map(|(log, _)| log)
 }
 
-/// The log of an earlier release is taken in as it was read, or not at all.
-fn taken_in(disk: &ForgetfulDisk, looked: &Result<Found, StoreError>) {
-    let log = shared(disk, Path::new("/server/log")).expect("a new one");
-    match (log.take_in(1, Path::new(DIR), 0), looked) {
-        (Ok(()), Ok(found)) => assert_eq!(&group(&log, 1).expect("whole").1, found),
-        // Longer than what the shared log lets be.
-        (Err(StoreError::Io { source, .. }), Ok(_)) => assert_eq!(source.kind(), ErrorKind::InvalidInput),
-        (Err(_), Err(_)) => {}
-        (taken, looked) => panic!("taken in: {taken:?}, looked at: {looked:?}"),
-    }
-}
-
 /// Each group is found as it was when it was looked at, goes on behind that, and comes back so.
 fn opened(disk: &ForgetfulDisk, looked: [Result<Found, StoreError>; 2]) {
     let dir = Path::new(DIR);
     let log = match shared(disk, dir) {
         Ok(log) => log,
-        // Segments of an earlier release can be looked at.
-        Err(StoreError::Version { .. }) => return,
         Err(e) => {
             assert!(looked.iter().all(Result::is_err), "{e}, but looked at: {looked:?}");
             return;

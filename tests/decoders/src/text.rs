@@ -1,9 +1,9 @@
 //! Job files, the servers' job, `metrics.jsonl`.
 
 use crate::{files::Scratch, input::Input};
-use paraft_common::{BucketId, Payload, ShardId, TensorSpec, WorkerId, config::ServerJob};
+use paraft_common::{BucketId, Payload, SessionId, ShardId, TensorSpec, WorkerId, config::ServerJob};
 use paraft_record::{METRICS_FILE, MetricsWriter, RunRecord, read_events, render_report};
-use paraft_server::shard::{Command, Contribution, InitPart, Outcome, Proposal, Shard};
+use paraft_server::shard::{Command, Contribution, InitPart, Outcome, Proposal, Shard, begin::JOB_FORM};
 use paraft_worker::Job;
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub fn server_job(data: &[u8]) {
 
 fn train(job: &ServerJob, text: &str) {
     let shard = Shard::new(ShardId(0), 1);
-    assert_eq!(shard.apply(&Command::Configure { job: text.into() }.into()), Outcome::Done);
+    assert_eq!(shard.apply(&Command::Admit { form: JOB_FORM, job: text.into() }.into()), Outcome::Done);
     let buckets: Vec<_> = (0u32..).map(BucketId).zip(job.layout().buckets().to_vec()).collect();
     for (bucket, spec) in &buckets {
         let payload = Payload::from(0.25f32.to_le_bytes().repeat(spec.len));
@@ -33,7 +33,9 @@ fn train(job: &ServerJob, text: &str) {
         assert_eq!(shard.apply(&Proposal { command, payload }), Outcome::Done);
     }
     let worker = WorkerId(0);
-    let Outcome::Joined { session, .. } = shard.apply(&Command::Join { worker }.into()) else {
+    let Outcome::Joined { session, .. } =
+        shard.apply(&Command::Join { worker, session: SessionId(1) }.into())
+    else {
         panic!("a worker may join")
     };
     let clock = shard.read(|m| m.members.get(worker).map(|m| m.clock())).expect("it has joined");
@@ -47,8 +49,14 @@ fn train(job: &ServerJob, text: &str) {
             encoding.encode(&vec![0.5; spec.len], &mut payload);
             let pulled = paraft_common::Version(0);
             let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
-            let command =
-                Command::Update { bucket: *bucket, contributions, encoding, factor: 1.0, closes: false };
+            let command = Command::Update {
+                bucket: *bucket,
+                contributions,
+                encoding,
+                factor: 1.0,
+                closes: false,
+                rate: None,
+            };
             let outcome = shard.apply(&Proposal { command, payload: payload.into() });
             assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
         }

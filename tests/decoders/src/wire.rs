@@ -21,7 +21,10 @@ use paraft_server::{
         control::{from_directive, from_report, shape_of, to_report},
         convert, jobs,
     },
-    shard::{Command, Contribution, InitPart, Outcome, Proposal, Shard, batched::Batched, leader::Message},
+    shard::{
+        Command, Contribution, InitPart, Outcome, Proposal, Shard, batched::Batched, begin::JOB_FORM,
+        leader::Message,
+    },
 };
 use prost::{
     Message as _,
@@ -167,7 +170,7 @@ fn toml_of(text: &str) -> OptimizerConfig {
 pub fn shard(encoding: Encoding, leased: bool) -> Shard {
     let shard = Shard::new(ShardId(0), 2);
     let job = small_job(encoding, leased).to_toml().expect("a job");
-    assert_eq!(shard.apply(&Command::Configure { job }.into()), Outcome::Done);
+    assert_eq!(shard.apply(&Command::Admit { form: JOB_FORM, job }.into()), Outcome::Done);
     shard
 }
 
@@ -230,12 +233,14 @@ fn apply_push(
 ) {
     let shard = shard(encoding, leased);
     let worker = WorkerId(1);
-    let Outcome::Joined { session, .. } = shard.apply(&Command::Join { worker }.into()) else {
+    let Outcome::Joined { session, .. } =
+        shard.apply(&Command::Join { worker, session: SessionId(1) }.into())
+    else {
         panic!("a worker may join")
     };
     assert_eq!(session, SessionId(1));
     let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
-    let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+    let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None };
     let outcome = shard.apply(&Proposal { command, payload });
     // Step 0 is "nothing done yet": admission refuses it, and apply takes it for one that is in.
     assert_eq!(outcome, Outcome::Updated { version: Version(u64::from(step.0 > 0)), applied: step.0 > 0 });

@@ -95,16 +95,18 @@ fn crowd_that_asks_for_digests_is_answered_and_training_continues() -> Result<()
     let (leader, _) = fleet.leader(ShardId(0));
     let address = fleet.at.addresses[leader as usize].clone();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let answers = runtime.block_on(async {
-        let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
-        let ask = || {
-            let mut client = ShardsClient::new(channel.clone());
-            async move {
-                client.status(paraft_proto::StatusRequest { digest: true, ..Default::default() }).await
-            }
-        };
-        anyhow::Ok(futures::future::try_join_all((0..3000).map(|_| ask())).await?)
-    })?;
+    let answers =
+        runtime.block_on(async {
+            let channel =
+                tonic::transport::Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
+            let ask = || {
+                let mut client = ShardsClient::new(channel.clone());
+                async move {
+                    client.status(paraft_proto::StatusRequest { digest: true, ..Default::default() }).await
+                }
+            };
+            anyhow::Ok(futures::future::try_join_all((0..3000).map(|_| ask())).await?)
+        })?;
     let of = |r: &tonic::Response<paraft_proto::StatusReply>| r.get_ref().shards.first().map(|s| s.digest);
     assert!(answers.iter().all(|a| of(a) == before.get(&0).copied()), "nothing has changed the state");
     page.step()?;

@@ -4,7 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use paraft_common::{Durability, Mode, ShardId, config::ServerJob, optim::OptimizerConfig};
 use paraft_proto::{Advice, Refused, from_shard, to_shard::Kind};
-use paraft_server::{replicated::Change, shard::Command};
+use paraft_server::{
+    replicated::Change,
+    shard::{Command, begin::JOB_FORM},
+};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -64,12 +67,11 @@ fn a_job_larger_than_its_servers_is_refused_with_the_numbers_and_harms_nobody() 
     Ok(())
 }
 
-/// As the first release wrote it, which asked nobody.
 #[test]
 fn a_log_that_holds_a_job_that_is_too_large_stops_those_replicas_and_nothing_else() -> Result<()> {
     let mut fleet = on_disk()?;
     let (leader, _) = fleet.leader(ShardId(1));
-    let command = Command::Configure { job: largest(Durability::QuorumDisk).to_toml()? };
+    let command = Command::Admit { form: JOB_FORM, job: largest(Durability::QuorumDisk).to_toml()? };
     let group = fleet.replica(leader, ShardId(1))?.group;
     let runtime = tokio::runtime::Runtime::new()?;
     let written = runtime.block_on(group.propose(Change::Shard(command.into())));

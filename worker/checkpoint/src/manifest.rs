@@ -11,17 +11,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The latest version of the format that this code writes and reads.
-pub const FORMAT: u32 = 2;
-
-/// That of a checkpoint of a job whose parameters are divided so: who does not know groups, stages or constraints would take its buckets for others.
-pub fn format(cuts: Cuts) -> u32 {
-    if cuts.groups.is_empty() && cuts.stages.is_empty() && cuts.constraints.is_empty() { 1 } else { FORMAT }
-}
+pub const FORMAT: u32 = 1;
 
 /// The content of `checkpoint.json`. Unknown keys are ignored: a later version may add some.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// As [`format()`] says.
+    /// [`FORMAT`].
     pub format: u32,
     /// The version of Paraft that wrote it.
     pub paraft: String,

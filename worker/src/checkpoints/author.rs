@@ -168,7 +168,7 @@ impl Author {
     fn manifest(&self, (step, resume): (Step, Step), clocks: Vec<Clock>, buckets: Vec<Stamp>) -> Manifest {
         let job = &self.server_job;
         Manifest {
-            format: manifest::format(job.cuts()),
+            format: manifest::FORMAT,
             paraft: env!("CARGO_PKG_VERSION").into(),
             written: wall(),
             name: self.name.clone(),

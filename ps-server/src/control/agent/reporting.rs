@@ -4,7 +4,7 @@ use super::{Agent, Heard};
 use crate::{
     control::{
         calls::Told,
-        jobs::{JobFacts, Retired},
+        jobs::JobFacts,
         plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
     replicas::{Aside, Replica},
@@ -282,7 +282,6 @@ fn job_of(replica: &Replica) -> Option<JobReport> {
             mode: job.mode,
             workers: job.workers,
             durability: job.durability,
-            log: Retired,
         },
         shards: u32::try_from(job.buckets()).unwrap_or(u32::MAX),
         finished: shard.is_over(),

@@ -121,7 +121,8 @@ impl Leader {
         let Some(e) = &mut self.epoch else { return };
         let (unread, mark) = e.streams.unread(pull.conn);
         if unread >= UNREAD_PULLS * conf.buckets.len() {
-            let why = format!("the answers of {UNREAD_PULLS} pulls are not read: read them before the next pull");
+            let why =
+                format!("the answers of {UNREAD_PULLS} pulls are not read: read them before the next pull");
             return self.refuse(pull.conn, RefusalKind::Overloaded(why));
         }
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);

@@ -184,7 +184,7 @@ mod tests {
         let durability = Durability::Leader;
         let shard =
             shard_of(&ServerJob { durability, leader_window, ..ServerJob::new("deltas", Mode::Asp, 16, 8) });
-        shard.apply(&Command::JoinAs { worker: WorkerId(0), session: SessionId(1) }.into());
+        shard.apply(&Command::Join { worker: WorkerId(0), session: SessionId(1) }.into());
         shard
     }
 

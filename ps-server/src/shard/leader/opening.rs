@@ -98,7 +98,7 @@ impl Leader {
             }
             None => {
                 e.pending.forget_room(worker);
-                let join = Command::JoinAs { worker, session: (self.draw_session)() };
+                let join = Command::Join { worker, session: (self.draw_session)() };
                 self.propose_behind_cut(Purpose::Join(conn), join.into());
             }
         }

@@ -1,7 +1,6 @@
 //! The files of a log's folder beside its segments: the lock, the mark of a cut under way, spares and litter.
 
 use super::{
-    format::Layout,
     segment::{Segment, segment_path},
     segments::{CUT_FILE, MAX_SPARES, NEW_FILE},
 };
@@ -34,7 +33,7 @@ pub(super) fn read_cut(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, Store
 pub(super) fn lengthen(disk: &dyn Disk, dir: &Path, first: u64, segments: &[u64]) -> Result<(), StoreError> {
     if segments.contains(&first) {
         let path = segment_path(dir, first);
-        match Segment::open(disk, path, Layout::Shared, Access::Write, true) {
+        match Segment::open(disk, path, Access::Write, true) {
             Ok(mut segment) if segment.size()? < segment.prefix.reserved => {
                 let reserved = segment.prefix.reserved;
                 let lengthened = segment.file.set_len(reserved).and_then(|()| segment.file.sync());
@@ -48,19 +47,6 @@ pub(super) fn lengthen(disk: &dyn Disk, dir: &Path, first: u64, segments: &[u64]
     }
     let mark = dir.join(CUT_FILE);
     disk.remove(&mark).map_err(StoreError::io("remove", &mark))
-}
-
-/// Whether the segments in a folder are those of a shared log, as far as any of them says so.
-pub(super) fn is_shared(disk: &dyn Disk, dir: &Path) -> Result<bool, StoreError> {
-    for first in names(disk, dir)?.segments {
-        let path = segment_path(dir, first);
-        match Segment::open(disk, path, Layout::Single, Access::Read, true) {
-            Err(StoreError::Version { found, .. }) if found == Layout::Shared.version() => return Ok(true),
-            Err(e @ StoreError::Io { .. }) => return Err(e),
-            _ => {}
-        }
-    }
-    Ok(false)
 }
 
 /// What a folder lists, sorted out.

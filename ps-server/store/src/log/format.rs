@@ -1,7 +1,7 @@
 //! The bytes of a segment: encoding and decoding, no files.
 //!
 //! ```text
-//! segment: magic "PARAFTLG" 8 | format version 4 | flags and size 4 | salt 8 | first number 8 |
+//! segment: magic "PARAFTLG" 8 | format version 4 | size 4 | salt 8 | first number 8 |
 //!          bytes of the table 4 | CRC-32 of the table 4 | CRC-32 of these 4 | table
 //! item:    magic 3 | kind 1 | header length 4 | payload length 4 | CRC-32 of header and payload 4 |
 //!          number 8 | synced 8 | group 8 | turn 8 | index 8 | CRC-32 of the salt and these 4 | header | payload
@@ -10,8 +10,7 @@
 //!
 //! - *salt*: a random number of this use of the file. Segments are recycled: behind the last item lies what an
 //!   earlier use left, and the salt in the checksum keeps it from being taken for ours.
-//! - *flags and size*: the lowest bit is of version 2 (the log begins here); the others, how long the file is at least, in
-//!   blocks of 4 KiB. The size is reserved before the segment has its name, and what is cut off its end is put back
+//! - *size*: how long the file is at least, in blocks of 4 KiB. It is reserved before the segment has its name, and what is cut off its end is put back
 //!   as zeros: a file that is shorter was cut by someone else.
 //! - *number*: items are numbered through, whosever they are; a mark has that of the item that would be next.
 //! - *synced*: every item with a number below this one was durable when the item was written. It is what
@@ -22,9 +21,6 @@
 //!   damage before it can be told from harm.
 //! - The lengths have a checksum of their own (with the rest of the head), so they are known good before
 //!   anything is allocated or skipped.
-//!
-//! Version 2 is the log of one replica by itself, as releases before this one wrote it; it is only read. It has no table, no
-//! group and no turn, and its items are numbered by their index.
 
 use super::{MAX_GROUPS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES};
 use bytes::{Buf, BufMut, Bytes};
@@ -34,11 +30,8 @@ const MAGIC: [u8; 8] = *b"PARAFTLG";
 /// What every item begins with; its kind follows. Not UTF-8, and no float that weights would hold.
 pub(super) const ITEM_MAGIC: [u8; 3] = [0xF5, b'P', 0xF7];
 
-/// More do not fit beside the flag: 8 TiB.
-const MAX_BLOCKS: u32 = u32::MAX >> 1;
-
-/// The log begins with this segment, rather than going on from one that was purged or is missing. Of version 2.
-const STARTS_LOG: u32 = 1;
+/// Of this layout. A change of it raises the number.
+pub(super) const VERSION: u32 = 1;
 
 /// Numbers and turns are below: what is counted on from them stays a number.
 const MAX_NUMBER: u64 = 1 << 62;
@@ -50,55 +43,16 @@ pub(super) const BLOCK_BYTES: u64 = 4 << 10;
 const ENTRY_BYTES: usize = 48;
 const MAX_TABLE_BYTES: usize = MAX_GROUPS * (ENTRY_BYTES + MAX_TAG_BYTES);
 
-/// Whose records a segment has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// One replica's: version 2.
-    Single,
-    /// Those of all groups of a server: version 3.
-    Shared,
-}
-
-impl Layout {
-    pub fn version(self) -> u32 {
-        match self {
-            Layout::Single => 2,
-            Layout::Shared => 3,
-        }
-    }
-
-    /// Bytes before a segment's table, or its first item.
-    pub fn prefix_bytes(self) -> usize {
-        match self {
-            Layout::Single => 36,
-            Layout::Shared => PREFIX_BYTES,
-        }
-    }
-
-    /// Bytes of an item before its header.
-    pub fn head_bytes(self) -> usize {
-        match self {
-            Layout::Single => 36,
-            Layout::Shared => HEAD_BYTES,
-        }
-    }
-}
-
-/// Of a shared log's item.
+/// Bytes of an item before its header.
 pub(super) const HEAD_BYTES: usize = 60;
-/// Of a shared log's segment.
-const PREFIX_BYTES: usize = 44;
-/// Of any layout's.
-pub(super) const MAX_PREFIX_BYTES: usize = PREFIX_BYTES;
+/// Bytes before a segment's table.
+pub(super) const PREFIX_BYTES: usize = 44;
 
 /// What a segment file says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
-    pub layout: Layout,
     pub salt: u64,
     pub first: u64,
-    /// Nothing was before it in the log, so nothing can be missing before it. Of version 2.
-    pub starts_log: bool,
     /// The file has at least so many bytes, a multiple of [`BLOCK_BYTES`]; 0 where the file system reserves nothing.
     pub reserved: u64,
     pub table_bytes: u32,
@@ -113,14 +67,13 @@ pub(super) enum BadPrefix {
 }
 
 impl Prefix {
-    /// Of a shared log.
+    /// As it is written.
     pub fn encode(&self) -> [u8; PREFIX_BYTES] {
         let mut out = [0; PREFIX_BYTES];
         out[..8].copy_from_slice(&MAGIC);
-        out[8..12].copy_from_slice(&self.layout.version().to_le_bytes());
-        let blocks = u32::try_from(self.reserved / BLOCK_BYTES).unwrap_or(0).min(MAX_BLOCKS);
-        let flags = if self.starts_log { STARTS_LOG } else { 0 };
-        out[12..16].copy_from_slice(&(blocks << 1 | flags).to_le_bytes());
+        out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let blocks = u32::try_from(self.reserved / BLOCK_BYTES).unwrap_or(0);
+        out[12..16].copy_from_slice(&blocks.to_le_bytes());
         out[16..24].copy_from_slice(&self.salt.to_le_bytes());
         out[24..32].copy_from_slice(&self.first.to_le_bytes());
         out[32..36].copy_from_slice(&self.table_bytes.to_le_bytes());
@@ -130,46 +83,34 @@ impl Prefix {
         out
     }
 
-    /// `bytes`: the first [`MAX_PREFIX_BYTES`] of the file, or all of them.
-    pub fn decode(layout: Layout, bytes: &[u8]) -> Result<Prefix, BadPrefix> {
-        let Some(own) = bytes.get(..layout.prefix_bytes()) else {
+    /// `bytes`: the first [`PREFIX_BYTES`] of the file, or all of them.
+    pub fn decode(bytes: &[u8]) -> Result<Prefix, BadPrefix> {
+        let Some(own) = bytes.get(..PREFIX_BYTES) else {
             return Err(BadPrefix::Damaged("it is shorter than an empty segment"));
         };
-        let (body, mut crc) = own.split_at(layout.prefix_bytes() - 4);
+        let (body, mut crc) = own.split_at(PREFIX_BYTES - 4);
         let Some(mut rest) = body.strip_prefix(&MAGIC) else {
             return Err(BadPrefix::Damaged("it does not begin as a segment of a log does"));
         };
-        let (version, flags) = (rest.get_u32_le(), rest.get_u32_le());
-        // The checksum of another version lies elsewhere: that it is one is believed only where it fits there.
-        for other in [Layout::Single, Layout::Shared].into_iter().filter(|l| *l != layout) {
-            let at = other.prefix_bytes() - 4;
-            let fits =
-                bytes.get(at..at + 4).is_some_and(|crc| crc == crc32fast::hash(&bytes[..at]).to_le_bytes());
-            if version == other.version() && fits {
-                return Err(BadPrefix::Version(version));
-            }
-        }
+        let (version, blocks) = (rest.get_u32_le(), rest.get_u32_le());
         if crc.get_u32_le() != crc32fast::hash(body) {
             return Err(BadPrefix::Damaged("its first bytes fail their checksum"));
         }
-        if version != layout.version() {
+        if version != VERSION {
             return Err(BadPrefix::Version(version));
         }
         let (salt, first) = (rest.get_u64_le(), rest.get_u64_le());
-        let (table_bytes, table_crc) = match layout {
-            Layout::Single => (0, crc32fast::hash(&[])),
-            Layout::Shared => (rest.get_u32_le(), rest.get_u32_le()),
-        };
+        let (table_bytes, table_crc) = (rest.get_u32_le(), rest.get_u32_le());
         if table_bytes as usize > MAX_TABLE_BYTES || first >= MAX_NUMBER {
             return Err(BadPrefix::Damaged("its first bytes say what cannot be"));
         }
-        let (reserved, starts_log) = (u64::from(flags >> 1) * BLOCK_BYTES, flags & STARTS_LOG != 0);
-        Ok(Prefix { layout, salt, first, starts_log, reserved, table_bytes, table_crc })
+        let reserved = u64::from(blocks) * BLOCK_BYTES;
+        Ok(Prefix { salt, first, reserved, table_bytes, table_crc })
     }
 
     /// Where the first item begins.
     pub fn start(&self) -> u64 {
-        self.layout.prefix_bytes() as u64 + u64::from(self.table_bytes)
+        PREFIX_BYTES as u64 + u64::from(self.table_bytes)
     }
 }
 
@@ -321,7 +262,7 @@ impl Head {
         u64::from(self.header_bytes) + u64::from(self.payload_bytes)
     }
 
-    /// Of a shared log.
+    /// As it is written.
     pub fn encode(&self, salt: u64) -> [u8; HEAD_BYTES] {
         let mut out = [0; HEAD_BYTES];
         let mut rest = &mut out[..];
@@ -338,9 +279,9 @@ impl Head {
         out
     }
 
-    /// `bytes`: at least as many as the layout's head has.
-    pub fn decode(layout: Layout, salt: u64, bytes: &[u8]) -> Option<Head> {
-        let (body, mut crc) = bytes.get(..layout.head_bytes())?.split_at(layout.head_bytes() - 4);
+    /// `bytes`: at least [`HEAD_BYTES`].
+    pub fn decode(salt: u64, bytes: &[u8]) -> Option<Head> {
+        let (body, mut crc) = bytes.get(..HEAD_BYTES)?.split_at(HEAD_BYTES - 4);
         let mut rest = body.strip_prefix(&ITEM_MAGIC)?;
         if crc.get_u32_le() != head_crc(salt, body) {
             return None;
@@ -349,11 +290,7 @@ impl Head {
         let (header_bytes, payload_bytes, body_crc) =
             (rest.get_u32_le(), rest.get_u32_le(), rest.get_u32_le());
         let (number, synced) = (rest.get_u64_le(), rest.get_u64_le());
-        let (group, turn, index) = match layout {
-            Layout::Single if !matches!(kind, Kind::Record | Kind::Mark) => return None,
-            Layout::Single => (0, number, number),
-            Layout::Shared => (rest.get_u64_le(), rest.get_u64_le(), rest.get_u64_le()),
-        };
+        let (group, turn, index) = (rest.get_u64_le(), rest.get_u64_le(), rest.get_u64_le());
         let (most_header, most_payload) = kind.most();
         let fits = header_bytes as usize <= most_header && payload_bytes as usize <= most_payload;
         let possible = number < MAX_NUMBER && turn < MAX_NUMBER && index < u64::MAX;
@@ -390,20 +327,18 @@ mod tests {
 
     /// Files of released versions must stay readable: whoever changes these bytes raises the version.
     #[test]
-    fn the_bytes_of_version_3_are_these() {
+    fn the_bytes_of_version_1_are_these() {
         let prefix = Prefix {
-            layout: Layout::Shared,
             salt: 0x1122_3344_5566_7788,
             first: 7,
-            starts_log: false,
             reserved: 3 * BLOCK_BYTES,
             table_bytes: 5,
             table_crc: 0x0a0b_0c0d,
         };
-        let expected = b"PARAFTLG\x03\0\0\0\x06\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0\x05\0\0\0\x0d\x0c\x0b\x0a";
+        let expected = b"PARAFTLG\x01\0\0\0\x03\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0\x05\0\0\0\x0d\x0c\x0b\x0a";
         assert_eq!(prefix.encode()[..40], expected[..]);
         assert_eq!(prefix.encode()[40..], crc32fast::hash(expected).to_le_bytes());
-        assert_eq!(Prefix::decode(Layout::Shared, &prefix.encode()), Ok(prefix));
+        assert_eq!(Prefix::decode(&prefix.encode()), Ok(prefix));
         let expected =
             b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\
             \x11\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
@@ -424,34 +359,15 @@ mod tests {
         assert_eq!(encode_table(&[entry]), expected);
     }
 
-    /// What releases before the shared log wrote.
-    #[test]
-    fn the_bytes_of_version_2_are_read() {
-        let mut bytes =
-            b"PARAFTLG\x02\0\0\0\x07\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0".to_vec();
-        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
-        let prefix = Prefix::decode(Layout::Single, &bytes).unwrap();
-        assert_eq!((prefix.salt, prefix.first, prefix.starts_log), (0x1122_3344_5566_7788, 7, true));
-        assert_eq!((prefix.reserved, prefix.start()), (3 * BLOCK_BYTES, 36));
-        bytes.extend([0; 8]);
-        assert_eq!(Prefix::decode(Layout::Shared, &bytes), Err(BadPrefix::Version(2)));
-        let mut head =
-            b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0".to_vec();
-        head.extend(head_crc(5, &head).to_le_bytes());
-        let expected = Head { group: 0, turn: 9, index: 9, ..HEAD };
-        assert_eq!(Head::decode(Layout::Single, 5, &head), Some(expected));
-    }
-
     #[test]
     fn a_head_of_another_use_of_the_file_is_none() {
-        assert_eq!(Head::decode(Layout::Shared, 5, &HEAD.encode(5)), Some(HEAD));
-        assert_eq!(Head::decode(Layout::Shared, 6, &HEAD.encode(5)), None);
+        assert_eq!(Head::decode(5, &HEAD.encode(5)), Some(HEAD));
+        assert_eq!(Head::decode(6, &HEAD.encode(5)), None);
     }
 
     #[test]
     fn what_is_beyond_the_bounds_is_refused_even_with_a_good_checksum() {
-        let none =
-            |head: Head| assert_eq!(Head::decode(Layout::Shared, 1, &head.encode(1)), None, "{head:?}");
+        let none = |head: Head| assert_eq!(Head::decode(1, &head.encode(1)), None, "{head:?}");
         for (header_bytes, payload_bytes) in
             [(u32::MAX, 0), (0, u32::MAX), ((16 << 20) + 1, 0), (0, (16 << 20) + 1)]
         {
@@ -502,17 +418,17 @@ mod tests {
                 let crc = head_crc(salt, &bytes[..HEAD_BYTES - 4]);
                 bytes[HEAD_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
             }
-            if let Some(head) = Head::decode(Layout::Shared, salt, &bytes) {
+            if let Some(head) = Head::decode(salt, &bytes) {
                 prop_assert_eq!(head.encode(salt).to_vec(), bytes.clone());
             }
             bytes.truncate(PREFIX_BYTES);
             bytes[..8].copy_from_slice(&MAGIC);
             if mend {
-                bytes[8..12].copy_from_slice(&3u32.to_le_bytes());
+                bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
                 let crc = crc32fast::hash(&bytes[..40]);
                 bytes[40..].copy_from_slice(&crc.to_le_bytes());
             }
-            if let Ok(prefix) = Prefix::decode(Layout::Shared, &bytes) {
+            if let Ok(prefix) = Prefix::decode(&bytes) {
                 prop_assert_eq!(prefix.encode().to_vec(), bytes);
             }
         }

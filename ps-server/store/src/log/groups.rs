@@ -7,7 +7,7 @@
 
 use super::{
     Record,
-    format::{Entry, HEAD_BYTES, Kind, Layout, UNLISTED},
+    format::{Entry, HEAD_BYTES, Kind, UNLISTED},
     segment::{Segment, segment_path},
 };
 use crate::{Disk, StoreError, disk::Access};
@@ -238,7 +238,7 @@ impl Groups {
                 None => {
                     let (path, cut) =
                         (segment_path(dir, place.segment), self.being_cut == Some(place.segment));
-                    Segment::open(disk, path, Layout::Shared, Access::Read, cut)?
+                    Segment::open(disk, path, Access::Read, cut)?
                 }
             };
             let segment = open.insert(segment);

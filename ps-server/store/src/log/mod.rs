@@ -61,7 +61,6 @@ mod properties;
 mod recover;
 mod segment;
 mod segments;
-mod single;
 mod writer;
 
 use crate::{Disk, StoreError};
@@ -287,7 +286,7 @@ impl SharedLog {
         }
     }
 
-    /// Takes in the log of the group `there` in `dir` ([`Log::look`]), of whichever layout, as a new group `key`. It is
+    /// Takes in the log of the group `there` in `dir` ([`Log::look`]) as a new group `key`. It is
     /// durable when this returns; `dir` is not changed. Waits for the disk.
     pub fn take_in(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
         let into = self.begin(key)?;
@@ -338,8 +337,7 @@ impl SharedLog {
 
 impl Log {
     /// What is in the log of the group `key` in `dir`, as [`SharedLog::group`] would find and give it, without changing it:
-    /// a torn tail is left out and left there. Also reads the log of one replica by itself that releases before the shared
-    /// log wrote; there `key` does not count.
+    /// a torn tail is left out and left there.
     ///
     /// [`StoreError::Locked`] if it is open, here or elsewhere.
     pub fn look(
@@ -348,24 +346,12 @@ impl Log {
         key: u64,
         each: &mut dyn FnMut(Record),
     ) -> Result<Recovered, StoreError> {
-        match files::is_shared(disk, dir)? {
-            true => recover::look(disk, dir, key, each),
-            false => single::look(disk, dir, each),
-        }
+        recover::look(disk, dir, key, each)
     }
 
     /// Removes a log's files from `dir`; nobody may have it open.
     pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
         keep::clear(disk, dir)
-    }
-
-    /// Whether there are files of a log in `dir`.
-    pub fn lies_in(disk: &dyn Disk, dir: &Path) -> Result<bool, StoreError> {
-        match disk.list(dir) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(StoreError::io("list", dir)(e)),
-            Ok(names) => Ok(names.iter().any(|name| name != files::LOCK_FILE)),
-        }
     }
 
     /// The log that this one is part of.

@@ -5,7 +5,7 @@
 use super::{
     Log, LogOptions, Record, SharedLog,
     files::names,
-    format::{Kind, Layout},
+    format::{HEAD_BYTES, Kind},
     segment::{Segment, segment_path},
 };
 use crate::{
@@ -198,11 +198,11 @@ fn items(disk: &ForgetfulDisk) -> Vec<Item> {
     let mut found = Vec::new();
     for first in names(disk, Path::new(DIR)).unwrap().segments {
         let path = segment_path(Path::new(DIR), first);
-        let segment = Segment::open(disk, path, Layout::Shared, Access::Read, false).unwrap();
+        let segment = Segment::open(disk, path, Access::Read, false).unwrap();
         for item in segment.beyond(segment.offset).unwrap() {
-            let body = item.at + Layout::Shared.head_bytes() as u64;
+            let body = item.at + HEAD_BYTES as u64;
             let (kind, key) = (item.head.kind, item.head.group);
-            let (head, body) = (item.at..body, body..item.end(Layout::Shared));
+            let (head, body) = (item.at..body, body..item.end());
             found.push(Item { kind, key, segment: first, head, body });
         }
     }

@@ -3,7 +3,7 @@
 use super::{
     LogOptions, Record, Recovered,
     files::{lengthen, lock, names, read_cut},
-    format::{Entry, Head, Kind, Layout, UNLISTED},
+    format::{Entry, Head, Kind, PREFIX_BYTES, UNLISTED},
     groups::{Fault, Group, Groups, Live, Place},
     segment::{Found, Segment, segment_path},
     segments::{FIRST_BYTES, Sealed, Segments, room_of},
@@ -211,7 +211,7 @@ fn read(
         let following = firsts.get(place + 1).copied();
         let (path, access) =
             (segment_path(dir, *first), if following.is_some() { Access::Read } else { last });
-        let opened = Segment::open(disk, path.clone(), Layout::Shared, access, being_cut == Some(*first));
+        let opened = Segment::open(disk, path.clone(), access, being_cut == Some(*first));
         let opened = opened.and_then(|segment| match segment.prefix.first {
             named if named == *first => Ok(segment),
             named => {
@@ -254,11 +254,11 @@ fn walk(
     segment: &mut Segment,
     following: Option<u64>,
 ) -> Result<(u64, Option<u64>, u64), StoreError> {
-    let (size, layout, path) = (segment.size()?, segment.prefix.layout, segment.path.clone());
+    let (size, path) = (segment.size()?, segment.path.clone());
     let fault = |offset, what: String| Fault { path: path.clone(), offset, what };
     match segment.table()? {
         Some(entries) => scan.table(entries, &path),
-        None => scan.lost(fault(layout.prefix_bytes() as u64, "its table fails its checksum".into())),
+        None => scan.lost(fault(PREFIX_BYTES as u64, "its table fails its checksum".into())),
     }
     let (mut next, mut synced) = (segment.prefix.first, segment.prefix.first);
     let mut starts: Vec<(u64, u64)> = Vec::new();
@@ -288,7 +288,7 @@ fn walk(
             let durable = behind().map(|i| i.head.synced).max().unwrap_or(0);
             // The item at `at` proves nothing of itself.
             if following.is_none() && durable <= next {
-                let ends = beyond.iter().filter(|i| i.at >= at).map(|i| i.end(layout).min(size));
+                let ends = beyond.iter().filter(|i| i.at >= at).map(|i| i.end().min(size));
                 torn_bytes = ends.max().unwrap_or(at) - at;
                 break;
             }
@@ -311,7 +311,7 @@ fn walk(
         }
         let Some(item) = item else { break };
         synced = synced.max(item.head.synced);
-        segment.offset = item.end(layout);
+        segment.offset = item.end();
         if item.head.kind == Kind::Mark {
             continue;
         }

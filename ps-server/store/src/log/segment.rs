@@ -1,7 +1,7 @@
 //! One segment file: reading its items.
 
 use super::format::{
-    BadPrefix, Entry, Head, ITEM_MAGIC, Layout, MAX_PREFIX_BYTES, Prefix, body_crc, decode_table,
+    BadPrefix, Entry, HEAD_BYTES, Head, ITEM_MAGIC, PREFIX_BYTES, Prefix, VERSION, body_crc, decode_table,
 };
 use crate::{
     StoreError,
@@ -37,8 +37,8 @@ pub(super) struct Found {
 
 impl Found {
     /// Behind it.
-    pub fn end(&self, layout: Layout) -> u64 {
-        self.at + layout.head_bytes() as u64 + self.head.body_bytes()
+    pub fn end(&self) -> u64 {
+        self.at + HEAD_BYTES as u64 + self.head.body_bytes()
     }
 }
 
@@ -48,16 +48,15 @@ impl Segment {
     pub fn open(
         disk: &dyn Disk,
         path: PathBuf,
-        layout: Layout,
         access: Access,
         being_cut: bool,
     ) -> Result<Segment, StoreError> {
         let file = disk.open(&path, access).map_err(StoreError::io("open", &path))?;
         let size = file.size().map_err(StoreError::io("read", &path))?;
-        let mut bytes = [0; MAX_PREFIX_BYTES];
-        let bytes = &mut bytes[..MAX_PREFIX_BYTES.min(usize::try_from(size).unwrap_or(usize::MAX))];
+        let mut bytes = [0; PREFIX_BYTES];
+        let bytes = &mut bytes[..PREFIX_BYTES.min(usize::try_from(size).unwrap_or(usize::MAX))];
         file.read_at(0, bytes).map_err(StoreError::io("read", &path))?;
-        match Prefix::decode(layout, bytes) {
+        match Prefix::decode(bytes) {
             Ok(prefix) if size < prefix.reserved && !being_cut => {
                 let what = format!(
                     "it ends there, though {} bytes were made durable before its first record: what followed was cut off",
@@ -70,9 +69,7 @@ impl Segment {
             }
             Ok(prefix) => Ok(Segment { path, file, prefix, offset: prefix.start() }),
             Err(BadPrefix::Damaged(what)) => Err(StoreError::damaged(&path, 0, what)),
-            Err(BadPrefix::Version(found)) => {
-                Err(StoreError::Version { path, found, supported: layout.version() })
-            }
+            Err(BadPrefix::Version(found)) => Err(StoreError::Version { path, found, supported: VERSION }),
         }
     }
 
@@ -87,7 +84,7 @@ impl Segment {
     /// What every group had come to when it was begun; `None` where that is damaged.
     pub fn table(&self) -> Result<Option<Vec<Entry>>, StoreError> {
         let mut bytes = vec![0; self.prefix.table_bytes as usize]; // within the file
-        self.read_at(self.prefix.layout.prefix_bytes() as u64, &mut bytes)?;
+        self.read_at(PREFIX_BYTES as u64, &mut bytes)?;
         match crc32fast::hash(&bytes) == self.prefix.table_crc {
             true => Ok(decode_table(&bytes)),
             false => Ok(None),
@@ -96,23 +93,21 @@ impl Segment {
 
     /// The item at `at`, if one lies there whole but for its body. `size`: the file's.
     pub fn item(&self, at: u64, size: u64) -> Result<Option<Found>, StoreError> {
-        let head_bytes = self.prefix.layout.head_bytes();
         let left = size.saturating_sub(at);
-        let mut bytes = [0; super::format::HEAD_BYTES];
-        let bytes = &mut bytes[..head_bytes];
-        if left < head_bytes as u64 {
+        let mut bytes = [0; HEAD_BYTES];
+        if left < HEAD_BYTES as u64 {
             return Ok(None);
         }
-        self.read_at(at, bytes)?;
-        let head = Head::decode(self.prefix.layout, self.prefix.salt, bytes);
-        let head = head.filter(|h| h.body_bytes() <= left - head_bytes as u64);
+        self.read_at(at, &mut bytes)?;
+        let head = Head::decode(self.prefix.salt, &bytes);
+        let head = head.filter(|h| h.body_bytes() <= left - HEAD_BYTES as u64);
         Ok(head.map(|head| Found { at, head }))
     }
 
     /// An item's header and payload; `None` where they are not what was written.
     pub fn body(&self, item: &Found) -> Result<Option<(Bytes, Payload)>, StoreError> {
         let mut header = vec![0; item.head.body_bytes() as usize]; // bounded by `Head::decode`
-        self.read_at(item.at + self.prefix.layout.head_bytes() as u64, &mut header)?;
+        self.read_at(item.at + HEAD_BYTES as u64, &mut header)?;
         let mut header = Bytes::from(header);
         let payload: Payload = header.split_off(item.head.header_bytes as usize).into();
         let whole = item.head.body_crc == body_crc(&header, &payload);
@@ -122,7 +117,7 @@ impl Segment {
     /// The items of this use of the file whose heads lie anywhere from `from` on, in the order of their places.
     pub fn beyond(&self, from: u64) -> Result<Vec<Found>, StoreError> {
         let (size, mut found, mut at) = (self.size()?, Vec::new(), from);
-        let head_bytes = self.prefix.layout.head_bytes() as u64;
+        let head_bytes = HEAD_BYTES as u64;
         let mut chunk = Vec::new();
         while at + head_bytes <= size {
             // Heads that begin in this chunk are read whole: chunks overlap by one head less a byte.
@@ -130,7 +125,7 @@ impl Segment {
             chunk.resize(bytes as usize, 0);
             self.read_at(at, &mut chunk)?;
             for place in memchr::memmem::find_iter(&chunk, &ITEM_MAGIC) {
-                let head = Head::decode(self.prefix.layout, self.prefix.salt, &chunk[place..]);
+                let head = Head::decode(self.prefix.salt, &chunk[place..]);
                 found.extend(head.map(|head| Found { at: at + place as u64, head }));
             }
             at += CHUNK_BYTES;

@@ -5,7 +5,7 @@
 
 use super::{
     LogOptions, Record,
-    format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Layout, Prefix, body_crc, encode_table},
+    format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Prefix, body_crc, encode_table},
     groups::{Groups, Live, Place},
     segment::{Segment, segment_path},
 };
@@ -151,10 +151,8 @@ impl Segments {
         let reserved = file.allocate(self.room).map_or(0, |()| self.room / BLOCK_BYTES * BLOCK_BYTES);
         let table = encode_table(&self.groups.table());
         let prefix = Prefix {
-            layout: Layout::Shared,
             salt: rand::random(),
             first: self.next,
-            starts_log: false,
             reserved,
             table_bytes: table.len() as u32, // bounded by the number of groups and the bytes of a tag
             table_crc: crc32fast::hash(&table),
