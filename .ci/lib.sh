@@ -1,0 +1,212 @@
+# What `.ci/run` and `.ci/nightly` have in common: steps, and where their tools come from. Sourced by them, from the repository's root.
+
+# A clean checkout gains nothing from incremental builds, and they double what the disk must hold.
+export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
+target=${CARGO_TARGET_DIR:-target}
+scratch=$(mktemp -d)
+background=()
+trap 'for job in "${background[@]}"; do pkill -P "$job" 2>/dev/null || true; kill "$job" 2>/dev/null || true; done; rm -rf "$scratch"' EXIT
+skipped=()
+
+say() { printf '\n==> %s\n' "$*"; }
+
+step() { # what it is for, then the command
+    local began=$SECONDS
+    say "$1: ${*:2}"
+    "${@:2}"
+    printf '    ok, %d s\n' "$((SECONDS - began))"
+}
+
+skip() {
+    say "SKIPPED $*"
+    skipped+=("$*")
+}
+
+# A full disk shows in the middle of a build, in errors that do not name it as the cause.
+check_disk() { # GiB
+    mkdir -p "$target"
+    local has free needs=$(($1 * 1024))
+    has=$(du -smD "$target" | cut -f1) free=$(df --output=avail -BM "$target" | tail -n 1 | tr -dc 0-9)
+    say "$(rustc --version), $(cargo --version), $(nproc) cores; $((free / 1024)) GiB of disk are free, $target has $((has / 1024)) GiB"
+    ((has + free >= needs && free >= 2048)) || { echo "it needs about $1 GiB for $target: free some first" >&2; exit 1; }
+}
+
+report() {
+    say "all passed in $((SECONDS / 60)) min $((SECONDS % 60)) s"
+    if ((${#skipped[@]})); then printf '    skipped: %s\n' "${skipped[@]}"; fi
+}
+
+# A Python that has tensorboard, in PARAFT_PYTHON; without one, cargo test skips two tests.
+find_tensorboard() {
+    if [[ -n ${PARAFT_PYTHON:-} ]]; then
+        say "PARAFT_PYTHON is $PARAFT_PYTHON"
+        return
+    fi
+    local venv=$target/tensorboard-venv why="tensorboard's reader:"
+    if ! command -v python3 >/dev/null; then
+        skip "$why no python3"
+    elif "$venv/bin/python" -c 'import tensorboard' 2>/dev/null; then
+        PARAFT_PYTHON=$(realpath -s "$venv/bin/python")
+    # tensorboard imports pkg_resources, which setuptools 81 dropped.
+    elif python3 -m venv "$venv" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        tensorboard 'setuptools<81' && "$venv/bin/python" -c 'import tensorboard'; then
+        PARAFT_PYTHON=$(realpath -s "$venv/bin/python")
+    else
+        skip "$why it could not be installed with pip"
+    fi
+    if [[ -n ${PARAFT_PYTHON:-} ]]; then
+        export PARAFT_PYTHON
+        say "event files are read back with $PARAFT_PYTHON"
+    fi
+}
+
+# A Python that has grpcio, in PARAFT_GRPC_PYTHON, for the client that was written from docs/protocol.md; without one, cargo
+# test skips three tests.
+find_grpc() {
+    if [[ -n ${PARAFT_GRPC_PYTHON:-} ]]; then
+        say "PARAFT_GRPC_PYTHON is $PARAFT_GRPC_PYTHON"
+        return
+    fi
+    local venv=$target/grpc-venv why="the second client, in Python:"
+    if ! command -v python3 >/dev/null; then
+        skip "$why no python3"
+    elif "$venv/bin/python" -c 'import grpc, grpc_tools' 2>/dev/null; then
+        PARAFT_GRPC_PYTHON=$(realpath -s "$venv/bin/python")
+    elif python3 -m venv "$venv" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --requirement tests/second-client/requirements.txt && "$venv/bin/python" -c 'import grpc, grpc_tools'; then
+        PARAFT_GRPC_PYTHON=$(realpath -s "$venv/bin/python")
+    else
+        skip "$why grpcio could not be installed with pip"
+    fi
+    if [[ -n ${PARAFT_GRPC_PYTHON:-} ]]; then
+        export PARAFT_GRPC_PYTHON
+        say "the second client runs with $PARAFT_GRPC_PYTHON"
+    fi
+}
+
+# NVIDIA's compiler of kernels, which needs no GPU; its folder in PARAFT_NVRTC. Without it, cargo test skips one test.
+find_nvrtc() {
+    local folder=$target/nvrtc-13.0.88 lib
+    if [[ -n ${PARAFT_NVRTC:-} ]]; then
+        say "PARAFT_NVRTC is $PARAFT_NVRTC"
+    elif [[ ! -e $folder/done ]] && ! { command -v python3 >/dev/null && python3 -m pip install --quiet \
+        --disable-pip-version-check --no-deps --target "$folder" nvidia-cuda-nvrtc==13.0.88 && touch "$folder/done"; }; then
+        skip "NVRTC could not be installed with pip: kernels are not compiled by NVIDIA's compiler"
+    else
+        lib=$(dirname "$(find "$folder" -name 'libnvrtc.so*' | head -n 1)")
+        PARAFT_NVRTC=$(realpath "$lib")
+    fi
+    if [[ -n ${PARAFT_NVRTC:-} ]]; then
+        export PARAFT_NVRTC PARAFT_REQUIRE_NVRTC=1
+        say "kernels are compiled with $PARAFT_NVRTC"
+    fi
+}
+
+# A Python with PyTorch and what the package's tests need besides, in PARAFT_TORCH_PYTHON. Without it the package is not tested.
+find_torch() {
+    local venv=$target/torch-venv tests=python/tests why="the Python package:"
+    if [[ -n ${PARAFT_TORCH_PYTHON:-} ]]; then
+        say "PARAFT_TORCH_PYTHON is $PARAFT_TORCH_PYTHON"
+        return
+    fi
+    if ! command -v python3 >/dev/null; then
+        skip "$why no python3"
+    elif [[ -e $venv/done ]] || { say "PyTorch, once" && python3 -m venv "$venv" && install_torch "$venv/bin/python" && touch "$venv/done"; }; then
+        PARAFT_TORCH_PYTHON=$(realpath -s "$venv/bin/python")
+        say "the package is tested with $PARAFT_TORCH_PYTHON"
+    else
+        skip "$why PyTorch could not be installed with pip"
+    fi
+}
+
+# Without CUDA's libraries: empty ones are put in their place.
+install_torch() { # the Python
+    local install=("$1" -m pip install --quiet --disable-pip-version-check)
+    "${install[@]}" --requirement "$tests/requirements.txt" &&
+        "${install[@]}" --no-deps --requirement "$tests/requirements-torch.txt" &&
+        { "$1" -c 'import torch' 2>/dev/null || "$1" .ci/torch_stubs.py; } && "$1" -c 'import torch'
+}
+
+# mdBook, which builds the site of docs/; in $mdbook. Without it the site is not built.
+find_mdbook() {
+    local version=0.5.4 why="the site of docs/:"
+    mdbook=$target/mdbook/bin/mdbook
+    if ! command -v python3 >/dev/null; then
+        mdbook=
+        skip "$why no python3 to follow its links"
+    elif [[ $("$mdbook" --version 2>/dev/null) == "mdbook v$version" ]]; then
+        say "$mdbook is mdBook $version"
+    elif say "mdBook $version, once" && cargo install mdbook --version "=$version" --locked --no-default-features --quiet \
+        --root "$target/mdbook" --target-dir "$target/mdbook/build"; then
+        rm -rf "$target/mdbook/build"
+    else
+        mdbook=
+        skip "$why mdBook could not be installed with cargo"
+    fi
+}
+
+# The site of docs/, with every link followed.
+check_site() {
+    local log=$scratch/mdbook.log
+    "$mdbook" build --dest-dir "$(realpath -m "$target/book")" 2>&1 | tee "$log"
+    ! grep -E 'WARN|ERROR' "$log" || { echo "mdBook warns" >&2; return 1; }
+    python3 .ci/links.py "$target/book" docs
+}
+
+# The demo as a program sees it: one JSON object for each mode, with the promised keys, within its minute.
+check_demo() { # the program
+    local out=$scratch/demo.jsonl mode key line
+    timeout 60 "$1" demo --json --run-dir "$scratch/demo" >"$out"
+    cat "$out"
+    [[ $(wc -l <"$out") -eq 2 ]] || { echo "expected one line for each of two modes" >&2; return 1; }
+    for mode in bsp asp; do
+        line=$(grep -F "\"mode\":\"$mode\"" "$out") || { echo "no line for $mode" >&2; return 1; }
+        for key in workers samples seconds samples_per_s final_loss final_accuracy seconds_to_target delay_p50 \
+            delay_p99; do
+            [[ $line == *"\"$key\":"* ]] || { echo "$mode: no $key" >&2; return 1; }
+        done
+        [[ $line != *'"seconds_to_target":null'* ]] || { echo "$mode: target not reached" >&2; return 1; }
+    done
+    [[ -s $scratch/demo/report.html ]] || { echo "no report" >&2; return 1; }
+}
+
+# A suite of tests/engines, twice where it fails: engines have moods of their own.
+check_engine() { # the program, the engine, its seconds
+    local code=0 began=$SECONDS
+    say "$2: tests/engines/run"
+    timeout "$3" tests/engines/run "$1" "$2" || code=$?
+    if [[ $code -ne 0 && $code -ne 77 ]]; then
+        say "$2: failed with $code; once more" && code=0
+        timeout "$3" tests/engines/run "$1" "$2" || code=$?
+    fi
+    case $code in
+    0) printf '    ok, %d s\n' "$((SECONDS - began))" ;;
+    77) skip "nothing is tested with $2, which is not here" ;;
+    *) return "$code" ;;
+    esac
+}
+
+# The Python package from its source, with the extension and the program of the development build.
+test_python() {
+    local python=$PARAFT_TORCH_PYTHON extension=python/paraft/_paraft.abi3.so
+    cp "$target/debug/lib_paraft.so" "$extension"
+    PARAFT_PROGRAM=$(realpath "$target/debug/paraft")
+    export PARAFT_PROGRAM PYTHONPATH=$PWD/python
+    "$python" -m mypy --strict --cache-dir "$scratch/mypy" python/paraft .ci/torch_stubs.py
+    (cd "$scratch" && "$python" -m mypy.stubtest paraft._paraft)
+    # Tests wait for other processes more than they compute.
+    "$python" -m pytest --quiet -p no:cacheprovider --numprocesses 3 --dist worksteal python/tests "$@"
+    rm -f "$extension"
+}
+
+# The Python package as pip makes it, installed and tested there: not what lies in python/.
+test_wheel() {
+    local python=$PARAFT_TORCH_PYTHON wheel
+    # maturin is looked for in the PATH.
+    PATH="$(dirname "$python"):$PATH" "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$scratch/wheel" ./python
+    wheel=$(echo "$scratch"/wheel/paraft-*-cp39-abi3-*.whl)
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"
+    "$python" -c 'import os, sys; print(f"    {os.path.basename(sys.argv[1])}: {os.path.getsize(sys.argv[1])} bytes")' "$wheel"
+    "$python" -c 'import time, torch; a = time.perf_counter(); import paraft.torch; print(f"    paraft over torch: {(time.perf_counter() - a) * 1e3:.0f} ms")'
+    PARAFT_TEST_INSTALLED=1 "$python" -m pytest --quiet -p no:cacheprovider --numprocesses 2 --dist worksteal python/tests
+}
