@@ -222,7 +222,7 @@ class Run:
                 session = join() if self._group is None else self._group.open(join)
             self._session = session
         except ParaftError as e:
-            if "is connected from another process" in str(e) and any(self._is_beside(other) for other in _RUNS):
+            if e.rank_taken and any(self._is_beside(other) for other in _RUNS):
                 raise MisuseError(
                     f"this process is worker {self.rank} of these servers already, with another model: finish() or close() that run first. "
                     "Servers train one job: two models at once (as of a GAN) need two fleets, or are one nn.ModuleDict with one optimizer"

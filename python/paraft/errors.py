@@ -11,6 +11,8 @@ class ParaftError(Exception):
     """
 
     exit_code: int = 1
+    #: Another process is connected as this worker.
+    rank_taken: bool = False
 
 
 class UnavailableError(ParaftError, ConnectionError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import signal
@@ -474,8 +475,17 @@ class _Sweep:
         except subprocess.TimeoutExpired:
             why = f"no answer in {_ASK_SECONDS:g} s"
         # A person may have deleted it before.
-        if why and "has no job" not in why:
+        if why and self._has(name):
             _LOG.warning("job %s is not deleted from the fleet, `paraft delete` does it: %s", name, why)
+
+    def _has(self, name: str) -> bool:
+        """Whether the fleet has a job of this name; also where it cannot be asked."""
+        command = [self._paraft, "jobs", "--of", self._to, "--json"]
+        try:
+            said = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True).stdout
+            return any(job.get("job") == name and not job.get("released") for job in json.loads(said)["jobs"])
+        except (subprocess.SubprocessError, ValueError, KeyError, TypeError):
+            return True
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

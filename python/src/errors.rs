@@ -14,7 +14,11 @@ pub fn raised(py: Python<'_>, e: &WorkerError) -> PyErr {
         (_, ErrorKind::Diverged) => "DivergedError",
         (_, ErrorKind::Failed | ErrorKind::Interrupted) => "ParaftError",
     };
-    of_class(py, class, &e.to_string())
+    let raised = of_class(py, class, &e.to_string());
+    if e.is_rank_taken() {
+        let _ = raised.value(py).setattr("rank_taken", true);
+    }
+    raised
 }
 
 /// A use that cannot be.

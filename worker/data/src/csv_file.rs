@@ -60,7 +60,7 @@ pub enum Header {
     Yes,
     /// It does not.
     No,
-    /// It does when none of its fields is a number.
+    /// It does when none of its fields is a finite number.
     #[default]
     Auto,
 }
@@ -283,7 +283,8 @@ fn is_header(row: &ByteRecord, header: Header) -> bool {
     match header {
         Header::Yes => true,
         Header::No => false,
-        Header::Auto => row.iter().all(|f| number(f).is_none()),
+        // A column may be called `nan` or `inf`, which Rust reads as numbers.
+        Header::Auto => row.iter().all(|f| number(f).is_none_or(|v| !v.is_finite())),
     }
 }
 

@@ -241,6 +241,14 @@ fn broken_tables_are_refused_with_their_line() {
 }
 
 #[test]
+fn a_header_with_a_column_called_nan_is_a_header() {
+    let options = CsvOptions { test_fraction: Some(0.25), ..CsvOptions::default() };
+    let text = b"age,nan,label\n1,2,0\n1,2,1\n3,4,0\n4,4,1\n".as_slice();
+    let (train, test) = Folder::new().csv(text, &options).expect("four rows below a header");
+    assert_eq!((train.len(), test.len()), (3, 1));
+}
+
+#[test]
 fn text_that_is_not_utf8_is_refused_with_its_place() {
     let f = Folder::new();
     let path = f.put("a.txt", b"abc\xffdef");

@@ -119,6 +119,12 @@ impl WorkerError {
         }
     }
 
+    /// Another process is connected as this worker.
+    pub fn is_rank_taken(&self) -> bool {
+        let taken = |e: &SessionError| matches!(e, SessionError::Refused { kind: WireKind::RankTaken, .. });
+        matches!(self, Self::Client(ClientError::Session(e)) if taken(e))
+    }
+
     /// A push was refused that holds a NaN or an infinity: its step may be skipped.
     pub(crate) fn is_not_finite(&self) -> bool {
         let refused = |e: &SessionError| matches!(e, SessionError::Refused { kind: WireKind::NotFinite, .. });
