@@ -435,7 +435,7 @@ fn raft_does_not_know_what_it_replicates() -> Result<()> {
 
 #[test]
 fn commands_launchers_and_experiments_do_not_use_each_other_in_circles() -> Result<()> {
-    for name in ["deploy", "fleet", "lab", "job"] {
+    for name in ["deploy", "deploy/fleet", "lab", "worker/job"] {
         let src = root().join(name).join("src");
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for path in sources(&src) {

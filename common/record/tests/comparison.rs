@@ -181,7 +181,7 @@ fn the_page_has_bands_marks_idle_workers_and_the_rules_and_loads_nothing() {
     assert!(
         page.contains("took 3 ms longer") && page.contains("Waiting workers") && page.contains("width:30.0%")
     );
-    let docs = include_str!("../../docs/metrics.md").split_whitespace().collect::<Vec<_>>().join(" ");
+    let docs = include_str!("../../../docs/metrics.md").split_whitespace().collect::<Vec<_>>().join(" ");
     for rule in RULES {
         assert!(page.contains(&rule.replace('\'', "&#39;")) && docs.contains(rule), "{rule}");
     }
