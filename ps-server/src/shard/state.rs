@@ -7,7 +7,7 @@ use super::{
     begin::Claim,
     chunks::Chunks,
     command::{Closed, Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
-    delta::{DeltaId, Form, Staged},
+    delta::{DeltaId, Staged},
     members::Members,
 };
 use crate::{raft::Unable, room::Room};
