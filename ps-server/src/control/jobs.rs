@@ -9,7 +9,7 @@ use paraft_common::{
     Durability, JobId, JobShard, ModeChoice, ShardId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
 };
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,

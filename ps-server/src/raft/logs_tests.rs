@@ -7,12 +7,12 @@ use crate::{
         disk::Folder,
         records::record_of,
         storage::FolderError,
-        types::{self, LeaderId, LogId, Vote},
+        types::{self, Committed, LogId, Vote},
         wire,
     },
     replicated::Change,
 };
-use openraft::{EntryPayload, entry::RaftEntry};
+use openraft::EntryPayload;
 use paraft_store::faulty::{FaultyDisk, ForgetfulDisk, Survivors};
 use std::sync::mpsc;
 
@@ -25,8 +25,8 @@ fn put_aside() -> ForgetfulDisk {
     at.write(DataFile::Vote, &wire::encode(&Vote::new_committed(1, 1)).expect("encodes")).expect("in memory");
     let (log, _) = at.open_log(&mut |_: Entry| ()).expect("a new one");
     let entry = |index| {
-        let id = LogId::new(LeaderId { term: 1, node_id: 1 }.to_committed(), index);
-        record_of(&Entry::new(id, EntryPayload::Normal(Change::Check))).expect("encodes")
+        let log_id = LogId::new(Committed::new(1), index);
+        record_of(&Entry { log_id, payload: EntryPayload::Normal(Change::Check) }).expect("encodes")
     };
     let (tell, done) = mpsc::channel();
     log.append((0..40).map(entry).collect(), Box::new(move |r| _ = tell.send(r)));

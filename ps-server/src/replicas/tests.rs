@@ -6,7 +6,7 @@ use crate::{
     replicated::Change,
     shard::{Command, Proposal, begin::JOB_FORM},
 };
-use paraft_common::{Mode, WorkerId, config::ServerJob};
+use paraft_common::{Mode, SessionId, WorkerId, config::ServerJob};
 use paraft_host::memory::{Memory, Pool};
 use paraft_store::{Disk, RealDisk, faulty::FaultyDisk};
 use std::time::Instant;

@@ -15,7 +15,6 @@ use paraft_common::{
     BucketId, Durability, Encoding, JobShard, Mode, Payload, Seq, SessionId, ShardId, Step, Version,
     WorkerId,
     config::ServerJob,
-    round::{Backup, RoundConfig},
 };
 use paraft_host::memory::{Memory, Pool};
 use std::{
