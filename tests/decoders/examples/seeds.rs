@@ -182,16 +182,7 @@ fn push() {
 }
 
 fn control_wire() {
-    let rule = proto::AutoRule {
-        min_staleness: 0,
-        max_staleness: 16,
-        asynchronous: true,
-        window: 32,
-        idle: 0.1,
-        delay: 4.0,
-        plateau: 0.01,
-        patience: 4,
-    };
+    let rule = proto::AutoRule { min_staleness: 0, max_staleness: 16 };
     let auto = proto::AutoReport {
         rule: Some(rule),
         number: 2,
