@@ -250,7 +250,7 @@ impl ServerJob {
         let failed = |e: &dyn std::fmt::Display| ServerJobError(e.to_string());
         self.optimizer.validate().map_err(|e| failed(&e))?;
         self.algorithm.algorithm().validate(&self.optimizer).map_err(|e| failed(&e))?;
-        self.round.rule().validate(self.workers).map_err(|e| failed(&e))?;
+        self.round.validate(self.workers).map_err(|e| failed(&e))?;
         self.schedule.validate().map_err(|e| failed(&e))?;
         self.clip.validate().map_err(|e| failed(&e))?;
         self.auto.validate().map_err(|e| failed(&e))?;

@@ -18,7 +18,7 @@ use paraft_common::{
     algorithm::{AlgorithmConfig, DcAsgdC},
     auto::Report,
     config::ServerJob,
-    round::{Backup, Quorum, RoundConfig, Weight},
+    round::{Backup, RoundConfig},
 };
 use rand_chacha::{
     ChaCha8Rng,
@@ -82,14 +82,10 @@ impl Schedule {
         let records = !lossy && rng.next_u64().is_multiple_of(3);
         let algorithm = AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 });
         let algorithm = if records { algorithm } else { AlgorithmConfig::default() };
-        let rounds = [
-            RoundConfig::default(),
-            RoundConfig::default(),
-            RoundConfig::Backup(Backup { spare: 1 }),
-            RoundConfig::Quorum(Quorum { quorum: 1, grace_ms: 5, weight: Weight::Equal }),
-        ];
         let averages = mode.averages() || switches && !lossy;
-        let round = if averages && workers > 1 { rounds[(rng.next_u64() % 4) as usize] } else { rounds[0] };
+        let spares = averages && workers > 1 && rng.next_u64().is_multiple_of(2);
+        let backup = RoundConfig::Backup(Backup { spare: 1 });
+        let round = if spares { backup } else { RoundConfig::default() };
         let job = ServerJob { algorithm, round, ..job };
         trace
             .borrow_mut()
