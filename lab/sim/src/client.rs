@@ -211,7 +211,7 @@ impl Client {
     pub fn encode(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) -> Bytes {
         let kind = self.world.layout.buckets()[bucket.0 as usize].kind;
         let mut out = Vec::new();
-        self.encoders.encode((bucket, kind), step, gradient, self.world.job.encoding(kind), &mut out);
+        self.encoders.encode(bucket, step, gradient, self.world.job.encoding(kind), &mut out);
         out.into()
     }
 

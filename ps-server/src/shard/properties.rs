@@ -88,7 +88,6 @@ fn a_job_of_any_algorithm() -> impl Strategy<Value = ServerJob> {
             "gap-aware",
             "multi-asgd",
             "dana-zero",
-            "dana-slim",
         ];
         prop::sample::select(kinds.to_vec())
     };

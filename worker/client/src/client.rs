@@ -324,15 +324,14 @@ impl Client {
         // First: the room that it waits for comes with a buffer that is free again.
         self.counters.waited += self.io.room(len, self.interrupt.as_deref());
         let begin = Moment::now();
-        let plain = encoding == Encoding::F32 && !self.encoders.keeps(bucket, spec.kind);
-        let slot = self.memory.as_ref().filter(|_| plain).and_then(|m| m.slot(len));
+        let slot = self.memory.as_ref().filter(|_| encoding == Encoding::F32).and_then(|m| m.slot(len));
         let payload = match slot {
             Some(mut slot) => {
                 copy_f32_le(gradient, slot.as_mut());
                 slot.freeze()
             }
             None => self.pool.bytes(len, |out| {
-                self.encoders.encode((bucket, spec.kind), step, gradient, encoding, out);
+                self.encoders.encode(bucket, step, gradient, encoding, out);
             }),
         };
         let stage = if encoding == Encoding::F32 { Stage::Copy } else { Stage::Encode };
@@ -370,8 +369,7 @@ impl Client {
     /// How a device should write a bucket's values for [`Self::push_encoded`]; `None` where they must come to
     /// [`Self::push`] as they are, since this worker keeps something of each push.
     pub fn device_encoding(&self, bucket: BucketId) -> Option<Encoding> {
-        let kind = self.layout.buckets()[bucket.0 as usize].kind;
-        (!self.encoders.keeps(bucket, kind)).then(|| self.encoding(bucket))
+        self.encoders.of(bucket).is_none().then(|| self.encoding(bucket))
     }
 
     /// How a bucket's values are written.
