@@ -74,7 +74,7 @@ impl Client {
             session,
             streams: BTreeMap::new(),
             armed: None,
-            encoders: Encoders::new(&world.job, &world.layout, worker, world.file.train.feeds_back()),
+            encoders: Encoders::new(&world.job, &world.layout, worker),
             first: process.stage.map_or(0, |stage| world.first_of(stage)),
             bytes_pushed: 0,
             bytes_pulled: 0,

@@ -2,7 +2,7 @@
 //! holds back.
 
 use paraft_common::{
-    BucketId, Encoding, Layout, Step, TensorKind, WorkerId,
+    BucketId, Encoding, Layout, Step, WorkerId,
     config::ServerJob,
     encoding::{Encoder, stretches},
 };
@@ -15,22 +15,19 @@ pub struct Encoders {
 }
 
 impl Encoders {
-    /// For the buckets of a layout that has the job's lengths; matrices are those of its tensors. `feedback`: what is not sent
-    /// is kept for the next push.
-    pub fn new(job: &ServerJob, layout: &Layout, worker: WorkerId, feedback: bool) -> Self {
+    /// For the buckets of a layout that has the job's lengths; matrices are those of its tensors.
+    pub fn new(job: &ServerJob, layout: &Layout, worker: WorkerId) -> Self {
         let buckets = (0u64..).zip(layout.buckets());
         let of = buckets.map(|(i, spec)| {
             let encoding = job.encoding(spec.kind);
-            // Running statistics are sent as they are.
-            let feedback = feedback && spec.kind == TensorKind::Param && encoding != Encoding::F32;
-            if !feedback && !encoding.feeds_back() {
+            if !encoding.feeds_back() {
                 return None;
             }
             let matrices = match encoding {
                 Encoding::PowerSgd(rank) => stretches(layout, *spec, rank),
                 _ => Vec::new(),
             };
-            Some(Encoder::new(encoding, spec.len, matrices, feedback, u64::from(worker.0) << 32 | i))
+            Some(Encoder::new(encoding, spec.len, matrices, u64::from(worker.0) << 32 | i))
         });
         Self { of: of.collect() }
     }

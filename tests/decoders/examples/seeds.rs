@@ -285,7 +285,7 @@ fn encodings() {
     let factors = (0u8..).zip(Encoding::ALL).find(|(_, e)| matches!(e, Encoding::PowerSgd(_)));
     let (i, encoding) = factors.expect("it is one of all");
     let mut bytes = Vec::new();
-    Encoder::new(encoding, 15, stretches, false, 1).encode(Step(1), &[0.5; 15], &mut bytes);
+    Encoder::new(encoding, 15, stretches, 1).encode(Step(1), &[0.5; 15], &mut bytes);
     let seed = Seed::default().byte(i).word(15).word(30000).word(9000).word(20000).word(50000);
     write("encodings", "powersgd-factors", &seed.rest(&bytes).0);
     // Two pushes of five values in one log entry.

@@ -225,7 +225,7 @@ impl Client {
         let mut client = Self {
             pool: Pool::new(POOLED),
             memory,
-            encoders: Encoders::new(&options.job, &layout, options.worker, options.job.encoding.feeds_back()),
+            encoders: Encoders::new(&options.job, &layout, options.worker),
             io: io.map_err(|e| bad(format!("no I/O thread: {e}")))?,
             options,
             layout,
@@ -355,15 +355,13 @@ impl Client {
     }
 
     /// Says how this worker encodes; to be called before its first push. `layout` has the model's tensors, in which
-    /// powersgd finds its matrices; without this call it finds none. `feedback`: what a push leaves out goes with a later one
-    /// (error feedback); without this call the job's encoding decides ([`Encoding::feeds_back`]). What is held back is let go
-    /// when this worker's session is lost: it goes on as one that begins anew.
+    /// powersgd finds its matrices; without this call it finds none.
     ///
     /// # Panics
     /// When the layout has other buckets than the job.
-    pub fn encode_by(&mut self, layout: &Layout, feedback: bool) {
+    pub fn encode_by(&mut self, layout: &Layout) {
         assert_eq!(layout.buckets(), self.layout.buckets(), "the model's layout is not the job's");
-        self.encoders = Encoders::new(&self.options.job, layout, self.options.worker, feedback);
+        self.encoders = Encoders::new(&self.options.job, layout, self.options.worker);
     }
 
     /// How a device should write a bucket's values for [`Self::push_encoded`]; `None` where they must come to

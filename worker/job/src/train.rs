@@ -48,9 +48,6 @@ pub struct TrainConfig {
     /// How pushes carry the gradients of trained values.
     #[serde(skip_serializing_if = "is_default")]
     pub encoding: Encoding,
-    /// What an encoding leaves out of a push goes with a later one. Default: where it leaves most of a gradient out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error_feedback: Option<bool>,
     /// Threads on which each worker, or each rank of its group, computes where it does so on the CPU, 1 to 256. They change no bit of
     /// what is trained, and need not be as many on all.
     pub threads: usize,
@@ -81,7 +78,6 @@ impl Default for TrainConfig {
             sampler: SamplerKind::Static,
             chunk: None,
             encoding: Encoding::F32,
-            error_feedback: None,
             threads: 1,
             device: DeviceConfig::Auto,
             precision: Precision::Tf32,
@@ -113,11 +109,6 @@ pub enum SamplerKind {
 }
 
 impl TrainConfig {
-    /// Whether what an encoding leaves out of a push goes with a later one.
-    pub fn feeds_back(&self) -> bool {
-        self.error_feedback.unwrap_or_else(|| self.encoding.feeds_back())
-    }
-
     /// Samples of a chunk of the leased sampler.
     pub fn chunk(&self) -> usize {
         self.chunk.map_or_else(|| self.batch.saturating_mul(16), |c| c as usize)
@@ -147,10 +138,6 @@ impl TrainConfig {
         self.check_chunks()?;
         if self.init_job().is_some_and(str::is_empty) {
             return bad("train.init", "which job?", "write job:NAME, or a safetensors file");
-        }
-        if self.error_feedback == Some(true) && self.encoding == Encoding::F32 {
-            let why = "f32 leaves nothing out of a push";
-            return bad("train.error_feedback", why, "choose another train.encoding, or take it out");
         }
         match self.exchange {
             Exchange::Servers => Ok(()),
