@@ -74,8 +74,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let goes_on = job.parallel.is_cut() && job.parallel.schedule.goes_on();
     // Those that the last update was applied to.
     let mut before = Vec::new();
-    let mut encoders: Vec<Vec<Encoder>> =
-        (0..world).map(|rank| encoders(&layout, &servers, rank)).collect();
+    let mut encoders: Vec<Vec<Encoder>> = (0..world).map(|rank| encoders(&layout, &servers, rank)).collect();
     for k in 0..total {
         if k % per_epoch == 0 {
             shares = (0..world).map(|r| sampler.batches(k / per_epoch, r, world, t.batch)).collect();

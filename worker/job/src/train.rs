@@ -12,6 +12,9 @@ use std::path::PathBuf;
 
 /// More than a product of matrices can be cut into with use.
 const MAX_THREADS: usize = 256;
+/// Minibatches of a chunk of the leased sampler: beside so many asking for the next chunk costs little, and a worker that dies
+/// leaves no more than these to be trained again.
+const CHUNK_BATCHES: usize = 16;
 
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,9 +45,6 @@ pub struct TrainConfig {
     /// Who sees which sample: each worker a share of its own, or chunks that the servers lease out.
     #[serde(skip_serializing_if = "is_default")]
     pub sampler: SamplerKind,
-    /// Samples of a chunk, 1 to 2^32 - 1; leased sampler only. Default: 16 minibatches.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub chunk: Option<u32>,
     /// How pushes carry the gradients of trained values.
     #[serde(skip_serializing_if = "is_default")]
     pub encoding: Encoding,
@@ -76,7 +76,6 @@ impl Default for TrainConfig {
             shuffle: true,
             drop_last: true,
             sampler: SamplerKind::Static,
-            chunk: None,
             encoding: Encoding::F32,
             threads: 1,
             device: DeviceConfig::Auto,
@@ -111,7 +110,7 @@ pub enum SamplerKind {
 impl TrainConfig {
     /// Samples of a chunk of the leased sampler.
     pub fn chunk(&self) -> usize {
-        self.chunk.map_or_else(|| self.batch.saturating_mul(16), |c| c as usize)
+        self.batch.saturating_mul(CHUNK_BATCHES)
     }
 
     pub(crate) fn check(&self, job: &Job) -> Check {
@@ -155,13 +154,6 @@ impl TrainConfig {
         if leased && self.group_size > 1 {
             let why = "a group's ranks each have their share of an epoch";
             return bad("train.sampler", why, "set train.sampler = \"static\", or train.group_size = 1");
-        }
-        if self.chunk == Some(0) {
-            return bad("train.chunk", "no samples", "use 1 or more, best a multiple of train.batch");
-        }
-        if self.chunk.is_some() && !leased {
-            let why = "the static sampler has no chunks";
-            return bad("train.chunk", why, "set train.sampler = \"leased\", or take train.chunk out");
         }
         if leased && self.max_steps.is_some() {
             let why = "with the leased sampler a worker's steps are as many as it gets chunks for";
