@@ -18,8 +18,8 @@
 //! The first four round each value by itself, to nearest, ties to even. A finite value stays finite: what is beyond the
 //! largest finite number of the encoding becomes that number, with its sign. The others leave most of a gradient out;
 //! a worker keeps what they left out for its next push: error feedback, by an [`Encoder`]. What is not finite stays so
-//! (in int8 and sign the whole block becomes NaN), so that the receiver can refuse it. Decoding uses operations that IEEE
-//! 754 defines exactly, so it gives the same bits on every host.
+//! (in int8 and sign the whole block becomes NaN), so that the receiver can refuse it. Decoding uses operations that
+//! IEEE 754 defines exactly, so it gives the same bits on every host.
 //!
 //! Sources: sign, Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression
 //! Schemes", ICML 2019; top-k, Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, and
@@ -157,8 +157,8 @@ impl Encoding {
         formed.map_err(|why| BadPayload::Form { encoding: self, values, why })
     }
 
-    /// Appends `values` to `out`: [`Self::encoded_len`] bytes. Knows no more than the values: powersgd finds no matrix and
-    /// writes them as they are. A worker's [`Encoder`] knows more.
+    /// Appends `values` to `out`: [`Self::encoded_len`] bytes. Knows no more than the values: powersgd finds no matrix
+    /// and writes them as they are. A worker's [`Encoder`] knows more.
     pub fn encode(self, values: &[f32], out: &mut Vec<u8>) {
         match self {
             Encoding::F32 => put_f32_le(values, out),

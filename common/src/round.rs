@@ -1,11 +1,12 @@
 //! When a lock-step round closes: after everyone's push, or earlier.
 //!
-//! A round is the pushes of one step of one bucket. The rule says after how many pushes it closes. What comes after that is
-//! dropped by its step: it is never applied, its worker is told so, and goes on with the others.
+//! A round is the pushes of one step of one bucket. The rule says after how many pushes it closes. What comes after that
+//! is dropped by its step: it is never applied, its worker is told so, and goes on with the others.
 //!
 //! Backup workers: Chen, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", ICLR Workshop 2016. Of
 //! `n + b` workers a round takes the first `n` pushes. Where the time of a step is exponential with rate `mu`, a round
-//! of all takes `H(n + b) / mu` on average, one of the first `n` takes `(H(n + b) - H(b)) / mu`, with the harmonic numbers `H`.
+//! of all takes `H(n + b) / mu` on average, one of the first `n` takes `(H(n + b) - H(b)) / mu`, with the harmonic
+//! numbers `H`.
 
 use serde::{Deserialize, Serialize};
 
@@ -107,7 +108,8 @@ mod tests {
         for (spare, expected) in [(0, 5.187), (4, 3.104), (6, 2.737), (10, 2.258)] {
             let needs = RoundConfig::Backup(Backup { spare }).needs(100);
             let rounds = 4000;
-            let mean = (0..rounds).map(|_| times(100, &mut state)[needs - 1]).sum::<f64>() / f64::from(rounds);
+            let sum: f64 = (0..rounds).map(|_| times(100, &mut state)[needs - 1]).sum();
+            let mean = sum / f64::from(rounds);
             assert!((mean / expected - 1.0).abs() < 0.02, "without {spare}: {mean} for {expected}");
         }
     }

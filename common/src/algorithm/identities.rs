@@ -253,8 +253,8 @@ fn one_worker_with_dana_is_nesterov() {
     }
 }
 
-/// The same in other variables: each worker keeps its momentum, pushes `mu * v + g`, and the shard's weights are those that a
-/// pull of dana-zero gets (the paper's DANA-Slim).
+/// The same in other variables: each worker keeps its momentum, pushes `mu * v + g`, and the shard's weights are those
+/// that a pull of dana-zero gets (the paper's DANA-Slim).
 #[test]
 fn pulls_of_dana_are_plain_steps_of_what_workers_with_momenta_would_push() {
     let schedule = [0, 1, 2, 2, 0, 2, 1, 2, 0, 0, 2, 1, 1, 2, 2, 2, 0, 1];

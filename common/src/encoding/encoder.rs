@@ -4,9 +4,9 @@
 //!  p = gradient + residual        send C(p)        residual = p - decoded(C(p))
 //! ```
 //!
-//! Where an encoding leaves most of a gradient out ([`Encoding::feeds_back`]), that stays in the *residual* and goes with a
-//! later push (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., ICML 2019): everything
-//! sent and the residual are together everything that was computed, up to the rounding of the two sums.
+//! Where an encoding leaves most of a gradient out ([`Encoding::feeds_back`]), that stays in the *residual* and goes with
+//! a later push (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., ICML 2019):
+//! everything sent and the residual are together everything that was computed, up to the rounding of the two sums.
 //!
 //! For powersgd it also keeps the factor Q of each matrix, with which the next push begins (the warm start): one power
 //! iteration a push is then enough (Vogels et al., 2019, section 3).
@@ -234,8 +234,8 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 mod tests {
     use super::*;
 
-    /// One power iteration a push with a warm start comes to the best approximation of a matrix that does not change; cold
-    /// starts stay where one iteration comes to. (Vogels et al., 2019, 4.2.)
+    /// One power iteration a push with a warm start comes to the best approximation of a matrix that does not change;
+    /// cold starts stay where one iteration comes to. (Vogels et al., 2019, 4.2.)
     #[test]
     fn a_warm_start_comes_nearer_with_every_push() {
         let (rows, columns) = (30, 50);

@@ -67,7 +67,7 @@ pub(super) fn check(payload: &Payload, kept: usize, values: usize) -> Result<(),
 /// The values of a payload on their way to their places.
 #[derive(Clone, Debug)]
 pub(super) struct Sparse<'a> {
-    /// At the places behind [`Self::next`], so many of them.
+    /// At the places behind `next`, so many of them.
     places: Reader<'a>,
     left: usize,
     /// Of the next value that is not zero.

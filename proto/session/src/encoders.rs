@@ -1,5 +1,5 @@
-//! How this worker's pushes are written: what it keeps of each bucket from one push to the next, which is what an [`Encoder`]
-//! holds back.
+//! How this worker's pushes are written: what it keeps of each bucket from one push to the next, which is what an
+//! [`Encoder`] holds back.
 
 use paraft_common::{
     BucketId, Encoding, Layout, Step, WorkerId,

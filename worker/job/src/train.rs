@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 /// More than a product of matrices can be cut into with use.
 const MAX_THREADS: usize = 256;
-/// Minibatches of a chunk of the leased sampler: beside so many asking for the next chunk costs little, and a worker that dies
-/// leaves no more than these to be trained again.
+/// Minibatches of a chunk of the leased sampler: beside so many asking for the next chunk costs little, and a worker
+/// that dies leaves no more than these to be trained again.
 const CHUNK_BATCHES: usize = 16;
 
 /// `[train]`

@@ -95,8 +95,8 @@ impl Rounds {
         self.open.remove(&(key.1, key.0)).unwrap_or_default()
     }
 
-    /// The rounds that close now, of those that were touched: those for which as many active members' pushes are in as `rule`
-    /// needs. `leaving` are members whose Leave is proposed; who calls touches every round when they change.
+    /// The rounds that close now, of those that were touched: those for which as many active members' pushes are in as
+    /// `rule` needs. `leaving` are members whose Leave is proposed; who calls touches every round when they change.
     pub fn complete(
         &mut self,
         members: &Members,

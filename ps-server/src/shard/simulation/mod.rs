@@ -298,9 +298,9 @@ impl Schedule {
         let _ = events.try_send(Event::SwitchMode { number: None, wanted, tx: None }); // its queue may be full
     }
 
-    /// Whoever follows the rule hears what a node has counted, if the rule is in force there, and tells it a switch. The switch
-    /// is drawn of those that are left: a window of the rule is longer than a schedule, and whoever follows may not know what
-    /// another wanted.
+    /// Whoever follows the rule hears what a node has counted, if the rule is in force there, and tells it a switch. The
+    /// switch is drawn of those that are left: a window of the rule is longer than a schedule, and whoever follows may
+    /// not know what another wanted.
     fn steer(&mut self) {
         let leader = self.cluster.0.lock().leader;
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
