@@ -29,7 +29,7 @@ mod staleness_aware;
 mod identities;
 
 pub use asgd::Asgd;
-pub use dana::{DanaSlim, DanaZero};
+pub use dana::DanaZero;
 pub use dc_asgd::{DcAsgdA, DcAsgdC};
 pub use gap_aware::GapAware;
 pub use multi_asgd::MultiAsgd;
@@ -66,8 +66,6 @@ pub enum AlgorithmConfig {
     MultiAsgd(MultiAsgd),
     /// Each worker's momentum on the shard; pulls look ahead.
     DanaZero(DanaZero),
-    /// Each worker keeps its momentum itself.
-    DanaSlim(DanaSlim),
 }
 
 crate::kinds!(AlgorithmConfig {
@@ -78,7 +76,6 @@ crate::kinds!(AlgorithmConfig {
     "gap-aware" => Self::GapAware,
     "multi-asgd" => Self::MultiAsgd,
     "dana-zero" => Self::DanaZero,
-    "dana-slim" => Self::DanaSlim,
 });
 
 impl Default for AlgorithmConfig {
@@ -98,7 +95,6 @@ impl AlgorithmConfig {
             Self::GapAware(_) => "gap-aware",
             Self::MultiAsgd(_) => "multi-asgd",
             Self::DanaZero(_) => "dana-zero",
-            Self::DanaSlim(_) => "dana-slim",
         }
     }
 
@@ -112,7 +108,6 @@ impl AlgorithmConfig {
             Self::GapAware(a) => a,
             Self::MultiAsgd(a) => a,
             Self::DanaZero(a) => a,
-            Self::DanaSlim(a) => a,
         }
     }
 }
@@ -229,28 +224,6 @@ pub trait Algorithm {
     /// Whether pulls get what [`Self::look_ahead`] gives.
     fn looks_ahead(&self) -> bool {
         false
-    }
-
-    /// The momentum that workers apply to their gradients before they push them; `None`: none.
-    fn worker_momentum(&self, _optimizer: &OptimizerConfig) -> Option<WorkerMomentum> {
-        None
-    }
-}
-
-/// Nesterov's momentum on a worker: `v <- mu * v + g`, what is pushed is `mu * v + g`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WorkerMomentum {
-    /// What remains of the momentum after a step.
-    pub mu: f32,
-}
-
-impl WorkerMomentum {
-    /// Turns a gradient into what is pushed; `momentum` is this worker's, of the same length.
-    pub fn apply(&self, momentum: &mut [f32], gradient: &mut [f32]) {
-        for (v, g) in momentum.iter_mut().zip(gradient) {
-            let v1 = self.mu * *v + *g;
-            (*v, *g) = (v1, *g + self.mu * v1);
-        }
     }
 }
 

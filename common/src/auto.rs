@@ -5,18 +5,18 @@
 //!  tight ◀── ssp:0 ── ssp:1 ── ssp:2 ── ssp:4 ── ... ── ssp:max ── asp ──▶ loose
 //! ```
 //!
-//! The leader of the control group looks at windows of [`AutoConfig::window`] steps of each worker, made of what the leader of
-//! shard 0 counts ([`steering`]), and goes at most one switch a window ([`Watch::decide`]). The first of these that holds
-//! decides:
+//! The leader of the control group looks at windows of [`WINDOW`] steps of each worker, made of what the leader of
+//! shard 0 counts ([`steering`]), and goes at most one switch a window ([`Watch::decide`]). The first of these that
+//! holds decides:
 //!
 //! | what it sees | what it does |
 //! |---|---|
 //! | the mean loss is a quarter above the best window's | half the bound, and never looser again |
-//! | no window of the last `patience` had a mean loss that is lower by the share `plateau` | likewise |
-//! | the mean delay is above `delay` times that of workers in step (members - 1) | likewise |
-//! | workers waited for more than three times `idle` of their time: stragglers dominate | as loose as is still allowed |
-//! | they waited for more than `idle` of it | twice the bound |
-//! | they waited for less than half of `idle`, and half the bound would have held nobody up | half the bound |
+//! | no window of the last 4 had a mean loss that is lower by 1 % | likewise |
+//! | the mean delay is above 4 times that of workers in step (members - 1) | likewise |
+//! | workers waited for more than 30 % of their time: stragglers dominate | as loose as is still allowed |
+//! | they waited for more than 10 % of it | twice the bound |
+//! | they waited for less than 5 %, and half the bound would have held nobody up | half the bound |
 //!
 //! What the rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part
 //! of it, so whoever decides next knows it.
@@ -32,39 +32,18 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// `[auto]` of the job file.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AutoConfig {
     /// The tightest bound, 0 to `max_staleness`.
     pub min_staleness: u32,
-    /// The loosest, 1 to 1000000.
+    /// The loosest, 1 to 1000000. Where it is not enough: none.
     pub max_staleness: u32,
-    /// Where `max_staleness` is not enough: none.
-    pub asynchronous: bool,
-    /// Steps of each worker in a window, on average: 1 to 1000000.
-    pub window: u32,
-    /// The share of the workers' time for which they may wait, in (0, 1).
-    pub idle: f64,
-    /// How late gradients may be, 1 or more: the mean delay over that of workers in step.
-    pub delay: f64,
-    /// By which share the loss must fall, in (0, 1).
-    pub plateau: f64,
-    /// Within so many windows, 1 to 1000.
-    pub patience: u32,
 }
 
 impl Default for AutoConfig {
     fn default() -> Self {
-        Self {
-            min_staleness: 0,
-            max_staleness: 16,
-            asynchronous: true,
-            window: 32,
-            idle: 0.1,
-            delay: 4.0,
-            plateau: 0.01,
-            patience: 4,
-        }
+        Self { min_staleness: 0, max_staleness: 16 }
     }
 }
 
@@ -78,23 +57,27 @@ pub struct AutoError {
     pub range: &'static str,
 }
 
+/// Steps of each worker in a window, on average: enough that one slow step, or one hard minibatch, decides nothing.
+pub const WINDOW: u32 = 32;
 /// A loss this much above the best is rising: a share of the best.
 const RISING: f64 = 0.25;
-/// Stragglers dominate where workers wait for so many times [`AutoConfig::idle`].
+/// The share of the best by which the loss must fall: less is the noise of a window.
+const PLATEAU: f64 = 0.01;
+/// Within so many windows: one without a fall may be chance.
+const PATIENCE: u32 = 4;
+/// How late gradients may be, the mean delay over that of workers in step: beyond that plain gradients may diverge.
+const DELAY: f64 = 4.0;
+/// The share of the workers' time for which they may wait: less waiting is not worth gradients that are later.
+const IDLE: f64 = 0.1;
+/// Stragglers dominate where workers wait for so many times [`IDLE`].
 const DOMINATE: f64 = 3.0;
 
 impl AutoConfig {
     /// Checks the ranges.
     pub fn validate(&self) -> Result<(), AutoError> {
-        let within = |x: f64| x > 0.0 && x < 1.0;
         for (ok, key, range) in [
             ((1..=1_000_000).contains(&self.max_staleness), "auto.max_staleness", "from 1 to 1000000"),
             (self.min_staleness <= self.max_staleness, "auto.min_staleness", "from 0 to auto.max_staleness"),
-            ((1..=1_000_000).contains(&self.window), "auto.window", "from 1 to 1000000"),
-            (within(self.idle), "auto.idle", "between 0 and 1"),
-            (self.delay.is_finite() && self.delay >= 1.0, "auto.delay", "1 or more"),
-            (within(self.plateau), "auto.plateau", "between 0 and 1"),
-            ((1..=1000).contains(&self.patience), "auto.patience", "from 1 to 1000"),
         ] {
             if !ok {
                 return Err(AutoError { key, range });
@@ -108,15 +91,10 @@ impl AutoConfig {
         Mode::Ssp(self.min_staleness.max(1).min(self.max_staleness))
     }
 
-    /// The loosest mode.
-    pub fn loosest(&self) -> Mode {
-        if self.asynchronous { Mode::Asp } else { Mode::Ssp(self.max_staleness) }
-    }
-
     /// The mode with which the rule takes over from `mode`: the same, where it is one that the rule may choose.
     pub fn from_mode(&self, mode: Mode) -> Mode {
         match mode {
-            Mode::Asp if self.asynchronous => mode,
+            Mode::Asp => mode,
             Mode::Ssp(s) if (self.min_staleness..=self.max_staleness).contains(&s) => mode,
             _ => self.first(),
         }
@@ -137,7 +115,7 @@ impl AutoConfig {
             Mode::Ssp(s) if s < self.max_staleness => {
                 Some(Mode::Ssp(s.saturating_mul(2).clamp(1, self.max_staleness)))
             }
-            Mode::Ssp(_) if self.asynchronous => Some(Mode::Asp),
+            Mode::Ssp(_) => Some(Mode::Asp),
             _ => None,
         }
     }
@@ -214,23 +192,23 @@ impl Watch {
         let rising = window.loss.zip(self.best).is_some_and(|(l, best)| l > best + RISING * best.abs());
         if let Some(loss) = window.loss {
             match self.best {
-                Some(best) if loss >= best - rule.plateau * best.abs() => self.bad += 1,
+                Some(best) if loss >= best - PLATEAU * best.abs() => self.bad += 1,
                 _ => (self.best, self.bad) = (Some(loss), 0),
             }
         }
         let in_step = window.members.saturating_sub(1).max(1) as f64;
         let harm = [
             (rising, SwitchReason::Rising),
-            (self.bad >= rule.patience, SwitchReason::Plateau),
-            (window.delay > rule.delay * in_step, SwitchReason::Late),
+            (self.bad >= PATIENCE, SwitchReason::Plateau),
+            (window.delay > DELAY * in_step, SwitchReason::Late),
         ];
         if let Some((_, why)) = harm.into_iter().find(|(holds, _)| *holds) {
             // The next one has its time to show what it does.
             self.bad = 0;
             return rule.tighter(mode).map(|mode| Next { mode, loosest: mode, why });
         }
-        if window.idle > rule.idle {
-            let all = window.idle > DOMINATE * rule.idle;
+        if window.idle > IDLE {
+            let all = window.idle > DOMINATE * IDLE;
             let (to, why) = match all {
                 true => (Some(loosest), SwitchReason::Stragglers),
                 false => (rule.looser(mode), SwitchReason::Waiting),
@@ -239,7 +217,7 @@ impl Watch {
             return to.map(|mode| Next { mode, loosest, why });
         }
         let enough = |m: &Mode| window.lead.saturating_mul(2) <= bound(*m);
-        let tighter = rule.tighter(mode).filter(|m| window.idle < rule.idle / 2.0 && enough(m));
+        let tighter = rule.tighter(mode).filter(|m| window.idle < IDLE / 2.0 && enough(m));
         tighter.map(|mode| Next { mode, loosest, why: SwitchReason::Unneeded })
     }
 }
@@ -250,16 +228,7 @@ mod tests {
     use Mode::{Asp, Ssp};
 
     const CALM: Window = Window { idle: 0.07, delay: 1.0, members: 4, lead: 8, loss: None };
-    const RULE: AutoConfig = AutoConfig {
-        min_staleness: 0,
-        max_staleness: 16,
-        asynchronous: true,
-        window: 32,
-        idle: 0.1,
-        delay: 4.0,
-        plateau: 0.01,
-        patience: 4,
-    };
+    const RULE: AutoConfig = AutoConfig { min_staleness: 0, max_staleness: 16 };
 
     fn once(window: Window, mode: Mode, loosest: Mode) -> Option<(Mode, Mode, SwitchReason)> {
         Watch::default().decide(&RULE, &window, mode, loosest).map(|n| (n.mode, n.loosest, n.why))
@@ -326,16 +295,13 @@ mod tests {
 
     #[test]
     fn the_rule_takes_over_from_any_mode() {
-        let rule = AutoConfig { min_staleness: 2, max_staleness: 10, asynchronous: false, ..RULE };
-        for (from, to) in [(Mode::Bsp, 2), (Asp, 2), (Ssp(0), 2), (Ssp(5), 5), (Ssp(11), 2)] {
+        let rule = AutoConfig { min_staleness: 2, max_staleness: 10 };
+        for (from, to) in [(Mode::Bsp, 2), (Ssp(0), 2), (Ssp(5), 5), (Ssp(11), 2)] {
             assert_eq!(rule.from_mode(from), Ssp(to), "{from}");
         }
-        assert_eq!(rule.loosest(), Ssp(10));
-        assert_eq!(
-            (rule.looser(Ssp(8)), rule.looser(Ssp(10)), rule.tighter(Ssp(3))),
-            (Some(Ssp(10)), None, Some(Ssp(2)))
-        );
-        assert_eq!(RULE.from_mode(Asp), Asp);
+        assert_eq!(rule.from_mode(Asp), Asp);
+        assert_eq!([Ssp(8), Ssp(10), Asp].map(|m| rule.looser(m)), [Some(Ssp(10)), Some(Asp), None]);
+        assert_eq!([Ssp(3), Ssp(2), Asp].map(|m| rule.tighter(m)), [Some(Ssp(2)), None, Some(Ssp(10))]);
         assert_eq!(RULE.first(), Ssp(1));
     }
 
@@ -344,11 +310,6 @@ mod tests {
         for (key, bad) in [
             ("max_staleness", AutoConfig { max_staleness: 0, ..RULE }),
             ("min_staleness", AutoConfig { min_staleness: 17, ..RULE }),
-            ("window", AutoConfig { window: 0, ..RULE }),
-            ("idle", AutoConfig { idle: f64::NAN, ..RULE }),
-            ("delay", AutoConfig { delay: 0.5, ..RULE }),
-            ("plateau", AutoConfig { plateau: 1.0, ..RULE }),
-            ("patience", AutoConfig { patience: 0, ..RULE }),
         ] {
             assert_eq!(bad.validate().unwrap_err().key, format!("auto.{key}"));
         }

@@ -8,22 +8,21 @@
 //! | int8 | n + 4 for each 1024 values begun | a whole number from -127 to 127 times the block's scale |
 //! | sign | a bit, and 4 for each 1024 values begun | the block's mean magnitude, with the value's sign |
 //! | top-k:F | 8k, with k = F n | the k largest as they are, the others 0 |
-//! | random-k:F | 4k + 8, with k = F n | k of them, drawn by a seed, as they are, the others 0 |
 //! | powersgd:R | 4 R (rows + columns) for a matrix, and 8 for each stretch; at most 4n + 8 | of a matrix of rank R; what is no matrix as it is |
 //!
 //! Everything is little-endian. An int8 block is its scale (an f32: the largest magnitude of the block over 127) and
 //! then a signed byte for each value; a sign block is its scale and then the signs, eight in a byte from the lowest bit
 //! on, set where a value is below zero. top-k is the places of its values, rising, and then the values (`sparse`);
-//! random-k the seed of the places and then the values; powersgd a list of stretches (`low_rank`).
+//! powersgd a list of stretches (`low_rank`).
 //!
 //! The first four round each value by itself, to nearest, ties to even. A finite value stays finite: what is beyond the
-//! largest finite number of the encoding becomes that number, with its sign. The others leave most of a gradient out,
-//! and are of use where a worker keeps what they left out for its next push: error feedback, by an [`Encoder`]. What is
-//! not finite stays so (in int8 and sign the whole block becomes NaN), so that the receiver can refuse it. Decoding uses
-//! operations that IEEE 754 defines exactly, so it gives the same bits on every host.
+//! largest finite number of the encoding becomes that number, with its sign. The others leave most of a gradient out;
+//! a worker keeps what they left out for its next push: error feedback, by an [`Encoder`]. What is not finite stays so
+//! (in int8 and sign the whole block becomes NaN), so that the receiver can refuse it. Decoding uses operations that
+//! IEEE 754 defines exactly, so it gives the same bits on every host.
 //!
 //! Sources: sign, Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression
-//! Schemes", ICML 2019; top-k and random-k, Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, and
+//! Schemes", ICML 2019; top-k, Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, and
 //! Aji, Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; powersgd, Vogels, Karimireddy,
 //! Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019.
 
@@ -70,8 +69,6 @@ pub enum Encoding {
     Sign,
     /// The largest values of a bucket, so many of them, and where they are.
     TopK(Fraction),
-    /// So many values of a bucket, at places that a seed draws.
-    RandomK(Fraction),
     /// The matrices of a bucket as products of two narrow ones.
     PowerSgd(Rank),
 }
@@ -110,14 +107,13 @@ pub enum BadPayload {
 
 impl Encoding {
     /// One of every kind; a fraction and a rank that are small.
-    pub const ALL: [Encoding; 8] = [
+    pub const ALL: [Encoding; 7] = [
         Encoding::F32,
         Encoding::Bf16,
         Encoding::F16,
         Encoding::Int8,
         Encoding::Sign,
         Encoding::TopK(Fraction::TENTH),
-        Encoding::RandomK(Fraction::TENTH),
         Encoding::PowerSgd(Rank::TWO),
     ];
 
@@ -125,7 +121,7 @@ impl Encoding {
     pub const DENSE: [Encoding; 4] = [Encoding::F32, Encoding::Bf16, Encoding::F16, Encoding::Int8];
 
     /// Whether it leaves most of a gradient out, so that a worker has to send that later if it is not to be lost: error
-    /// feedback is on where the job file does not say.
+    /// feedback. What the others round away is small, and of no side.
     pub fn feeds_back(self) -> bool {
         !Self::DENSE.contains(&self)
     }
@@ -138,7 +134,6 @@ impl Encoding {
             Encoding::Int8 => values + values.div_ceil(INT8_BLOCK) * F32_BYTES,
             Encoding::Sign => sign::encoded_len(values),
             Encoding::TopK(kept) => kept.of(values) * sparse::LISTED_BYTES,
-            Encoding::RandomK(kept) => kept.of(values) * F32_BYTES + sparse::SEED_BYTES,
             Encoding::PowerSgd(_) => low_rank::most_bytes(values),
         }
     }
@@ -162,8 +157,8 @@ impl Encoding {
         formed.map_err(|why| BadPayload::Form { encoding: self, values, why })
     }
 
-    /// Appends `values` to `out`: [`Self::encoded_len`] bytes. Knows no more than the values: random-k draws its places
-    /// by the seed 0, and powersgd finds no matrix and writes them as they are. A worker's [`Encoder`] knows more.
+    /// Appends `values` to `out`: [`Self::encoded_len`] bytes. Knows no more than the values: powersgd finds no matrix
+    /// and writes them as they are. A worker's [`Encoder`] knows more.
     pub fn encode(self, values: &[f32], out: &mut Vec<u8>) {
         match self {
             Encoding::F32 => put_f32_le(values, out),
@@ -172,7 +167,6 @@ impl Encoding {
             Encoding::Int8 => values.chunks(INT8_BLOCK).for_each(|block| put_int8(block, out)),
             Encoding::Sign => values.chunks(INT8_BLOCK).for_each(|block| sign::put(block, out)),
             Encoding::TopK(kept) => sparse::put_largest(values, kept.of(values.len()), &mut Vec::new(), out),
-            Encoding::RandomK(kept) => sparse::put_drawn(values, kept.of(values.len()), 0, out),
             Encoding::PowerSgd(_) => low_rank::put_plain(values, out),
         }
     }

@@ -353,7 +353,7 @@ mod tests {
         }
         all::<OptimizerConfig>(&[]);
         all::<AlgorithmConfig>(&[]);
-        all::<RoundConfig>(&[("backup", "spare = 1"), ("quorum", "quorum = 1")]);
+        all::<RoundConfig>(&[("backup", "spare = 1")]);
         all::<LocalConfig>(&[]);
     }
 

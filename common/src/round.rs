@@ -1,19 +1,14 @@
 //! When a lock-step round closes: after everyone's push, or earlier.
 //!
-//! A round is the pushes of one step of one bucket. The rules say after how many pushes it may close, how much longer it waits
-//! for the others, and how its pushes weigh. What comes after a round has closed is dropped by its step: it is never applied,
-//! its worker is told so, and goes on with the others.
+//! A round is the pushes of one step of one bucket. The rule says after how many pushes it closes. What comes after that
+//! is dropped by its step: it is never applied, its worker is told so, and goes on with the others.
 //!
-//! One file for each rule, with the paper; all behind [`RoundRule`].
-
-mod backup;
-mod quorum;
-
-pub use backup::Backup;
-pub use quorum::{Quorum, Weight};
+//! Backup workers: Chen, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", ICLR Workshop 2016. Of
+//! `n + b` workers a round takes the first `n` pushes. Where the time of a step is exponential with rate `mu`, a round
+//! of all takes `H(n + b) / mu` on average, one of the first `n` takes `(H(n + b) - H(b)) / mu`, with the harmonic
+//! numbers `H`.
 
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// The `[round]` table of a job: `kind` and the options of that kind. Only read while the mode is `bsp`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -23,14 +18,11 @@ pub enum RoundConfig {
     All(All),
     /// All but the slowest few.
     Backup(Backup),
-    /// A quorum, and who comes soon after it.
-    Quorum(Quorum),
 }
 
 crate::kinds!(RoundConfig {
     "all" => Self::All,
     "backup" => Self::Backup,
-    "quorum" => Self::Quorum,
 });
 
 /// A round waits for everyone who trains.
@@ -38,44 +30,24 @@ crate::kinds!(RoundConfig {
 #[serde(deny_unknown_fields)]
 pub struct All {}
 
-/// An option outside its range.
+/// A round closes without the slowest few.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Backup {
+    /// Workers whose pushes a round does without, from 0, less than the job has. Default 1.
+    pub spare: u32,
+}
+
+impl Default for Backup {
+    fn default() -> Self {
+        Self { spare: 1 }
+    }
+}
+
+/// More workers are spared than a job can do without.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("[round] {key} = {value}: must be {range}")]
-pub struct RoundError {
-    /// The key in that table.
-    pub key: &'static str,
-    /// What was given.
-    pub value: u64,
-    /// What is allowed, in words.
-    pub range: &'static str,
-}
-
-/// When a round closes.
-pub trait RoundRule {
-    /// Checks its options, for a job of so many workers.
-    fn validate(&self, _workers: u32) -> Result<(), RoundError> {
-        Ok(())
-    }
-
-    /// Pushes after which a round may close, where so many workers train; from 1 to `active`.
-    fn needs(&self, active: usize) -> usize;
-
-    /// How much longer it waits for the others.
-    fn grace(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    /// How pushes weigh.
-    fn weight(&self) -> Weight {
-        Weight::Equal
-    }
-}
-
-impl RoundRule for All {
-    fn needs(&self, active: usize) -> usize {
-        active
-    }
-}
+#[error("[round] spare = {0}: must be less than train.workers")]
+pub struct RoundError(u32);
 
 impl Default for RoundConfig {
     fn default() -> Self {
@@ -84,32 +56,69 @@ impl Default for RoundConfig {
 }
 
 impl RoundConfig {
-    /// Its behaviour.
-    pub fn rule(&self) -> &dyn RoundRule {
-        match self {
-            Self::All(r) => r,
-            Self::Backup(r) => r,
-            Self::Quorum(r) => r,
-        }
-    }
-
     /// As the job file writes it.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::All(_) => "all",
             Self::Backup(_) => "backup",
-            Self::Quorum(_) => "quorum",
+        }
+    }
+
+    /// Checks the options, for a job of so many workers.
+    pub fn validate(&self, workers: u32) -> Result<(), RoundError> {
+        match self {
+            Self::Backup(Backup { spare }) if *spare >= workers => Err(RoundError(*spare)),
+            _ => Ok(()),
         }
     }
 
     /// Whether a round may close before everyone's push is in.
     pub fn drops_late(&self) -> bool {
-        !matches!(self, Self::All(_))
+        matches!(self, Self::Backup(_))
     }
 
-    /// Whether a round with `arrived` of `active` pushes closes now; `since`: for how long it has had what it needs.
-    pub fn closes(&self, arrived: usize, active: usize, since: Duration) -> bool {
-        let rule = self.rule();
-        arrived >= active || arrived >= rule.needs(active) && since >= rule.grace()
+    /// Pushes after which a round closes, where so many workers train.
+    pub fn needs(&self, active: usize) -> usize {
+        match self {
+            Self::All(_) => active,
+            Self::Backup(Backup { spare }) => active.saturating_sub(*spare as usize).max(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Exponential times from a fixed recurrence: there is no random crate here.
+    fn times(n: usize, state: &mut u64) -> Vec<f64> {
+        let mut next = || {
+            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((*state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+        };
+        let mut times: Vec<f64> = (0..n).map(|_| -next().ln()).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    }
+
+    #[test]
+    fn a_round_of_the_first_takes_the_expected_time() {
+        let mut state = 7;
+        // 100 workers, rate 1: H(100) - H(b).
+        for (spare, expected) in [(0, 5.187), (4, 3.104), (6, 2.737), (10, 2.258)] {
+            let needs = RoundConfig::Backup(Backup { spare }).needs(100);
+            let rounds = 4000;
+            let sum: f64 = (0..rounds).map(|_| times(100, &mut state)[needs - 1]).sum();
+            let mean = sum / f64::from(rounds);
+            assert!((mean / expected - 1.0).abs() < 0.02, "without {spare}: {mean} for {expected}");
+        }
+    }
+
+    #[test]
+    fn it_does_without_no_more_than_its_spare_and_never_without_all() {
+        let needs = |active| RoundConfig::Backup(Backup { spare: 2 }).needs(active);
+        assert_eq!((needs(5), needs(2), needs(0)), (3, 1, 1));
+        let valid = |spare| RoundConfig::Backup(Backup { spare }).validate(3).is_ok();
+        assert!(!valid(3) && valid(2) && RoundConfig::default().validate(1).is_ok());
     }
 }

@@ -148,7 +148,7 @@ def leased(servers: list[str], samples: int) -> list[list[int]]:
     trains = DistributedDataParallel(m, process_group=groups[rank // 2])
     run = paraft.init(servers=servers, group=groups[rank // 2], rank=rank // 2, workers=2)
     data = TensorDataset(torch.arange(samples, dtype=torch.float32).view(-1, 1))
-    loader = paraft.torch.LeasedLoader(run, data, batch_size=3, epochs=2, chunk=12)
+    loader = paraft.torch.LeasedLoader(run, data, batch_size=1, epochs=2)
     trains, o = run.prepare(trains, torch.optim.SGD(m.parameters(), lr=1e-6))
     seen: list[list[int]] = []
     for _ in range(2):

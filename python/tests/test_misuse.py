@@ -231,7 +231,7 @@ def test_leased_data_says_what_it_goes_with(start_fleet: Callable[..., paraft.Fl
     with pytest.raises(paraft.ConfigError, match="leased data goes with the servers' optimizer"):
         paraft.torch.LocalSGD(run, m, models.optimizer("sgd", m))
     run = paraft.init(start_fleet(1))
-    loader = paraft.torch.LeasedLoader(run, data, batch_size=8, epochs=1, chunk=16)
+    loader = paraft.torch.LeasedLoader(run, data, batch_size=8, epochs=1)
     m, o = run.prepare(m, models.optimizer("sgd", m))
     with pytest.raises(paraft.MisuseError, match="accumulated"):
         for i, batch in enumerate(loader):

@@ -378,7 +378,7 @@ def leased(out: str, workers: int, wait_at: int) -> None:
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
     data = torch.utils.data.TensorDataset(torch.arange(600), torch.randn(600, 20), torch.zeros(600, dtype=torch.long))
-    sampler = paraft.torch.LeasedSampler(run, data, batch_size=10, epochs=2, chunk=30)
+    sampler = paraft.torch.LeasedSampler(run, data, batch_size=10, epochs=2)
     loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
     run.prepare(m, o)
     n = 0
@@ -404,7 +404,7 @@ def leased_by(out: str, workers: int) -> None:
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
     data = torch.utils.data.TensorDataset(torch.arange(605), torch.randn(605, 20), torch.zeros(605, dtype=torch.long))
-    batches = paraft.torch.LeasedLoader(run, data, batch_size=10, epochs=2, chunk=30, num_workers=workers)
+    batches = paraft.torch.LeasedLoader(run, data, batch_size=10, epochs=2, num_workers=workers)
     assert isinstance(batches, torch.utils.data.IterableDataset)
     loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)
     run.prepare(m, o)

@@ -132,7 +132,7 @@ pub struct Run {
     /// How pushes carry gradients: `f32`, `top-k:0.001`, ...; likewise.
     #[serde(default)]
     pub encoding: String,
-    /// When lock-step rounds close: `all`, `backup`, `quorum`; likewise.
+    /// When lock-step rounds close: `all` or `backup`; likewise.
     #[serde(default)]
     pub round: String,
     /// The accuracy (0 to 1) the run is measured against, if any.

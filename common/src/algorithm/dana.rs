@@ -5,19 +5,15 @@
 //!
 //! ```text
 //!  dana-zero   v_m <- mu * v_m + g        w <- w - lr * v_m        a pull gets  w - lr * mu * sum of all v_j
-//!  dana-slim   on the worker: v <- mu * v + g, it pushes mu * v + g
-//!              on the shard:  w <- w - lr * (what was pushed)      a pull gets  w
 //! ```
 //!
-//! The weights of dana-slim are those that a pull of dana-zero gets: the trajectories are the same, and the momentum
-//! is the worker's to keep, where it dies with it (a worker that rejoins begins with none). With one worker both are
-//! Nesterov's momentum.
+//! With one worker that is Nesterov's momentum.
 //!
-//! dana-zero's sum runs along: a push takes its worker's momentum out of it, and puts the new one in. What a worker has
+//! The sum runs along: a push takes its worker's momentum out of it, and puts the new one in. What a worker has
 //! that trains no more is taken out with the next update. The last pull of a job, and checkpoints, get `w` itself.
 
-use super::{Algorithm, AlgorithmError, Keeps, WorkerMomentum};
-use crate::optim::{Momentum, OptimizerConfig, Sgd};
+use super::{Algorithm, AlgorithmError, Keeps};
+use crate::optim::{Momentum, OptimizerConfig};
 use serde::{Deserialize, Serialize};
 
 /// With the workers' momenta on the shard.
@@ -25,22 +21,13 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct DanaZero {}
 
-/// With the workers' momenta on the workers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DanaSlim {}
-
-fn needs_nesterov(algorithm: &'static str, optimizer: &OptimizerConfig) -> Result<(), AlgorithmError> {
-    if matches!(optimizer, OptimizerConfig::Nesterov(_)) {
-        return Ok(());
-    }
-    let needs = "optimizer.kind = \"nesterov\"";
-    Err(AlgorithmError::Optimizer { algorithm, needs, optimizer: optimizer.kind() })
-}
-
 impl Algorithm for DanaZero {
     fn validate(&self, optimizer: &OptimizerConfig) -> Result<(), AlgorithmError> {
-        needs_nesterov("dana-zero", optimizer)
+        if matches!(optimizer, OptimizerConfig::Nesterov(_)) {
+            return Ok(());
+        }
+        let needs = "optimizer.kind = \"nesterov\"";
+        Err(AlgorithmError::Optimizer { algorithm: "dana-zero", needs, optimizer: optimizer.kind() })
     }
 
     fn keeps(&self) -> Keeps {
@@ -82,26 +69,5 @@ impl Algorithm for DanaZero {
         };
         let ahead = lr * n.momentum as f32;
         out.iter_mut().zip(weights).zip(sum).for_each(|((o, w), s)| *o = w - ahead * s);
-    }
-}
-
-impl Algorithm for DanaSlim {
-    fn validate(&self, optimizer: &OptimizerConfig) -> Result<(), AlgorithmError> {
-        needs_nesterov("dana-slim", optimizer)?;
-        if optimizer.decay() == 0.0 {
-            return Ok(());
-        }
-        // Decay goes through the momentum, which the worker has, and needs the weights of now, which the shard has.
-        let needs = "optimizer.weight_decay = 0 (dana-zero takes it)";
-        Err(AlgorithmError::Optimizer { algorithm: "dana-slim", needs, optimizer: optimizer.kind() })
-    }
-
-    fn on_shard(&self, optimizer: &OptimizerConfig) -> OptimizerConfig {
-        OptimizerConfig::Sgd(Sgd { lr: optimizer.lr(), weight_decay: 0.0 })
-    }
-
-    fn worker_momentum(&self, optimizer: &OptimizerConfig) -> Option<WorkerMomentum> {
-        let OptimizerConfig::Nesterov(n) = optimizer else { return None };
-        Some(WorkerMomentum { mu: n.momentum as f32 })
     }
 }

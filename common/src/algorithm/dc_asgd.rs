@@ -31,11 +31,12 @@ pub struct DcAsgdC {
 pub struct DcAsgdA {
     /// 0 or more. Default 2.
     pub lambda: f64,
-    /// What remains of the mean square after an update, in `[0, 1)`. Default 0.95.
-    pub decay: f64,
-    /// Between 1e-30 and 1. Default 1e-7.
-    pub eps: f64,
 }
+
+/// What remains of the mean square after an update: the paper's, of the last 20 pushes or so.
+const DECAY: f64 = 0.95;
+/// Keeps the weight finite where no gradient was ever more than 0: the paper's.
+const EPS: f64 = 1e-7;
 
 impl Default for DcAsgdC {
     fn default() -> Self {
@@ -45,7 +46,7 @@ impl Default for DcAsgdC {
 
 impl Default for DcAsgdA {
     fn default() -> Self {
-        Self { lambda: 2.0, decay: 0.95, eps: 1e-7 }
+        Self { lambda: 2.0 }
     }
 }
 
@@ -77,9 +78,7 @@ impl Algorithm for DcAsgdC {
 
 impl Algorithm for DcAsgdA {
     fn validate(&self, _: &OptimizerConfig) -> Result<(), AlgorithmError> {
-        ALGORITHM.not_negative("lambda", self.lambda)?;
-        ALGORITHM.below_one("decay", self.decay)?;
-        Ok(ALGORITHM.eps(self.eps)?)
+        Ok(ALGORITHM.not_negative("lambda", self.lambda)?)
     }
 
     fn keeps(&self) -> Keeps {
@@ -91,8 +90,8 @@ impl Algorithm for DcAsgdA {
     }
 
     fn correct(&self, push: &Late<'_>, slots: &mut [Vec<f32>], gradient: &mut [f32]) {
-        let (lambda, eps) = (self.lambda as f32, self.eps as f32);
-        let (decay, enter) = (self.decay as f32, (1.0 - self.decay) as f32);
+        let (lambda, eps) = (self.lambda as f32, EPS as f32);
+        let (decay, enter) = (DECAY as f32, (1.0 - DECAY) as f32);
         let [mean_square] = slots else { return };
         let pulled = push.pulled.unwrap_or(push.weights);
         for (((g, ms), w), p) in gradient.iter_mut().zip(mean_square).zip(push.weights).zip(pulled) {

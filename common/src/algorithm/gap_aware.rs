@@ -12,23 +12,18 @@
 //! gradients do little harm and are shrunk little. Without delay the gap is 1 and the gradient stays as it is, bit for
 //! bit.
 
-use super::{ALGORITHM, Algorithm, AlgorithmError, Keeps, Late, finite_or};
-use crate::optim::{OptimizerConfig, exact::pow};
+use super::{Algorithm, Keeps, Late, finite_or};
+use crate::optim::exact::pow;
 use serde::{Deserialize, Serialize};
 
 /// Each value by its own gap.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GapAware {
-    /// What remains of the mean square of the steps after an update, in `[0, 1)`. Default 0.999.
-    pub decay: f64,
-}
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GapAware {}
 
-impl Default for GapAware {
-    fn default() -> Self {
-        Self { decay: 0.999 }
-    }
-}
+/// What remains of the mean square of the steps after an update: an average step is one of the last 1000 or so, as with
+/// Adam's second moment.
+const DECAY: f64 = 0.999;
 
 /// The gap of a value: at least 1. `step` is the average step.
 pub(super) fn gap(way: f32, step: f32) -> f32 {
@@ -37,10 +32,6 @@ pub(super) fn gap(way: f32, step: f32) -> f32 {
 }
 
 impl Algorithm for GapAware {
-    fn validate(&self, _: &OptimizerConfig) -> Result<(), AlgorithmError> {
-        Ok(ALGORITHM.below_one("decay", self.decay)?)
-    }
-
     fn keeps(&self) -> Keeps {
         Keeps { pulled: true, slots: &["mean_square_step"], ..Keeps::default() }
     }
@@ -51,7 +42,7 @@ impl Algorithm for GapAware {
 
     fn correct(&self, push: &Late<'_>, slots: &mut [Vec<f32>], gradient: &mut [f32]) {
         let (Some(pulled), [mean_square]) = (push.pulled, slots) else { return };
-        let unbias = (1.0 / (1.0 - pow(self.decay, push.t.saturating_sub(1).max(1)))) as f32;
+        let unbias = (1.0 / (1.0 - pow(DECAY, push.t.saturating_sub(1).max(1)))) as f32;
         for (((g, ms), w), p) in gradient.iter_mut().zip(mean_square).zip(push.weights).zip(pulled) {
             *g = finite_or(*g / gap(w - p, push.base_lr * (*ms * unbias).sqrt()), *g);
         }
@@ -66,7 +57,7 @@ impl Algorithm for GapAware {
         if push.lr <= 0.0 {
             return;
         }
-        let (decay, enter) = (self.decay as f32, (1.0 - self.decay) as f32);
+        let (decay, enter) = (DECAY as f32, (1.0 - DECAY) as f32);
         for ((ms, before), after) in mean_square.iter_mut().zip(push.weights).zip(weights) {
             let step = (before - after) / push.lr;
             *ms = finite_or(decay * *ms + enter * (step * step), *ms);

@@ -4,7 +4,7 @@
 //! All that is remembered here may be lost at any moment: who follows next begins with a window of its own, and has to see for
 //! itself that the loss falls no more. How loose the bound may become again is reported, so it is not lost.
 
-use super::{AutoConfig, Next, SwitchReason, Watch, Window};
+use super::{AutoConfig, Next, SwitchReason, WINDOW, Watch, Window};
 use crate::consistency::Mode;
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ impl Steering {
         let begun = Begun { lead, heard: counted.pulls, ..begun };
         self.window = Some(begun);
         let pulls = counted.pulls - begun.from.pulls;
-        if members == 0 || pulls < u64::from(rule.window) * u64::from(members) {
+        if members == 0 || pulls < u64::from(WINDOW) * u64::from(members) {
             return None;
         }
         self.window = Some(Begun { from: counted, lead: 0, ..begun });
@@ -137,7 +137,7 @@ mod tests {
 
     impl Leader {
         fn new(rule: AutoConfig) -> Self {
-            let (mode, loosest) = (rule.first(), rule.loosest());
+            let (mode, loosest) = (rule.first(), Asp);
             let counted = Counted::default();
             Self(Report { term: 1, rule, number: 0, mode, loosest, members: 2, counted })
         }
@@ -164,28 +164,27 @@ mod tests {
         }
     }
 
-    fn rule() -> AutoConfig {
-        AutoConfig { window: 4, patience: 2, ..AutoConfig::default() }
-    }
+    /// Of the leader's two workers in a window.
+    const PULLS: u32 = 2 * WINDOW;
 
     #[test]
     fn a_switch_is_wanted_until_it_is_in_force() {
-        let (mut leader, mut steering) = (Leader::new(rule()), Steering::default());
+        let (mut leader, mut steering) = (Leader::new(AutoConfig::default()), Steering::default());
         assert_eq!(steering.hear(&leader.0), None);
-        leader.pulls(7, 0.9, 1.0);
+        leader.pulls(PULLS - 1, 0.9, 1.0);
         assert_eq!(steering.hear(&leader.0), None, "a pull is missing");
         leader.pulls(1, 0.9, 1.0);
         let wanted = steering.hear(&leader.0);
         let switch = Switch { number: 1, mode: Asp, loosest: Asp };
         assert_eq!(wanted, Some((switch, SwitchReason::Stragglers)));
         leader.dies();
-        leader.pulls(100, 0.0, 1.0);
+        leader.pulls(5 * PULLS, 0.0, 1.0);
         assert_eq!(steering.hear(&leader.0), wanted, "also of the next leader");
         leader.takes(switch);
         assert_eq!(steering.hear(&leader.0), None);
         // Somebody's own switch has the number that the rule wanted next.
         let mut other = leader;
-        leader.pulls(8, 0.0, 1.0);
+        leader.pulls(PULLS, 0.0, 1.0);
         assert!(steering.hear(&leader.0).is_some_and(|(w, _)| w.number == 2));
         other.takes(Switch { number: 2, mode: Ssp(3), ..switch });
         assert_eq!(steering.hear(&other.0), None, "it was overtaken");
@@ -194,10 +193,10 @@ mod tests {
     /// Who follows next knows what may still be chosen, and nothing else.
     #[test]
     fn who_follows_next_begins_with_a_window_of_its_own() {
-        let (mut leader, mut steering) = (Leader::new(rule()), Steering::default());
+        let (mut leader, mut steering) = (Leader::new(AutoConfig::default()), Steering::default());
         let mut modes = Vec::new();
-        for _ in 0..8 {
-            leader.pulls(8, 0.9, 1.0);
+        for _ in 0..14 {
+            leader.pulls(PULLS, 0.9, 1.0);
             if let Some((wanted, _)) = steering.hear(&leader.0) {
                 modes.push(wanted.mode);
                 leader.takes(wanted);
@@ -205,15 +204,17 @@ mod tests {
         }
         assert_eq!(modes, [Asp, Ssp(16), Ssp(8), Ssp(4)], "the loss falls no more");
         assert_eq!(leader.0.loosest, Ssp(4));
-        leader.pulls(8, 0.9, 1.0);
+        leader.pulls(PULLS, 0.9, 1.0);
         let mut next = Steering::default();
         assert_eq!(next.hear(&leader.0), None, "whose window that was it does not know");
-        leader.pulls(8, 0.9, 1.0);
+        leader.pulls(PULLS, 0.9, 1.0);
         assert_eq!(next.hear(&leader.0), None, "not looser than what is left");
-        leader.pulls(8, 0.9, 1.0);
-        assert_eq!(next.hear(&leader.0), None, "no lower loss once");
-        leader.pulls(8, 0.9, 1.0);
-        let (wanted, why) = next.hear(&leader.0).expect("twice");
+        for times in 1..4 {
+            leader.pulls(PULLS, 0.9, 1.0);
+            assert_eq!(next.hear(&leader.0), None, "no lower loss {times} times");
+        }
+        leader.pulls(PULLS, 0.9, 1.0);
+        let (wanted, why) = next.hear(&leader.0).expect("four times");
         assert_eq!((wanted.mode, why), (Ssp(2), SwitchReason::Plateau));
     }
 
@@ -222,9 +223,9 @@ mod tests {
         /// each has the next number, and the bound stays within what the rule and the decisions before have left.
         #[test]
         fn one_switch_a_window_within_what_is_left(
-            ops in prop::collection::vec((0u8..10, 1u32..40, 0f64..1.0, 0f64..4.0), 1..200),
+            ops in prop::collection::vec((0u8..10, 1u32..320, 0f64..1.0, 0f64..4.0), 1..200),
         ) {
-            let rule = rule();
+            let rule = AutoConfig::default();
             let (mut leader, mut steering) = (Leader::new(rule), Steering::default());
             let bound = |m: Mode| m.staleness().unwrap_or(u64::MAX);
             let (mut pulls, mut on_its_way) = (0u64, None::<Switch>);
@@ -250,7 +251,7 @@ mod tests {
                             prop_assert_eq!(s.number, r.number + 1);
                             prop_assert!(on_its_way.is_none_or(|w| w == s), "it changes its mind");
                             if on_its_way.is_none() {
-                                prop_assert!(pulls >= 8, "after {} pulls", pulls);
+                                prop_assert!(pulls >= u64::from(PULLS), "after {} pulls", pulls);
                             }
                             prop_assert!(bound(s.mode) <= bound(r.loosest).max(bound(r.mode)));
                             prop_assert!(bound(s.loosest) <= bound(r.loosest));

@@ -12,10 +12,6 @@ fn top_k(millionths: u32) -> Encoding {
     Encoding::TopK(Fraction::millionths(millionths).expect("in its range"))
 }
 
-fn random_k(millionths: u32) -> Encoding {
-    Encoding::RandomK(Fraction::millionths(millionths).expect("in its range"))
-}
-
 fn rank(columns: u8) -> Rank {
     Rank::new(columns).expect("in its range")
 }
@@ -37,35 +33,34 @@ fn whole_numbers(step: u64, count: usize) -> Vec<f32> {
 #[test]
 fn what_was_sent_and_the_residual_are_together_what_was_computed() {
     const COUNT: usize = 2500;
-    for encoding in [top_k(10_000), random_k(10_000)] {
-        let mut encoder = Encoder::new(encoding, COUNT, Vec::new(), true, 5);
-        let (mut sent, mut computed) = (vec![0f32; COUNT], vec![0f32; COUNT]);
-        for step in 1..=500 {
-            let gradient = whole_numbers(step, COUNT);
-            let mut bytes = Vec::new();
-            encoder.encode(Step(step), &gradient, &mut bytes);
-            assert_eq!(bytes.len(), encoder.encoded_len());
-            let push = decoded(encoding, &bytes, COUNT);
-            assert!(push.iter().filter(|v| **v != 0.0).count() <= COUNT / 100, "1 % of them");
-            sent.iter_mut().zip(&push).for_each(|(s, v)| *s += v);
-            computed.iter_mut().zip(&gradient).for_each(|(s, v)| *s += v);
-        }
-        let all: Vec<f32> = sent.iter().zip(encoder.residual()).map(|(s, e)| s + e).collect();
-        assert_eq!(all, computed, "{encoding}");
-        assert!(sent.iter().filter(|v| **v != 0.0).count() > COUNT / 2, "{encoding} sends all in turn");
-        assert!(encoder.residual().iter().any(|v| *v != 0.0), "{encoding} holds something back");
-        encoder.forget();
-        assert!(encoder.residual().is_empty());
+    let encoding = top_k(10_000);
+    let mut encoder = Encoder::new(encoding, COUNT, Vec::new(), 5);
+    let (mut sent, mut computed) = (vec![0f32; COUNT], vec![0f32; COUNT]);
+    for step in 1..=500 {
+        let gradient = whole_numbers(step, COUNT);
+        let mut bytes = Vec::new();
+        encoder.encode(Step(step), &gradient, &mut bytes);
+        assert_eq!(bytes.len(), encoder.encoded_len());
+        let push = decoded(encoding, &bytes, COUNT);
+        assert!(push.iter().filter(|v| **v != 0.0).count() <= COUNT / 100, "1 % of them");
+        sent.iter_mut().zip(&push).for_each(|(s, v)| *s += v);
+        computed.iter_mut().zip(&gradient).for_each(|(s, v)| *s += v);
     }
+    let all: Vec<f32> = sent.iter().zip(encoder.residual()).map(|(s, e)| s + e).collect();
+    assert_eq!(all, computed);
+    assert!(sent.iter().filter(|v| **v != 0.0).count() > COUNT / 2, "it sends all in turn");
+    assert!(encoder.residual().iter().any(|v| *v != 0.0), "it holds something back");
+    encoder.forget();
+    assert!(encoder.residual().is_empty());
 }
 
 /// The same of the others, up to what the two sums round.
 #[test]
-fn no_encoding_loses_more_than_rounding_with_error_feedback() {
+fn no_encoding_that_feeds_back_loses_more_than_rounding() {
     const COUNT: usize = 24 * 60;
     let matrix = Stretch::Matrix { rows: 24, columns: 60 };
-    for encoding in Encoding::ALL {
-        let mut encoder = Encoder::new(encoding, COUNT, vec![matrix], true, 5);
+    for encoding in Encoding::ALL.into_iter().filter(|e| e.feeds_back()) {
+        let mut encoder = Encoder::new(encoding, COUNT, vec![matrix], 5);
         let (mut sent, mut computed) = (vec![0f64; COUNT], vec![0f64; COUNT]);
         for step in 1..=300 {
             let gradient: Vec<f32> = whole_numbers(step, COUNT).iter().map(|v| v * 0.1).collect();
@@ -89,14 +84,17 @@ fn no_encoding_loses_more_than_rounding_with_error_feedback() {
 fn signs_alone_climb_where_error_feedback_descends() {
     const COUNT: usize = 512;
     let ends = |feedback: bool| {
-        let mut encoder = Encoder::new(Encoding::Sign, COUNT, Vec::new(), feedback, 0);
+        let mut encoder = Encoder::new(Encoding::Sign, COUNT, Vec::new(), 0);
         let mut x = vec![0f32; COUNT];
         let (mut last, rate) = (0.0, 0.002);
         for step in 1..=6000u64 {
             let up = |i: usize| draws::draw(step, i as u64) >> 62 > 0;
             let slopes: Vec<f32> = (0..COUNT).map(|i| if up(i) { -1.0 } else { 4.0 }).collect();
             let mut bytes = Vec::new();
-            encoder.encode(Step(step), &slopes, &mut bytes);
+            match feedback {
+                true => encoder.encode(Step(step), &slopes, &mut bytes),
+                false => Encoding::Sign.encode(&slopes, &mut bytes),
+            }
             let push = decoded(Encoding::Sign, &bytes, COUNT);
             x.iter_mut().zip(&push).for_each(|(x, v)| *x = (*x - rate * v).clamp(-1.0, 1.0));
             if step > 4000 {
@@ -120,21 +118,6 @@ fn top_k_sends_the_largest_and_of_equal_ones_the_first() {
     assert_eq!(places, [1, 2, 3, 4]);
     let expected = [0.0, -3.0, 2.0, -2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     assert_eq!(decoded(top_k(400_000), &bytes, 10), expected);
-}
-
-#[test]
-fn random_k_sends_other_places_in_each_step_and_the_same_when_a_run_is_repeated() {
-    let values = vec![1.0; 1000];
-    let push = |seed, step| {
-        let mut bytes = Vec::new();
-        Encoder::new(random_k(10_000), 1000, Vec::new(), false, seed).encode(Step(step), &values, &mut bytes);
-        assert_eq!(bytes.len(), 8 + 4 * 10);
-        decoded(random_k(10_000), &bytes, 1000)
-    };
-    assert_eq!(push(1, 1), push(1, 1));
-    assert_ne!(push(1, 1), push(1, 2));
-    assert_ne!(push(1, 1), push(2, 1));
-    assert_eq!(push(1, 1).iter().filter(|v| **v == 1.0).count(), 10);
 }
 
 #[test]
@@ -165,7 +148,7 @@ fn power_sgd_of_no_lower_rank_than_the_gradient_gives_the_gradient_back() {
         let encoding = Encoding::PowerSgd(rank(sent_rank));
         let len = rows * columns + 8;
         let values = [vec![1.5; 3], of_rank(true_rank, rows, columns), vec![-2.5; 5]].concat();
-        let mut encoder = Encoder::new(encoding, len, stretches.clone(), true, 3);
+        let mut encoder = Encoder::new(encoding, len, stretches.clone(), 3);
         // A gradient of zeros leaves no factor to begin with.
         encoder.encode(Step(1), &vec![0.0; len], &mut Vec::new());
         for step in 2..=4 {
@@ -179,28 +162,6 @@ fn power_sgd_of_no_lower_rank_than_the_gradient_gives_the_gradient_back() {
             assert!(back[..3] == values[..3] && back[len - 5..] == values[len - 5..]);
         }
     }
-}
-
-/// One power iteration a push with a warm start comes to the best approximation of a matrix that does not change; cold starts
-/// stay where one iteration comes to. (Vogels et al., 2019, 4.2.)
-#[test]
-fn a_warm_start_comes_nearer_with_every_push() {
-    let (rows, columns) = (30, 50);
-    let len = rows * columns;
-    // Singular values that fall slowly.
-    let values: Vec<f32> = (0..len).map(|i| draws::between(1, i as u64)).collect();
-    let encoding = Encoding::PowerSgd(rank(4));
-    let matrix = vec![Stretch::Matrix { rows, columns }];
-    let mut off = Vec::new();
-    let mut encoder = Encoder::new(encoding, len, matrix, false, 3);
-    for step in 1..=30 {
-        let mut bytes = Vec::new();
-        encoder.encode(Step(step), &values, &mut bytes);
-        let back = decoded(encoding, &bytes, len);
-        off.push(values.iter().zip(&back).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>());
-    }
-    assert!(off.windows(2).all(|w| w[1] <= w[0] * (1.0 + 1e-6)), "{off:?}");
-    assert!(off[29] < off[0] * 0.9, "{off:?}");
 }
 
 #[test]
@@ -242,7 +203,7 @@ fn what_is_not_finite_is_sent_by_every_encoding() {
                 let mut values = vec![1.0; 1500];
                 values[at] = bad;
                 let mut bytes = Vec::new();
-                let mut encoder = Encoder::new(encoding, 1500, vec![matrix], true, 3);
+                let mut encoder = Encoder::new(encoding, 1500, vec![matrix], 3);
                 encoder.encode(Step(1), &values, &mut bytes);
                 assert_eq!(bytes.len(), encoder.encoded_len());
                 assert_eq!(all_finite(&bytes.into(), encoding, 1500), Ok(false), "{encoding}: {bad} at {at}");
@@ -273,12 +234,6 @@ fn a_payload_that_cannot_be_is_refused_with_the_reason() {
     refused(top, words(&[u32::MAX, u32::MAX, one, one]), 10, "do not rise");
     refused(top, words(&[3, 9, one]), 10, "12 bytes are not 10 values in top-k:0.2, which are 16 bytes");
     refused(top, words(&[1, 3, 9, one, one, one]), 10, "which are 16 bytes");
-    refused(
-        random_k(200_000),
-        words(&[1, 2, one]),
-        10,
-        "12 bytes are not 10 values in random-k:0.2, which are 16",
-    );
     refused(Encoding::Sign, vec![0; 5], 10, "which are 6 bytes");
     let low = Encoding::PowerSgd(rank(1));
     assert!(low.check(&words(&[3, 3, 1, 1, 1, 1, 1, 1, 0, 1, one]).into(), 10).is_ok());
@@ -313,7 +268,7 @@ proptest! {
         let values: Vec<f32> = (0..count).map(|i| draws::between(9, i as u64)).collect();
         let encoding = Encoding::PowerSgd(rank(r));
         let mut bytes = Vec::new();
-        let mut encoder = Encoder::new(encoding, count, all, false, 1);
+        let mut encoder = Encoder::new(encoding, count, all, 1);
         encoder.encode(Step(1), &values, &mut bytes);
         // Of a worker that finds matrices where factors are no saving.
         prop_assume!(bytes.len() <= encoding.encoded_len(count));
@@ -333,7 +288,7 @@ proptest! {
     /// Bytes that begin as a payload does, and are changed, cut or made longer.
     #[test]
     fn the_decoder_takes_payloads_that_were_damaged(
-        which in 5usize..8, count in 1usize..3000, to in any::<u8>(), change in any::<prop::sample::Index>(),
+        which in 5usize..7, count in 1usize..3000, to in any::<u8>(), change in any::<prop::sample::Index>(),
         cut_at in prop::option::of(any::<prop::sample::Index>()), columns in 1usize..60,
     ) {
         let encoding = Encoding::ALL[which];
@@ -342,7 +297,7 @@ proptest! {
         let all: Vec<Stretch> = all.into_iter().filter(|s| s.values() > 0).collect();
         let values: Vec<f32> = (0..count).map(|i| draws::between(9, i as u64)).collect();
         let mut bytes = Vec::new();
-        Encoder::new(encoding, count, all, false, 1).encode(Step(1), &values, &mut bytes);
+        Encoder::new(encoding, count, all, 1).encode(Step(1), &values, &mut bytes);
         let i = change.index(bytes.len());
         bytes[i] = to;
         bytes.truncate(cut_at.map_or(bytes.len(), |i| i.index(bytes.len() + 1)));

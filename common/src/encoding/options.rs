@@ -64,7 +64,6 @@ impl fmt::Display for Encoding {
             Encoding::Int8 => f.pad("int8"),
             Encoding::Sign => f.pad("sign"),
             Encoding::TopK(kept) => f.pad(&format!("top-k:{kept}")),
-            Encoding::RandomK(kept) => f.pad(&format!("random-k:{kept}")),
             Encoding::PowerSgd(rank) => f.pad(&format!("powersgd:{}", rank.0)),
         }
     }
@@ -86,7 +85,7 @@ pub enum ParseEncodingError {
     Rank(String),
 }
 
-const NAMES: &[&str] = &["f32", "bf16", "f16", "int8", "sign", "top-k:F", "random-k:F", "powersgd:R"];
+const NAMES: &[&str] = &["f32", "bf16", "f16", "int8", "sign", "top-k:F", "powersgd:R"];
 
 impl FromStr for Encoding {
     type Err = ParseEncodingError;
@@ -103,7 +102,6 @@ impl FromStr for Encoding {
         let no_fraction = || ParseEncodingError::Fraction(s.to_string());
         match s.split_once(':') {
             Some(("top-k", f)) => fraction(f).map(Encoding::TopK).ok_or_else(no_fraction),
-            Some(("random-k", f)) => fraction(f).map(Encoding::RandomK).ok_or_else(no_fraction),
             Some(("powersgd", r)) => {
                 rank(r).map(Encoding::PowerSgd).ok_or_else(|| ParseEncodingError::Rank(s.to_string()))
             }
@@ -114,7 +112,7 @@ impl FromStr for Encoding {
                 "f16" => Ok(Encoding::F16),
                 "int8" => Ok(Encoding::Int8),
                 "sign" => Ok(Encoding::Sign),
-                "top-k" | "random-k" => Err(no_fraction()),
+                "top-k" => Err(no_fraction()),
                 "powersgd" => Err(ParseEncodingError::Rank(s.to_string())),
                 _ => Err(ParseEncodingError::Name(s.to_string())),
             },
@@ -131,7 +129,6 @@ enum Code {
     Int8,
     Sign,
     TopK(u32),
-    RandomK(u32),
     PowerSgd(u8),
 }
 
@@ -147,7 +144,6 @@ impl Serialize for Encoding {
             Encoding::Int8 => Code::Int8,
             Encoding::Sign => Code::Sign,
             Encoding::TopK(kept) => Code::TopK(kept.0),
-            Encoding::RandomK(kept) => Code::RandomK(kept.0),
             Encoding::PowerSgd(rank) => Code::PowerSgd(rank.0),
         }
         .serialize(s)
@@ -171,7 +167,6 @@ impl<'de> Deserialize<'de> for Encoding {
             Code::Int8 => Encoding::Int8,
             Code::Sign => Encoding::Sign,
             Code::TopK(n) => Encoding::TopK(fraction(n)?),
-            Code::RandomK(n) => Encoding::RandomK(fraction(n)?),
             Code::PowerSgd(n) => {
                 Encoding::PowerSgd(Rank::new(n).ok_or_else(|| de::Error::custom("a rank outside its range"))?)
             }
@@ -224,8 +219,8 @@ mod tests {
             ("top-k:-0.1", "above 0 and at most 0.5"),
             ("top-k:nan", "above 0 and at most 0.5"),
             ("top-k:inf", "above 0 and at most 0.5"),
-            ("random-k:0.0000001", "up to six digits"),
-            ("random-k:0.12345678", "up to six digits"),
+            ("top-k:0.0000001", "up to six digits"),
+            ("top-k:0.12345678", "up to six digits"),
             ("powersgd", "from 1 to 64"),
             ("powersgd:0", "from 1 to 64"),
             ("powersgd:65", "from 1 to 64"),

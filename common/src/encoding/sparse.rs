@@ -1,23 +1,19 @@
-//! The encodings `top-k` and `random-k`: some of the values, all others are zero.
+//! The encoding `top-k`: some of the values, all others are zero.
 //!
 //! ```text
-//!  top-k     | k places, u32, rising | k values, f32 |
-//!  random-k  | seed, u64 | k values, f32 |               at the places that `Chosen` draws of the seed
+//!  | k places, u32, rising | k values, f32 |
 //! ```
 //!
-//! How many there are follows from the bucket's length, so nobody says it. Values travel as they are: random-k is not
-//! scaled up by 1/F, since what is left out is sent later (Stich et al., 2018).
+//! How many there are follows from the bucket's length, so nobody says it.
 
-use super::{Word, draws::Chosen};
+use super::Word;
 use crate::{
-    codec::{F32_BYTES, put_f32_le},
+    codec::F32_BYTES,
     payload::{Payload, Reader, Short},
 };
 
 /// Bytes of a value with its place.
 pub(super) const LISTED_BYTES: usize = 2 * F32_BYTES;
-/// Bytes of the seed.
-pub(super) const SEED_BYTES: usize = 8;
 
 /// The order of magnitudes is that of the bits without the sign, and what is not finite is above all others: a NaN is sent.
 fn magnitude(v: f32) -> u32 {
@@ -48,14 +44,6 @@ pub(super) fn put_largest(values: &[f32], kept: usize, order: &mut Vec<u32>, out
     order.iter().for_each(|i| out.extend_from_slice(&values[*i as usize].to_le_bytes()));
 }
 
-/// Writes the values at `kept` places, drawn by the seed. Where one is not finite all are NaN, or it might not be seen.
-pub(super) fn put_drawn(values: &[f32], kept: usize, seed: u64, out: &mut Vec<u8>) {
-    out.extend_from_slice(&seed.to_le_bytes());
-    let finite = values.iter().all(|v| v.is_finite());
-    let value = |i: usize| if finite { values[i] } else { f32::NAN };
-    Chosen::new(seed, kept, values.len()).for_each(|i| put_f32_le(&[value(i)], out));
-}
-
 /// Whether the places of a top-k payload, whose length is right, rise and are places of `values` values.
 pub(super) fn check(payload: &Payload, kept: usize, values: usize) -> Result<(), &'static str> {
     let mut least = 0usize;
@@ -76,33 +64,12 @@ pub(super) fn check(payload: &Payload, kept: usize, values: usize) -> Result<(),
     }
 }
 
-/// Where the values of a payload are.
-#[derive(Clone, Debug)]
-enum Places<'a> {
-    /// In the payload, so many more of them.
-    Listed(Reader<'a>, usize),
-    Drawn(Chosen),
-}
-
-impl Places<'_> {
-    fn next(&mut self) -> Result<Option<usize>, Short> {
-        match self {
-            Places::Listed(_, 0) => Ok(None),
-            Places::Listed(reader, left) => {
-                let mut place = [0; 4];
-                reader.bytes(&mut place)?;
-                *left -= 1;
-                Ok(Some(u32::from_le_bytes(place) as usize))
-            }
-            Places::Drawn(chosen) => Ok(chosen.next()),
-        }
-    }
-}
-
 /// The values of a payload on their way to their places.
 #[derive(Clone, Debug)]
 pub(super) struct Sparse<'a> {
-    places: Places<'a>,
+    /// At the places behind `next`, so many of them.
+    places: Reader<'a>,
+    left: usize,
     /// Of the next value that is not zero.
     next: Option<usize>,
     /// Values handed out.
@@ -110,23 +77,24 @@ pub(super) struct Sparse<'a> {
 }
 
 impl<'a> Sparse<'a> {
-    /// Of a payload of top-k, with the reader at its begin; it is at the values then.
-    pub fn listed(reader: &mut Reader<'a>, kept: usize) -> Result<Self, Short> {
-        let places = Places::Listed(reader.clone(), kept);
+    /// Of a payload with the reader at its begin; it is at the values then.
+    pub fn new(reader: &mut Reader<'a>, kept: usize) -> Result<Self, Short> {
+        let mut sparse = Self { places: reader.clone(), left: kept, next: None, at: 0 };
         reader.skip(kept * 4)?;
-        Self::new(places)
+        sparse.advance()?;
+        Ok(sparse)
     }
 
-    /// Likewise of random-k.
-    pub fn drawn(reader: &mut Reader<'a>, kept: usize, values: usize) -> Result<Self, Short> {
-        let mut seed = [0; SEED_BYTES];
-        reader.bytes(&mut seed)?;
-        Self::new(Places::Drawn(Chosen::new(u64::from_le_bytes(seed), kept, values)))
-    }
-
-    fn new(mut places: Places<'a>) -> Result<Self, Short> {
-        let next = places.next()?;
-        Ok(Self { places, next, at: 0 })
+    /// Goes to the next place.
+    fn advance(&mut self) -> Result<(), Short> {
+        self.next = None;
+        if self.left > 0 {
+            let mut place = [0; 4];
+            self.places.bytes(&mut place)?;
+            self.left -= 1;
+            self.next = Some(u32::from_le_bytes(place) as usize);
+        }
+        Ok(())
     }
 
     /// Fills `out` with the next values; `reader` is at those that are not zero.
@@ -137,7 +105,7 @@ impl<'a> Sparse<'a> {
             if let Some(o) = place.checked_sub(self.at).and_then(|i| out.get_mut(i)) {
                 reader.bytes(o)?;
             }
-            self.next = self.places.next()?;
+            self.advance()?;
         }
         self.at = end;
         Ok(())

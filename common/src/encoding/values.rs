@@ -163,8 +163,7 @@ impl<'a> Form<'a> {
             Encoding::F16 => Form::F16,
             Encoding::Int8 => Form::Int8(0.0),
             Encoding::Sign => Form::Sign(Box::new(sign::Block::NONE)),
-            Encoding::TopK(kept) => Form::Sparse(Sparse::listed(reader, kept.of(count))?),
-            Encoding::RandomK(kept) => Form::Sparse(Sparse::drawn(reader, kept.of(count), count)?),
+            Encoding::TopK(kept) => Form::Sparse(Sparse::new(reader, kept.of(count))?),
             Encoding::PowerSgd(rank) => Form::LowRank(Matrices::new(rank)),
         })
     }

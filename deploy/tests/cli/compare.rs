@@ -23,7 +23,7 @@ fn a_simulated_matrix_has_every_group_and_its_numbers_are_those_of_the_records()
     let dir = scratch.path().join("cmp");
     let axes = ["--simulate", "--modes", "bsp,asp", "--workers", "2,4", "--seeds", "2", "--slow", "1:5x"];
     let algorithms =
-        ["--algorithms", "asgd,dc-asgd-c,backup,dana-slim", "--algorithm", "slow: optimizer.lr=0.01"];
+        ["--algorithms", "asgd,dc-asgd-c,backup,dana-zero", "--algorithm", "slow: optimizer.lr=0.01"];
     let args = [&axes[..], &algorithms[..]].concat();
     let out = compare(&job, &dir, &args);
     let err = text(&out.stderr);
@@ -32,7 +32,7 @@ fn a_simulated_matrix_has_every_group_and_its_numbers_are_those_of_the_records()
         &err,
         &[
             "left out: asp, backup with 2 workers: only bsp has rounds",
-            "left out: bsp, dana-slim with 4 workers: optimizer.kind",
+            "left out: bsp, dana-zero with 4 workers: optimizer.kind",
         ],
     );
     contains(&text(&out.stdout), &["Fastest to 50.0", "bsp backup ×4", "report"]);

@@ -245,7 +245,7 @@ fn a_simulated_fleet_has_a_page_too_where_nothing_can_be_done() {
 
 #[test]
 fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_put_and_taken_back() {
-    let body = digits("asp", 3, 100_000).replace("[train]\n", "[train]\nsampler = \"leased\"\nchunk = 64\n");
+    let body = digits("asp", 3, 100_000).replace("[train]\n", "[train]\nsampler = \"leased\"\n");
     // Where the machine has much else to do an election takes its time.
     let body = body + "timeout_ms = 300000\n";
     let page = Page::printed_by("train", &body, &["--faults"]);

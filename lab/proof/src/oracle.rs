@@ -74,8 +74,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let goes_on = job.parallel.is_cut() && job.parallel.schedule.goes_on();
     // Those that the last update was applied to.
     let mut before = Vec::new();
-    let mut encoders: Vec<Vec<Encoder>> =
-        (0..world).map(|rank| encoders(job, &layout, &servers, rank)).collect();
+    let mut encoders: Vec<Vec<Encoder>> = (0..world).map(|rank| encoders(&layout, &servers, rank)).collect();
     for k in 0..total {
         if k % per_epoch == 0 {
             shares = (0..world).map(|r| sampler.batches(k / per_epoch, r, world, t.batch)).collect();
@@ -267,15 +266,14 @@ fn norm(layout: &Layout, pushes: &[Payload], shards: u32) -> f64 {
 }
 
 /// Those of a worker's buckets, as its client has them.
-fn encoders(job: &Job, layout: &Layout, servers: &ServerJob, worker: usize) -> Vec<Encoder> {
+fn encoders(layout: &Layout, servers: &ServerJob, worker: usize) -> Vec<Encoder> {
     let encoder = |(i, spec): (u64, &BucketSpec)| {
         let encoding = servers.encoding(spec.kind);
-        let feedback = job.train.feeds_back() && spec.kind == TensorKind::Param;
         let matrices = match encoding {
             Encoding::PowerSgd(rank) => stretches(layout, *spec, rank),
             _ => Vec::new(),
         };
-        Encoder::new(encoding, spec.len, matrices, feedback, (worker as u64) << 32 | i)
+        Encoder::new(encoding, spec.len, matrices, (worker as u64) << 32 | i)
     };
     (0..).zip(layout.buckets()).map(encoder).collect()
 }

@@ -74,7 +74,7 @@ impl Client {
             session,
             streams: BTreeMap::new(),
             armed: None,
-            encoders: Encoders::new(&world.job, &world.layout, worker, world.file.train.feeds_back()),
+            encoders: Encoders::new(&world.job, &world.layout, worker),
             first: process.stage.map_or(0, |stage| world.first_of(stage)),
             bytes_pushed: 0,
             bytes_pulled: 0,
@@ -211,7 +211,7 @@ impl Client {
     pub fn encode(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) -> Bytes {
         let kind = self.world.layout.buckets()[bucket.0 as usize].kind;
         let mut out = Vec::new();
-        self.encoders.encode((bucket, kind), step, gradient, self.world.job.encoding(kind), &mut out);
+        self.encoders.encode(bucket, step, gradient, self.world.job.encoding(kind), &mut out);
         out.into()
     }
 

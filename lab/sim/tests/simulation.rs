@@ -416,7 +416,7 @@ fn what_the_simulator_does_not_have_is_refused() {
 
 /// The modes that the rule of `train.mode = "auto"` chose, as worker 0 heard of them.
 fn chosen(set: &[&str], setup: &Setup) -> (Vec<String>, Outcome) {
-    let auto = ["train.mode=auto", "train.batch=4", "train.epochs=6", "auto.window=6", "optimizer.lr=0.01"];
+    let auto = ["train.mode=auto", "train.batch=4", "train.epochs=20", "optimizer.lr=0.01"];
     let (outcome, events) = run(&job(&[&auto[..], set].concat()), setup);
     let switch = |e: &Event| match e {
         Event::Mode(m) if m.worker.0 == 0 => Some((m.number, m.mode.clone())),
@@ -435,19 +435,16 @@ fn auto_gives_way_to_stragglers_and_tightens_near_convergence() {
     let straggler = Setup { slow: [(1, 6.0)].into(), ..Setup::default() };
     let (modes, _) = chosen(&[], &straggler);
     assert_eq!(modes[0], "asp", "stragglers dominate from the first window: {modes:?}");
-    let (modes, outcome) = chosen(&["auto.asynchronous=false", "auto.max_staleness=5"], &straggler);
-    assert_eq!(modes[0], "ssp:5", "{modes:?}");
-    assert_eq!(outcome.largest_lead, 5);
     // With a rate of 0 the loss falls no more.
-    let tight = &["optimizer.lr=0", "auto.patience=2"];
+    let tight = &["optimizer.lr=0", "auto.max_staleness=4"];
     let (modes, _) = chosen(tight, &straggler);
-    assert_eq!(modes, ["asp", "ssp:16", "ssp:8", "ssp:4", "ssp:2", "ssp:1", "ssp:0"]);
+    assert_eq!(modes, ["asp", "ssp:4", "ssp:2", "ssp:1", "ssp:0"]);
     // Steps of one length: nobody needs more than the bound to begin with.
     let even = Setup { compute_spread: 0.0, jitter: 0.0, ..Setup::default() };
     let (modes, outcome) = chosen(&["auto.min_staleness=1"], &even);
     assert_eq!((modes.len(), outcome.largest_lead <= 1), (0, true), "{modes:?}");
     // Leaders die and come back; each begins with a window of its own, and keeps to what the log says.
-    let failing = Setup { server_mttf_s: Some(0.4), server_restart_s: 0.3, ..straggler };
+    let failing = Setup { server_mttf_s: Some(4.0), server_restart_s: 0.3, ..straggler };
     let (modes, outcome) = chosen(tight, &failing);
     let bound = |m: &String| m.strip_prefix("ssp:").map_or(u64::MAX, |s| s.parse().expect("a number"));
     let bounds: Vec<u64> = modes.iter().map(bound).collect();

@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_matrix_is_the_product_without_what_the_job_refuses() {
-        let (runs, left) = expanded(&axes(&["asgd", "dc-asgd-c", "backup", "dana-slim", "top-k:0.1"]));
+        let (runs, left) = expanded(&axes(&["asgd", "dc-asgd-c", "backup", "dana-zero", "top-k:0.1"]));
         // Rounds only with bsp, and DANA not with plain SGD: of 2 × 5 × 2 groups, 2 and 4.
         assert_eq!((runs.len(), left.len()), (2 * (20 - 2 - 4), 6));
         let dirs: BTreeSet<_> = runs.iter().map(|r| r.dir.as_str()).collect();
@@ -352,7 +352,7 @@ mod tests {
         for l in &left {
             let why = match l.algorithm.as_str() {
                 "backup" => "only bsp has rounds",
-                "dana-slim" => "optimizer.kind",
+                "dana-zero" => "optimizer.kind",
                 other => panic!("{other}: {}", l.reason),
             };
             assert!(l.reason.contains(why), "{}", l.reason);

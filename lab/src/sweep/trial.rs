@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(ended_early(&unseen, 4, None, 1.0), None);
         assert_eq!(ended_early(&unseen, 4, None, 0.5), Some(10));
         assert_eq!(ended_early(&job(&["train.max_steps=10"]), 0, None, 0.1), None);
-        let skips = job(&["train.epochs=8", "eval.every_epoch=false", "round.kind=quorum", "round.quorum=1"]);
+        let skips = job(&["train.epochs=8", "eval.every_epoch=false", "round.kind=backup", "round.spare=1"]);
         assert_eq!(ended_early(&skips, 0, None, 0.6), None, "what a round did not wait for is skipped");
     }
 }

@@ -365,7 +365,7 @@ impl Session {
             || self.out.heard.iter().any(|h| matches!(h, LinkEvent::Failed(_)))
     }
 
-    /// From how many samples the gradients of the next pushes are computed: where rounds weigh by samples, it counts.
+    /// From how many samples the gradients of the next pushes are computed: servers count them.
     pub fn weigh(&mut self, samples: usize) {
         self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
     }

@@ -9,7 +9,7 @@ use super::{
 use crate::raft::Membership;
 use paraft_common::{
     AutoConfig, Durability, JobShard, Mode, ModeChoice, ServerId,
-    auto::{self, Counted, Switch},
+    auto::{self, Counted, Switch, WINDOW},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,13 +35,13 @@ impl Fleet {
         let shape = Shape { shards: 1, replicas: 3, durability: Durability::QuorumMemory };
         let servers = (0..3).map(|s| (ServerId(s), format!("s{s}:1"))).collect();
         state.apply(&Command::Found { fleet: 1, shape, servers });
-        let rule = AutoConfig { window: 2, patience: 2, ..AutoConfig::default() };
+        let rule = AutoConfig::default();
         let report = auto::Report {
             term: 1,
             rule,
             number: 0,
             mode: rule.first(),
-            loosest: rule.loosest(),
+            loosest: Mode::Asp,
             members: WORKERS,
             counted: Counted::default(),
         };
@@ -130,7 +130,7 @@ impl Fleet {
 fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
     let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
     assert_eq!(fleet.steer(&mut follows), None);
-    fleet.trains(2);
+    fleet.trains(WINDOW);
     let (server, switch) = fleet.steer(&mut follows).expect("stragglers dominate");
     assert_eq!((server, switch), (ServerId(0), Switch { number: 1, mode: Mode::Asp, loosest: Mode::Asp }));
     fleet.elects(2);
@@ -138,7 +138,7 @@ fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
     fleet.takes(switch);
     assert_eq!(fleet.steer(&mut follows), None);
     // Somebody ends the rule: `paraft mode JOB asp`.
-    fleet.trains(20);
+    fleet.trains(10 * WINDOW);
     fleet.on = false;
     assert_eq!(fleet.steer(&mut follows), None);
     fleet.on = true;
@@ -148,9 +148,9 @@ fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
 #[test]
 fn a_shard_that_was_founded_anew_has_another_job() {
     let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
-    fleet.trains(2);
+    fleet.trains(WINDOW);
     assert_eq!(fleet.steer(&mut follows), None, "whose window that was is not known");
-    fleet.trains(2);
+    fleet.trains(WINDOW);
     assert!(fleet.steer(&mut follows).is_some());
     fleet.founded(FOUNDING + 1);
     assert_eq!(fleet.steer(&mut follows), None);
@@ -159,11 +159,11 @@ fn a_shard_that_was_founded_anew_has_another_job() {
 /// The job goes the way that it would have gone, a window or two later, and never looser than what was decided before.
 #[test]
 fn whoever_leads_the_control_group_next_goes_on_with_the_job() {
-    for dies_every in [usize::MAX, 7, 5, 4] {
+    for dies_every in [usize::MAX, 9, 7, 6] {
         let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
         let mut modes = Vec::new();
         for i in 1..120 {
-            fleet.trains(2);
+            fleet.trains(WINDOW);
             let told = fleet.steer(&mut follows);
             if i % dies_every == 0 {
                 // With it goes what it has decided and not told.
@@ -175,7 +175,7 @@ fn whoever_leads_the_control_group_next_goes_on_with_the_job() {
         }
         let expected = match dies_every {
             // Nobody leads for long enough to see that the loss falls no more.
-            4 => vec![Mode::Asp],
+            6 => vec![Mode::Asp],
             _ => [vec![Mode::Asp], [16, 8, 4, 2, 1, 0].map(Mode::Ssp).to_vec()].concat(),
         };
         assert_eq!(modes, expected, "a leader of the control group dies after every {dies_every} windows");

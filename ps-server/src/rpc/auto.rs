@@ -13,16 +13,7 @@ pub fn to_report(r: &Report) -> AutoReport {
     let Report { term, rule, number, mode, loosest, members, counted } = *r;
     let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
     AutoReport {
-        rule: Some(AutoRule {
-            min_staleness: rule.min_staleness,
-            max_staleness: rule.max_staleness,
-            asynchronous: rule.asynchronous,
-            window: rule.window,
-            idle: rule.idle,
-            delay: rule.delay,
-            plateau: rule.plateau,
-            patience: rule.patience,
-        }),
+        rule: Some(AutoRule { min_staleness: rule.min_staleness, max_staleness: rule.max_staleness }),
         term,
         number,
         mode: mode.to_string(),
@@ -42,16 +33,7 @@ pub fn to_report(r: &Report) -> AutoReport {
 /// A report from the wire; `None`: nothing that a rule could go by.
 pub fn from_report(r: AutoReport) -> Option<Report> {
     let rule = r.rule?;
-    let rule = AutoConfig {
-        min_staleness: rule.min_staleness,
-        max_staleness: rule.max_staleness,
-        asynchronous: rule.asynchronous,
-        window: rule.window,
-        idle: rule.idle,
-        delay: rule.delay,
-        plateau: rule.plateau,
-        patience: rule.patience,
-    };
+    let rule = AutoConfig { min_staleness: rule.min_staleness, max_staleness: rule.max_staleness };
     rule.validate().ok()?;
     let counted = Counted {
         lasted: Duration::from_micros(r.lasted_us),
@@ -84,16 +66,7 @@ pub mod tests {
 
     /// A report of which no value is a default.
     pub fn report() -> Report {
-        let rule = AutoConfig {
-            min_staleness: 1,
-            max_staleness: 9,
-            asynchronous: false,
-            window: 5,
-            idle: 0.25,
-            delay: 2.5,
-            plateau: 0.5,
-            patience: 7,
-        };
+        let rule = AutoConfig { min_staleness: 1, max_staleness: 9 };
         let counted = Counted {
             lasted: Duration::from_micros(1_500_001),
             pulls: 11,
@@ -112,8 +85,8 @@ pub mod tests {
         let rule = whole.rule;
         for bad in [
             AutoReport { rule: None, ..whole.clone() },
-            AutoReport { rule: rule.map(|r| AutoRule { idle: f64::NAN, ..r }), ..whole.clone() },
-            AutoReport { rule: rule.map(|r| AutoRule { window: 0, ..r }), ..whole.clone() },
+            AutoReport { rule: rule.map(|r| AutoRule { max_staleness: 0, ..r }), ..whole.clone() },
+            AutoReport { rule: rule.map(|r| AutoRule { min_staleness: 10, ..r }), ..whole.clone() },
             AutoReport { loss_sum: f64::INFINITY, ..whole.clone() },
             AutoReport { number: MAX_SWITCHES, ..whole.clone() },
             AutoReport { mode: "ssp:x".into(), ..whole.clone() },

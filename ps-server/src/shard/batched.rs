@@ -25,8 +25,6 @@ pub struct Batched {
     len: usize,
     /// Bytes of each push.
     pushed: Vec<usize>,
-    /// What each is multiplied by before it is added; empty: nothing.
-    weights: Vec<f32>,
     body: Body,
 }
 
@@ -62,12 +60,7 @@ impl Batched {
     pub fn of(pushes: Vec<Payload>, encoding: Encoding, len: usize) -> Result<Self, BadPayload> {
         pushes.iter().try_for_each(|p| encoding.check(p, len))?;
         let pushed = pushes.iter().map(Payload::len).collect();
-        Ok(Self { encoding, len, pushed, weights: Vec::new(), body: Body::Pushes(pushes) })
-    }
-
-    /// Each multiplied by its weight before it is added. What holds the sum alone holds that of the weighted ones.
-    pub fn weighted(self, weights: Vec<f32>) -> Self {
-        Self { weights, ..self }
+        Ok(Self { encoding, len, pushed, body: Body::Pushes(pushes) })
     }
 
     /// Reads the payload of an entry that holds `pushes` pushes.
@@ -81,8 +74,7 @@ impl Batched {
         if encoding == Encoding::F32 {
             Encoding::F32.check(payload, len)?;
             let pushed = vec![sum; pushes];
-            let (weights, body) = (Vec::new(), Body::Sum(payload.clone()));
-            return Ok(Self { encoding, len, pushed, weights, body });
+            return Ok(Self { encoding, len, pushed, body: Body::Sum(payload.clone()) });
         }
         let mut reader = payload.reader();
         let mut pushed = Vec::new(); // grows with what there is, not with what is said
@@ -95,7 +87,7 @@ impl Batched {
         if got == sum && all >= sum {
             let body = payload.slice(at..payload.len()).map_err(|_| BatchedError::Short(pushes))?;
             Encoding::F32.check(&body, len)?;
-            return Ok(Self { encoding, len, pushed, weights: Vec::new(), body: Body::Sum(body) });
+            return Ok(Self { encoding, len, pushed, body: Body::Sum(body) });
         }
         if got != all {
             return Err(BatchedError::Length { got, pushed: all, sum });
@@ -107,7 +99,7 @@ impl Batched {
             at += bytes;
             parts.push(part);
         }
-        Ok(Self { encoding, len, pushed, weights: Vec::new(), body: Body::Pushes(parts) })
+        Ok(Self { encoding, len, pushed, body: Body::Pushes(parts) })
     }
 
     /// The payload that [`Self::read`] reads; `sum` is [`Self::sum`]. The pushes are shared, not copied.
@@ -143,23 +135,14 @@ impl Batched {
         const BLOCK: usize = 1024;
         let values = |p| Values::new(p, self.encoding, self.len).expect(CHECKED);
         let mut pushes: Vec<_> = pushes.iter().map(values).collect();
-        let (mut acc, mut next) = ([0f32; BLOCK], [0f32; BLOCK]);
+        let mut acc = [0f32; BLOCK];
         let mut out = Vec::with_capacity(self.len * F32_BYTES);
         let mut left = self.len;
         while left > 0 {
             let acc = &mut acc[..BLOCK.min(left)];
             for (i, push) in pushes.iter_mut().enumerate() {
-                match self.weights.get(i) {
-                    None if i == 0 => push.read(acc).expect(CHECKED),
-                    None => push.add_to(acc).expect(CHECKED),
-                    Some(weight) => {
-                        let next = &mut next[..acc.len()];
-                        push.read(next).expect(CHECKED);
-                        for (a, n) in acc.iter_mut().zip(next) {
-                            *a = if i == 0 { weight * *n } else { *a + weight * *n };
-                        }
-                    }
-                }
+                let read = if i == 0 { push.read(acc) } else { push.add_to(acc) };
+                read.expect(CHECKED);
             }
             put_f32_le(acc, &mut out);
             left -= acc.len();

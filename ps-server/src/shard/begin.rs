@@ -13,7 +13,7 @@ use crate::{
     raft::Unable,
     room::{Reserved, Room},
 };
-use paraft_common::{InForce, ModeChoice, ShardId, TensorKind, config::ServerJob, need::Need, placement};
+use paraft_common::{InForce, Mode, ModeChoice, ShardId, TensorKind, config::ServerJob, need::Need, placement};
 use std::sync::Arc;
 
 /// The form in which admitted jobs are written to the log: the job's text with every key, defaults too, as TOML. A later
@@ -116,7 +116,7 @@ impl Shard {
         let meta = &mut state.meta;
         meta.job = text.to_string();
         let auto = job.mode == ModeChoice::Auto && self.id() == ShardId(0);
-        meta.in_force = InForce::first(job.first_mode(), auto.then(|| job.auto.loosest()));
+        meta.in_force = InForce::first(job.first_mode(), auto.then_some(Mode::Asp));
         meta.chunks = job.chunks.filter(|_| self.id() == ShardId(0)).map(Chunks::new);
         if let Some(start) = &job.start {
             meta.begin_at(start);

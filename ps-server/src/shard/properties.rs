@@ -80,16 +80,8 @@ pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
 /// With an algorithm, of which some keep something of each worker.
 fn a_job_of_any_algorithm() -> impl Strategy<Value = ServerJob> {
     let any = || {
-        let kinds = [
-            "asgd",
-            "staleness-aware",
-            "dc-asgd-c",
-            "dc-asgd-a",
-            "gap-aware",
-            "multi-asgd",
-            "dana-zero",
-            "dana-slim",
-        ];
+        let kinds =
+            ["asgd", "staleness-aware", "dc-asgd-c", "dc-asgd-a", "gap-aware", "multi-asgd", "dana-zero"];
         prop::sample::select(kinds.to_vec())
     };
     (a_job(), any()).prop_map(|(job, kind)| {

@@ -1,10 +1,8 @@
-//! The pushes of a BSP round as one update: what each is multiplied by, their sum, its norm. Pure; which rounds are open is
-//! the leader's (`leader/rounds.rs`).
+//! The pushes of a BSP round as one update: their sum, its norm. Pure; which rounds are open is the leader's
+//! (`leader/rounds.rs`).
 
 use super::{batched::Batched, command::Contribution};
-use paraft_common::{
-    Encoding, Payload, codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, round::Weight,
-};
+use paraft_common::{Encoding, Payload, codec::F32_BYTES, encoding::sum_of_squares};
 
 /// A push of a round.
 #[derive(Clone, Debug)]
@@ -19,29 +17,14 @@ pub struct Part {
     pub skip: bool,
 }
 
-/// What each push of a round is multiplied by before they are added (empty: nothing), and what their sum is divided by for the
-/// mean. Every replica has both from the entry.
-pub fn weights(job: &ServerJob, contributions: &[Contribution]) -> (Vec<f32>, f64) {
-    let samples = |c: &Contribution| c.samples.max(1);
-    let mut all = contributions.iter().map(samples);
-    let first = all.next();
-    if job.round.rule().weight() == Weight::Equal || all.all(|n| Some(n) == first) {
-        return (Vec::new(), contributions.len().max(1) as f64);
-    }
-    let total: u64 = contributions.iter().map(|c| u64::from(samples(c))).sum();
-    (contributions.iter().map(|c| samples(c) as f32).collect(), total as f64)
-}
-
-/// The mean of the rates that the pushes of a round say, weighed as the pushes are; `None` where none says one.
-fn mean_rate(rates: &[Option<f64>], weights: &[f32]) -> Option<f64> {
-    let weight = |i: usize| weights.get(i).map_or(1.0, |w| f64::from(*w));
-    let said = || rates.iter().enumerate().filter_map(|(i, rate)| Some((weight(i), (*rate)?)));
-    let (_, first) = said().next()?;
-    if said().all(|(_, rate)| rate == first) {
+/// The mean of the rates that the pushes of a round say; `None` where none says one.
+fn mean_rate(rates: &[Option<f64>]) -> Option<f64> {
+    let said = || rates.iter().copied().flatten();
+    let first = said().next()?;
+    if said().all(|rate| rate == first) {
         return Some(first); // and not what rounding makes of it
     }
-    let total: f64 = said().map(|(weight, _)| weight).sum();
-    Some(said().map(|(weight, rate)| weight / total * rate).sum())
+    Some(said().sum::<f64>() / said().count() as f64)
 }
 
 /// A closed round: its parts in rising order of workers, or their sum.
@@ -68,7 +51,7 @@ pub fn bytes(parts: usize, len: usize) -> u64 {
 
 /// The update of the parts, of a bucket with `len` values, which they carry in `encoding`. By rising worker: floating-point
 /// addition is not associative, so their order must not be that in which they came.
-pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
+pub fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
     if parts.iter().any(|p| p.skip) {
         let contributions = parts.into_iter().map(|p| p.contribution).collect();
@@ -79,8 +62,8 @@ pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) ->
     let rates: Vec<_> = parts.iter().map(|p| p.rate).collect();
     let (contributions, mut payloads): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|p| (p.contribution, p.payload)).unzip();
-    let (weights, total) = weights(job, &contributions);
-    let rate = mean_rate(&rates, &weights);
+    let total = contributions.len().max(1) as f64;
+    let rate = mean_rate(&rates);
     let (payload, squares) = match payloads.len() {
         // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
         0 | 1 => {
@@ -89,7 +72,7 @@ pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) ->
             (only, squares)
         }
         _ => {
-            let batched = Batched::of(payloads, encoding, len).expect(CHECKED).weighted(weights);
+            let batched = Batched::of(payloads, encoding, len).expect(CHECKED);
             let sum = batched.sum();
             let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
             (batched.payload(sum), squares)
@@ -103,7 +86,7 @@ pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) ->
 mod tests {
     use super::*;
     use bytes::Bytes;
-    use paraft_common::{Mode, Seq, SessionId, Step, Version, WorkerId, encoding::Values};
+    use paraft_common::{Seq, SessionId, Step, Version, WorkerId, encoding::Values};
     use proptest::prelude::*;
 
     fn part(worker: u32, payload: Payload) -> Part {
@@ -119,24 +102,20 @@ mod tests {
 
     #[test]
     fn a_round_in_which_anybody_skips_has_nothing_but_its_workers() {
-        let job = ServerJob::new("rounds", Mode::Bsp, 2, 2);
         let values = || part(1, 1f32.to_le_bytes().repeat(2).into());
         let skips = Part { skip: true, ..part(2, Payload::EMPTY) };
-        let sum = sum(&job, vec![values(), skips.clone()], Encoding::F32, 2);
+        let sum = sum(vec![values(), skips.clone()], Encoding::F32, 2);
         assert!(sum.skip && sum.payload.is_empty() && sum.mean_sum_of_squares == 0.0);
         assert_eq!(sum.contributions, [values().contribution, skips.contribution]);
-        assert!(!super::sum(&job, vec![values(); 2], Encoding::F32, 2).skip);
+        assert!(!super::sum(vec![values(); 2], Encoding::F32, 2).skip);
     }
 
     #[test]
     fn the_rate_of_a_round_is_the_mean_of_those_that_its_pushes_say() {
-        let mean = |rates: &[Option<f64>], weights: &[f32]| mean_rate(rates, weights);
-        assert_eq!((mean(&[], &[]), mean(&[None, None], &[])), (None, None));
-        assert_eq!(mean(&[Some(0.1); 3], &[]), Some(0.1), "equal ones as they are");
-        assert_eq!(mean(&[Some(0.1); 3], &[3.0, 1.0, 7.0]), Some(0.1));
-        assert_eq!(mean(&[Some(1.0), Some(2.0)], &[]), Some(1.5));
-        assert_eq!(mean(&[Some(1.0), Some(2.0)], &[3.0, 1.0]), Some(1.25));
-        assert_eq!(mean(&[Some(1.0), None, Some(0.0)], &[1.0, 9.0, 3.0]), Some(0.25));
+        assert_eq!((mean_rate(&[]), mean_rate(&[None, None])), (None, None));
+        assert_eq!(mean_rate(&[Some(0.1); 3]), Some(0.1), "equal ones as they are");
+        assert_eq!(mean_rate(&[Some(1.0), Some(2.0)]), Some(1.5));
+        assert_eq!(mean_rate(&[Some(1.0), None, Some(0.0)]), Some(0.5));
     }
 
     proptest! {
@@ -163,8 +142,7 @@ mod tests {
                 let first = pieces.split_to(cut.index(pieces.len()));
                 came.push(part(worker, Payload::from_pieces(vec![first, pieces])));
             }
-            let job = ServerJob::new("rounds", Mode::Bsp, len, len);
-            let sum = sum(&job, came, encoding, len);
+            let sum = sum(came, encoding, len);
             let (added, encoding) = match parts.len() {
                 1 => (sum.payload, encoding),
                 n => (Batched::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),

@@ -6,7 +6,6 @@ use super::{
     command::{Command, Contribution, Outcome, Proposal, PushEntry},
     configured::Configured,
     members::Member,
-    round::weights,
     state::{Meta, Shard},
 };
 use crate::{compute, raft::Unable};
@@ -257,9 +256,7 @@ impl Shard {
             0 | 1 => {
                 encoding.check(payload, len).map(|()| Pushes::One(payload.clone())).map_err(|e| e.to_string())
             }
-            n => Batched::read(payload, encoding, n, len)
-                .map(|batched| Pushes::Batched(batched.weighted(weights(&conf.job, contributions).0)))
-                .map_err(|e| e.to_string()),
+            n => Batched::read(payload, encoding, n, len).map(Pushes::Batched).map_err(|e| e.to_string()),
         };
         let held = held.map_err(|e| format!("the entry does not fit {id}: {e}"))?;
         Ok((conf, i, held))

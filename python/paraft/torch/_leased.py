@@ -23,7 +23,8 @@ class LeasedSampler(Sampler[list[int]]):
     lost. A chunk counts as trained when its last push is acknowledged; what a lost worker held goes to another. Where a job is gone on
     with, or a worker comes back, there is nothing to do: the servers know what is left.
 
-    In a group each rank gets ``batch_size`` samples of a chunk at a time; where the last ones do not divide, some are trained by two ranks.
+    A chunk is 16 batches. In a group each rank gets ``batch_size`` samples of it at a time; where the last ones do not divide, some are
+    trained by two ranks.
 
     With ``num_workers`` a ``DataLoader`` asks for batches ahead, beyond the chunk: take :class:`LeasedLoader` then.
 
@@ -32,15 +33,12 @@ class LeasedSampler(Sampler[list[int]]):
         dataset: map-style; its length counts.
         batch_size: samples of a batch; a chunk's last may be shorter.
         epochs: of the job.
-        chunk: samples of a chunk. Default: 16 batches.
 
     Raises:
         ConfigError: there is nothing to lease, or the run has a model already.
     """
 
-    def __init__(
-        self, run: Run, dataset: Sized, *, batch_size: int, epochs: int, chunk: Optional[int] = None
-    ) -> None:
+    def __init__(self, run: Run, dataset: Sized, *, batch_size: int, epochs: int) -> None:
         if run._session is not None:
             raise ConfigError("make the sampler before run.prepare(): the servers are told of the data when the job begins")
         if len(dataset) == 0:
@@ -52,10 +50,7 @@ class LeasedSampler(Sampler[list[int]]):
         self._batch = batch_size * self._ranks
         self._length = len(dataset)
         settings = ['train.sampler="leased"', f"train.batch={self._batch}", f"train.epochs={epochs}"]
-        run._leased = {
-            "settings": settings + ([f"train.chunk={chunk}"] if chunk else []),
-            "samples": len(dataset),
-        }
+        run._leased = {"settings": settings, "samples": len(dataset)}
 
     def chunks(self) -> Iterator[list[list[int]]]:
         """The batches of each chunk that this worker gets of the epoch that the fleet is in. They are to be trained before the next is
@@ -106,7 +101,7 @@ class LeasedLoader(IterableDataset[Any]):
         DataLoader(paraft.torch.LeasedLoader(run, dataset, batch_size=64, epochs=10), batch_size=None)
 
     Args:
-        run: as of :class:`LeasedSampler`, as are ``batch_size``, ``epochs`` and ``chunk``.
+        run: as of :class:`LeasedSampler`, as are ``batch_size`` and ``epochs``.
         dataset: map-style.
         options: of ``torch.utils.data.DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory``, ...
     """
@@ -118,13 +113,12 @@ class LeasedLoader(IterableDataset[Any]):
         *,
         batch_size: int,
         epochs: int,
-        chunk: Optional[int] = None,
         **options: Any,
     ) -> None:
         if not isinstance(dataset, Sized):
             raise ConfigError("leased chunks are numbers of samples: the data set needs a length (map-style)")
         self._run = run
-        self.sampler = LeasedSampler(run, dataset, batch_size=batch_size, epochs=epochs, chunk=chunk)
+        self.sampler = LeasedSampler(run, dataset, batch_size=batch_size, epochs=epochs)
         self._batches: list[list[int]] = []
         # Its workers stay from chunk to chunk.
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)

@@ -182,16 +182,7 @@ fn push() {
 }
 
 fn control_wire() {
-    let rule = proto::AutoRule {
-        min_staleness: 0,
-        max_staleness: 16,
-        asynchronous: true,
-        window: 32,
-        idle: 0.1,
-        delay: 4.0,
-        plateau: 0.01,
-        patience: 4,
-    };
+    let rule = proto::AutoRule { min_staleness: 0, max_staleness: 16 };
     let auto = proto::AutoReport {
         rule: Some(rule),
         number: 2,
@@ -294,7 +285,7 @@ fn encodings() {
     let factors = (0u8..).zip(Encoding::ALL).find(|(_, e)| matches!(e, Encoding::PowerSgd(_)));
     let (i, encoding) = factors.expect("it is one of all");
     let mut bytes = Vec::new();
-    Encoder::new(encoding, 15, stretches, false, 1).encode(Step(1), &[0.5; 15], &mut bytes);
+    Encoder::new(encoding, 15, stretches, 1).encode(Step(1), &[0.5; 15], &mut bytes);
     let seed = Seed::default().byte(i).word(15).word(30000).word(9000).word(20000).word(50000);
     write("encodings", "powersgd-factors", &seed.rest(&bytes).0);
     // Two pushes of five values in one log entry.

@@ -286,7 +286,7 @@ pub fn control_wire(data: &[u8]) {
 pub fn encodings(data: &[u8]) {
     let mut input = Input(data);
     let how = input.byte();
-    let encoding = Encoding::ALL[usize::from(how & 7)];
+    let encoding = Encoding::ALL[usize::from(how & 7) % Encoding::ALL.len()];
     let (count, split) = (usize::from(input.word()), input.word());
     let cuts = [input.word(), input.word(), input.word()];
     let mut bytes = input.rest().to_vec();

@@ -59,7 +59,9 @@ fn a_long_step_is_no_silence() -> Result<()> {
 }
 
 const SAMPLES: usize = 150;
-const BATCH: usize = 4;
+const BATCH: usize = 1;
+/// Samples of a chunk: 16 minibatches.
+const CHUNK: usize = 16 * BATCH;
 
 /// Sample i is the unit vector i, and the gradient of a minibatch is the sum of its samples: with plain SGD and rate 1,
 /// each weight is minus the times that its sample was trained (in BSP: divided by the members of each round).
@@ -113,7 +115,7 @@ fn samples() -> Result<Split> {
 
 fn leased(fleet: &Fleet, mode: &str, set: &[&str]) -> Result<Job> {
     let text = format!(
-        "[data]\nkind = \"digits\"\n[train]\nworkers = 3\nmode = \"{mode}\"\nbatch = {BATCH}\nsampler = \"leased\"\nchunk = 10\n[optimizer]\nkind = \"sgd\"\nlr = 1.0\n[cluster]\ngrace_ms = 100\nbucket_bytes = 200"
+        "[data]\nkind = \"digits\"\n[train]\nworkers = 3\nmode = \"{mode}\"\nbatch = {BATCH}\nsampler = \"leased\"\n[optimizer]\nkind = \"sgd\"\nlr = 1.0\n[cluster]\ngrace_ms = 100\nbucket_bytes = 200"
     );
     let set: Vec<String> = set.iter().map(ToString::to_string).collect();
     let mut job = Job::parse(&text, Path::new("leased.toml"), &set)?;
@@ -293,14 +295,14 @@ fn a_chunk_whose_worker_dies_is_trained_by_another() -> Result<()> {
     for mode in EVERY {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let job = leased(&fleet, mode, &["train.epochs=2"])?;
-        // Chunks are three minibatches: it dies with one trained, and one more pushed and not reported.
-        let reports = together(&job, vec![Hooked::new(0), Hooked::dies(1, 5), Hooked::new(2)])?;
+        // It dies with one chunk trained, and the first minibatch of another pushed.
+        let reports = together(&job, vec![Hooked::new(0), Hooked::dies(1, 18), Hooked::new(2)])?;
         assert_eq!(reports.len(), 2);
         let times = times(&reports)?;
         let enough = if mode == "bsp" { 0.66 } else { 2.0 };
         assert!(times.iter().all(|n| *n >= enough), "{mode}: a sample was left out: {times:?}");
         let twice = times.iter().filter(|n| **n > 2.0).count();
-        assert!(twice <= 10, "{mode}: no more than the dead one's chunk is trained again: {times:?}");
+        assert!(twice <= CHUNK, "{mode}: no more than the dead one's chunk is trained again: {times:?}");
         let shard = fleet.leader(ShardId(0)).1;
         assert_eq!(
             (shard.workers_lost, chunks(&shard)?.returned, chunks(&shard)?.epoch),
@@ -321,7 +323,7 @@ fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Resul
         let workers = (0..3).map(|rank| {
             let (stop, go) = (stop.clone(), go.clone());
             let hook = move |step| {
-                if step == 8 {
+                if step == 24 {
                     stop.wait();
                     go.wait();
                 }
@@ -371,7 +373,7 @@ fn a_job_of_chunks_goes_on_from_the_end_of_an_epoch_in_every_mode() -> Result<()
         let more = times(&reports)?.into_iter().zip(&first).map(|(n, before)| n - before);
         let more: Vec<f32> = more.collect();
         assert!(more.iter().all(|n| *n >= enough - 1e-3), "{mode}: {more:?}");
-        assert!(more.iter().filter(|n| **n > 2.0).count() <= 10, "{mode}: two epochs, not four: {more:?}");
+        assert!(more.iter().filter(|n| **n > 2.0).count() <= CHUNK, "{mode}: two epochs, not four: {more:?}");
         let last = Checkpoint::open(&Folder::find(dir.path())?)?.manifest().clone();
         assert_eq!(last.epochs_done, Some(4), "{mode}");
         assert!(last.step > manifest.step, "{mode}: {} then {}", manifest.step, last.step);
@@ -395,7 +397,7 @@ fn early_stopping_ends_those_that_wait_for_a_chunk_too() -> Result<()> {
 fn a_worker_without_a_chunk_holds_nobody_up() -> Result<()> {
     for mode in EVERY {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
-        let job = leased(&fleet, mode, &["train.epochs=3", "train.chunk=75"])?;
+        let job = leased(&fleet, mode, &["train.epochs=3", "train.batch=5"])?;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let note = |rank| {
             let seen = seen.clone();
@@ -404,8 +406,8 @@ fn a_worker_without_a_chunk_holds_nobody_up() -> Result<()> {
         };
         let reports = together(&job, (0..3).map(note).collect())?;
         assert_eq!(reports.iter().map(|r| r.samples).sum::<u64>(), 3 * SAMPLES as u64, "{mode}");
-        // Two chunks of 19 minibatches, three epochs.
-        assert_eq!(seen.lock().unwrap_or_else(|e| e.into_inner()).len(), 3 * 2 * 19, "{mode}");
+        // Chunks of 16 and 14 minibatches, three epochs.
+        assert_eq!(seen.lock().unwrap_or_else(|e| e.into_inner()).len(), 3 * (16 + 14), "{mode}");
     }
     Ok(())
 }

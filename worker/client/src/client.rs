@@ -225,7 +225,7 @@ impl Client {
         let mut client = Self {
             pool: Pool::new(POOLED),
             memory,
-            encoders: Encoders::new(&options.job, &layout, options.worker, options.job.encoding.feeds_back()),
+            encoders: Encoders::new(&options.job, &layout, options.worker),
             io: io.map_err(|e| bad(format!("no I/O thread: {e}")))?,
             options,
             layout,
@@ -324,15 +324,14 @@ impl Client {
         // First: the room that it waits for comes with a buffer that is free again.
         self.counters.waited += self.io.room(len, self.interrupt.as_deref());
         let begin = Moment::now();
-        let plain = encoding == Encoding::F32 && !self.encoders.keeps(bucket, spec.kind);
-        let slot = self.memory.as_ref().filter(|_| plain).and_then(|m| m.slot(len));
+        let slot = self.memory.as_ref().filter(|_| encoding == Encoding::F32).and_then(|m| m.slot(len));
         let payload = match slot {
             Some(mut slot) => {
                 copy_f32_le(gradient, slot.as_mut());
                 slot.freeze()
             }
             None => self.pool.bytes(len, |out| {
-                self.encoders.encode((bucket, spec.kind), step, gradient, encoding, out);
+                self.encoders.encode(bucket, step, gradient, encoding, out);
             }),
         };
         let stage = if encoding == Encoding::F32 { Stage::Copy } else { Stage::Encode };
@@ -356,22 +355,19 @@ impl Client {
     }
 
     /// Says how this worker encodes; to be called before its first push. `layout` has the model's tensors, in which
-    /// powersgd finds its matrices; without this call it finds none. `feedback`: what a push leaves out goes with a later one
-    /// (error feedback); without this call the job's encoding decides ([`Encoding::feeds_back`]). What is held back is let go
-    /// when this worker's session is lost: it goes on as one that begins anew.
+    /// powersgd finds its matrices; without this call it finds none.
     ///
     /// # Panics
     /// When the layout has other buckets than the job.
-    pub fn encode_by(&mut self, layout: &Layout, feedback: bool) {
+    pub fn encode_by(&mut self, layout: &Layout) {
         assert_eq!(layout.buckets(), self.layout.buckets(), "the model's layout is not the job's");
-        self.encoders = Encoders::new(&self.options.job, layout, self.options.worker, feedback);
+        self.encoders = Encoders::new(&self.options.job, layout, self.options.worker);
     }
 
     /// How a device should write a bucket's values for [`Self::push_encoded`]; `None` where they must come to
     /// [`Self::push`] as they are, since this worker keeps something of each push.
     pub fn device_encoding(&self, bucket: BucketId) -> Option<Encoding> {
-        let kind = self.layout.buckets()[bucket.0 as usize].kind;
-        (!self.encoders.keeps(bucket, kind)).then(|| self.encoding(bucket))
+        self.encoders.of(bucket).is_none().then(|| self.encoding(bucket))
     }
 
     /// How a bucket's values are written.

@@ -156,7 +156,6 @@ mod tests {
                 &["train.encoding: `top-k:2`: the fraction", "above 0 and at most 0.5"],
             ),
             ("", &["train.encoding=powersgd"], &["train.encoding: `powersgd`: the rank", "from 1 to 64"]),
-            ("", &["train.error_feedback=true"], &["train.error_feedback: f32 leaves nothing out"]),
             ("", &["train=3"], &["--set train=3: train: integer `3`, where a table is expected"]),
         ] {
             let said = said(more, set);

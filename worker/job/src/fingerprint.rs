@@ -107,7 +107,6 @@ epochs = 12
 max_steps = 420
 shuffle = false
 drop_last = false
-error_feedback = true
 encoding = "int8"
 [algorithm]
 kind = "staleness-aware"

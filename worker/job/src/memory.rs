@@ -98,12 +98,12 @@ impl MemoryConfig {
                 "take [local] out",
             );
         }
-        if train.feeds_back() {
+        if train.encoding.feeds_back() {
             let why = format!(
                 "to save memory, and error feedback of {} keeps as much as the model",
                 train.encoding
             );
-            return no(&why, "set train.error_feedback = false, or take train.encoding out");
+            return no(&why, "take train.encoding out");
         }
         if !job.cluster.script.is_empty() {
             return no("to models of `paraft worker`, and a script holds its own", "take [memory] out");

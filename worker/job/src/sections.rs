@@ -39,14 +39,7 @@ pub(crate) fn optimizer(job: &Job) -> Check {
 
 /// `[round]`
 pub(crate) fn round(job: &Job) -> Check {
-    job.round.rule().validate(job.train.workers).or_else(|e| {
-        let key = match e.key {
-            "spare" => "round.spare",
-            "quorum" => "round.quorum",
-            _ => "round.grace_ms",
-        };
-        bad(key, e.to_string(), SEE)
-    })?;
+    job.round.validate(job.train.workers).or_else(|e| bad("round.spare", e.to_string(), SEE))?;
     let elsewhere = job.train.sampler == SamplerKind::Leased || job.train.exchange == Exchange::AllReduce;
     if job.round.drops_late() && elsewhere {
         let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \

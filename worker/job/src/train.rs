@@ -12,6 +12,9 @@ use std::path::PathBuf;
 
 /// More than a product of matrices can be cut into with use.
 const MAX_THREADS: usize = 256;
+/// Minibatches of a chunk of the leased sampler: beside so many asking for the next chunk costs little, and a worker
+/// that dies leaves no more than these to be trained again.
+const CHUNK_BATCHES: usize = 16;
 
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,15 +45,9 @@ pub struct TrainConfig {
     /// Who sees which sample: each worker a share of its own, or chunks that the servers lease out.
     #[serde(skip_serializing_if = "is_default")]
     pub sampler: SamplerKind,
-    /// Samples of a chunk, 1 to 2^32 - 1; leased sampler only. Default: 16 minibatches.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub chunk: Option<u32>,
     /// How pushes carry the gradients of trained values.
     #[serde(skip_serializing_if = "is_default")]
     pub encoding: Encoding,
-    /// What an encoding leaves out of a push goes with a later one. Default: where it leaves most of a gradient out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error_feedback: Option<bool>,
     /// Threads on which each worker, or each rank of its group, computes where it does so on the CPU, 1 to 256. They change no bit of
     /// what is trained, and need not be as many on all.
     pub threads: usize,
@@ -79,9 +76,7 @@ impl Default for TrainConfig {
             shuffle: true,
             drop_last: true,
             sampler: SamplerKind::Static,
-            chunk: None,
             encoding: Encoding::F32,
-            error_feedback: None,
             threads: 1,
             device: DeviceConfig::Auto,
             precision: Precision::Tf32,
@@ -113,14 +108,9 @@ pub enum SamplerKind {
 }
 
 impl TrainConfig {
-    /// Whether what an encoding leaves out of a push goes with a later one.
-    pub fn feeds_back(&self) -> bool {
-        self.error_feedback.unwrap_or_else(|| self.encoding.feeds_back())
-    }
-
     /// Samples of a chunk of the leased sampler.
     pub fn chunk(&self) -> usize {
-        self.chunk.map_or_else(|| self.batch.saturating_mul(16), |c| c as usize)
+        self.batch.saturating_mul(CHUNK_BATCHES)
     }
 
     pub(crate) fn check(&self, job: &Job) -> Check {
@@ -148,10 +138,6 @@ impl TrainConfig {
         if self.init_job().is_some_and(str::is_empty) {
             return bad("train.init", "which job?", "write job:NAME, or a safetensors file");
         }
-        if self.error_feedback == Some(true) && self.encoding == Encoding::F32 {
-            let why = "f32 leaves nothing out of a push";
-            return bad("train.error_feedback", why, "choose another train.encoding, or take it out");
-        }
         match self.exchange {
             Exchange::Servers => Ok(()),
             Exchange::AllReduce => self.check_all_reduce(job),
@@ -168,13 +154,6 @@ impl TrainConfig {
         if leased && self.group_size > 1 {
             let why = "a group's ranks each have their share of an epoch";
             return bad("train.sampler", why, "set train.sampler = \"static\", or train.group_size = 1");
-        }
-        if self.chunk == Some(0) {
-            return bad("train.chunk", "no samples", "use 1 or more, best a multiple of train.batch");
-        }
-        if self.chunk.is_some() && !leased {
-            let why = "the static sampler has no chunks";
-            return bad("train.chunk", why, "set train.sampler = \"leased\", or take train.chunk out");
         }
         if leased && self.max_steps.is_some() {
             let why = "with the leased sampler a worker's steps are as many as it gets chunks for";

@@ -163,6 +163,6 @@ fn join_stages(
     server_job.start = beginning.start;
     let client = ClientOptions { stages: Some(here), ..client_options(job, options, server_job, true) };
     let (mut client, start) = Client::join_until(client, beginning.initial, Some(options.interrupt.clone()))?;
-    client.encode_by(&layout, job.train.feeds_back());
+    client.encode_by(&layout);
     Ok((client, start))
 }

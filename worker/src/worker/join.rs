@@ -86,7 +86,7 @@ pub(super) fn join(
             client.advance_to(start);
         }
     }
-    client.encode_by(&layout, job.train.feeds_back());
+    client.encode_by(&layout);
     gauges.stages(client.stages().clone());
     let place = options.rank % job.ranks_of_worker();
     let flush = options

@@ -225,11 +225,11 @@ impl Leader {
         }
         let of_job = || {
             let conf = self.shard.configured()?;
-            e.deltas.due(&conf.job).into_iter().chain(e.rounds.due(&conf.job.round)).min()
+            e.deltas.due(&conf.job)
         };
         let own = [
             e.leases.deadline(e.streams.any_attached()),
-            if e.deltas.working().is_level() && !e.rounds.any_ready() { None } else { of_job() },
+            if e.deltas.working().is_level() { None } else { of_job() },
             e.quiet.map(|since| since + QUIET),
             e.stalled(),
         ];

@@ -273,7 +273,6 @@ impl Leader {
     /// Closes every round that is complete. Called after anything that may complete one: a push, an apply, a
     /// member that left.
     pub(super) fn close_rounds(&mut self) {
-        let now = self.now.at;
         let Some(e) = self.epoch.as_mut().filter(|e| !e.rounds.is_empty()) else { return };
         let Some(conf) = self.shard.configured() else { return };
         let drops_late = conf.job.round.drops_late();
@@ -306,7 +305,7 @@ impl Leader {
         }
         let Some(e) = &mut self.epoch else { return };
         let complete = self.shard.read(|m| match m.started {
-            true => e.rounds.complete(&m.members, e.leases.leaving(), &conf.job.round, now),
+            true => e.rounds.complete(&m.members, e.leases.leaving(), &conf.job.round),
             false => Vec::new(),
         });
         self.next(complete.into_iter().map(Task::Close));
@@ -321,7 +320,7 @@ impl Leader {
         let drops_late = conf.job.round.drops_late();
         // A later round that is on its way drops the pushes of those who are in this one.
         if drops_late && e.rounds.is_closed(bucket, step) {
-            return e.rounds.waits_again(round);
+            return;
         }
         // The bucket that is pushed last.
         if bucket == 0 {
@@ -333,7 +332,7 @@ impl Leader {
         }
         let (encoding, len) = (conf.encoding(bucket), conf.buckets[bucket].spec.len);
         let bytes = round::bytes(parts.len(), len);
-        let work = move || Computed::Sum(round::sum(&conf.job, parts, encoding, len));
+        let work = move || Computed::Sum(round::sum(parts, encoding, len));
         self.compute(bytes, Computing::Round(round), Box::new(work));
     }
 

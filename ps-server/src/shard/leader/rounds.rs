@@ -5,10 +5,7 @@
 
 use crate::shard::members::{Member, Members};
 use paraft_common::{Step, WorkerId, round::RoundConfig};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A round: its step and local bucket.
 pub type Key = (Step, usize);
@@ -18,10 +15,6 @@ pub type Key = (Step, usize);
 pub struct Rounds {
     /// Who is in those that are open, by local bucket and step.
     open: BTreeMap<(usize, Step), BTreeSet<WorkerId>>,
-    /// Since when each that is open has had as many as it needs.
-    ready: BTreeMap<Key, Instant>,
-    /// `ready`, the oldest first.
-    oldest: BTreeSet<(Instant, Key)>,
     /// Those that may close now, or whose missing pushes may be dropped; some of them twice, or closed by now.
     touched: Vec<Key>,
     /// Those that are closed without some of their pushes, and not applied yet, by local bucket.
@@ -97,30 +90,20 @@ impl Rounds {
         self.touched.iter().copied().filter(|key| self.round(*key).is_some())
     }
 
-    /// Whether any has as many pushes as it needs and waits for more.
-    pub fn any_ready(&self) -> bool {
-        !self.oldest.is_empty()
-    }
-
     /// Takes an open round out: who is in it.
     pub fn take(&mut self, key: Key) -> BTreeSet<WorkerId> {
-        self.waits_again(key);
         self.open.remove(&(key.1, key.0)).unwrap_or_default()
     }
 
-    /// The rounds that close now, of those that were touched and those that have waited long enough: those for which every
-    /// active member's push is in, or as many as `rule` needs, for long enough. `leaving` are members whose Leave is
-    /// proposed; who calls touches every round when they change.
+    /// The rounds that close now, of those that were touched: those for which as many active members' pushes are in as
+    /// `rule` needs. `leaving` are members whose Leave is proposed; who calls touches every round when they change.
     pub fn complete(
         &mut self,
         members: &Members,
         leaving: &BTreeSet<WorkerId>,
         rule: &RoundConfig,
-        now: Instant,
     ) -> Vec<Key> {
         let mut closing = Vec::new();
-        let due = self.oldest.iter().take_while(|(since, _)| *since + rule.rule().grace() <= now);
-        self.touched.extend(due.map(|(_, key)| *key));
         self.sort_touched();
         let mut look = std::mem::take(&mut self.touched);
         for key in look.drain(..) {
@@ -130,34 +113,15 @@ impl Rounds {
             let expects = |w: &WorkerId| members.get(*w).is_some_and(is_behind) && !leaving.contains(w);
             let left = leaving.iter().filter(|w| members.get(**w).is_some_and(is_behind)).count();
             let active = members.behind(bucket, step) - left;
-            let needs = rule.rule().needs(active);
+            let needs = rule.needs(active);
             // Members are looked at only where there may be enough.
             let arrived = if round.len() < needs { 0 } else { round.iter().filter(|w| expects(w)).count() };
-            if arrived < needs {
-                self.waits_again(key);
-                continue;
-            }
-            let since = *self.ready.entry(key).or_insert(now);
-            self.oldest.insert((since, key));
-            if rule.closes(arrived, active, now - since) {
+            if arrived >= needs {
                 closing.push(key);
             }
         }
         self.touched = look; // as long as it was: a push would need another otherwise
         closing
-    }
-
-    /// When the next round has waited long enough for those that are missing.
-    pub fn due(&self, rule: &RoundConfig) -> Option<Instant> {
-        let (first, _) = self.oldest.first()?;
-        (rule.rule().grace() > Duration::ZERO).then(|| *first + rule.rule().grace())
-    }
-
-    /// A round that may not close yet is not due before it has waited once more.
-    pub fn waits_again(&mut self, round: Key) {
-        if let Some(since) = self.ready.remove(&round) {
-            self.oldest.remove(&(since, round));
-        }
     }
 
     /// Closes a round: who is in it. Where rounds pass members over, it is known as closed until it is applied.
@@ -183,10 +147,7 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paraft_common::{
-        Seq, SessionId,
-        round::{Backup, Quorum, Weight},
-    };
+    use paraft_common::{Seq, SessionId, round::Backup};
     use proptest::prelude::*;
 
     #[derive(Clone, Debug)]
@@ -197,7 +158,6 @@ mod tests {
         Resume(u32),
         Leave(u32),
         Join(u32),
-        Wait,
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -208,7 +168,6 @@ mod tests {
             1 => (0u32..4).prop_map(Op::Resume),
             1 => (0u32..4).prop_map(Op::Leave),
             1 => (0u32..4).prop_map(Op::Join),
-            2 => Just(Op::Wait),
         ]
     }
 
@@ -216,7 +175,6 @@ mod tests {
         prop_oneof![
             Just(RoundConfig::default()),
             Just(RoundConfig::Backup(Backup { spare: 1 })),
-            Just(RoundConfig::Quorum(Quorum { quorum: 2, grace_ms: 20, weight: Weight::Equal })),
         ]
     }
 
@@ -229,7 +187,7 @@ mod tests {
             let mut members = Members::default();
             (0..4).for_each(|w| members.join(WorkerId(w), SessionId(1), 3, true));
             let (mut some, mut all) = (Rounds::default(), Rounds::default());
-            let (mut leaving, mut now) = (BTreeSet::new(), Instant::now());
+            let mut leaving = BTreeSet::new();
             let mut closed: Vec<(Key, Vec<WorkerId>)> = Vec::new();
             for op in ops {
                 match op {
@@ -263,16 +221,14 @@ mod tests {
                         members.join(WorkerId(w), SessionId(1), 3, true);
                     }
                     Op::Join(_) => {}
-                    Op::Wait => now += Duration::from_millis(15),
                 }
                 if matches!(op, Op::Pause(_) | Op::Resume(_) | Op::Leave(_) | Op::Join(_)) {
                     some.touch_all();
                 }
                 all.touch_all();
                 prop_assert_eq!(some.take_dropped(&members), all.take_dropped(&members));
-                let keys = some.complete(&members, &leaving, &rule, now);
-                prop_assert_eq!(&keys, &all.complete(&members, &leaving, &rule, now));
-                prop_assert_eq!(some.due(&rule), all.due(&rule));
+                let keys = some.complete(&members, &leaving, &rule);
+                prop_assert_eq!(&keys, &all.complete(&members, &leaving, &rule));
                 for key in keys {
                     let workers = some.close(key, true);
                     prop_assert_eq!(&workers, &all.close(key, true));

@@ -59,7 +59,7 @@ impl Switching {
         let answer = |asker: Option<Asker<Switched>>, switched| Some((asker?, switched));
         let (mode, auto) = match wanted {
             Wanted::Choice(ModeChoice::Fixed(mode)) => (mode, None),
-            Wanted::Choice(ModeChoice::Auto) => (job.auto.from_mode(now.mode), Some(job.auto.loosest())),
+            Wanted::Choice(ModeChoice::Auto) => (job.auto.from_mode(now.mode), Some(Mode::Asp)),
             Wanted::Decided { mode, loosest } => (mode, Some(loosest)),
         };
         let asked = number;

@@ -14,11 +14,11 @@ use crate::shard::leader::{Event, Wanted};
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{
-    AutoConfig, Durability, LeaderWindow, Mode, ModeChoice, SessionId,
+    Durability, LeaderWindow, Mode, ModeChoice, SessionId,
     algorithm::{AlgorithmConfig, DcAsgdC},
-    auto::{Steering, Switch},
+    auto::Report,
     config::ServerJob,
-    round::{Backup, Quorum, RoundConfig, Weight},
+    round::{Backup, RoundConfig},
 };
 use rand_chacha::{
     ChaCha8Rng,
@@ -55,8 +55,6 @@ struct Schedule {
     theme: Option<usize>,
     /// The job's mode is switched now and then.
     switches: bool,
-    /// Whoever follows the rule, where somebody asks for it.
-    steering: Steering,
     /// So often the leader lost its proposals' outcomes.
     doubts: u64,
     /// Pushes that were applied while things went wrong, before everything healed.
@@ -77,8 +75,6 @@ impl Schedule {
             grace_ms: 300,
             durability: if lossy { Durability::Leader } else { Durability::QuorumMemory },
             leader_window: if lossy { window } else { LeaderWindow::default() },
-            // Where somebody asks for the rule, it decides within a few steps.
-            auto: AutoConfig { window: 1, patience: 1, ..AutoConfig::default() },
             ..ServerJob::new("simulation", mode, BUCKETS * PLACES, PLACES)
         };
         let switches = rng.next_u64().is_multiple_of(2);
@@ -86,14 +82,10 @@ impl Schedule {
         let records = !lossy && rng.next_u64().is_multiple_of(3);
         let algorithm = AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 });
         let algorithm = if records { algorithm } else { AlgorithmConfig::default() };
-        let rounds = [
-            RoundConfig::default(),
-            RoundConfig::default(),
-            RoundConfig::Backup(Backup { spare: 1 }),
-            RoundConfig::Quorum(Quorum { quorum: 1, grace_ms: 5, weight: Weight::Equal }),
-        ];
         let averages = mode.averages() || switches && !lossy;
-        let round = if averages && workers > 1 { rounds[(rng.next_u64() % 4) as usize] } else { rounds[0] };
+        let spares = averages && workers > 1 && rng.next_u64().is_multiple_of(2);
+        let backup = RoundConfig::Backup(Backup { spare: 1 });
+        let round = if spares { backup } else { RoundConfig::default() };
         let job = ServerJob { algorithm, round, ..job };
         trace
             .borrow_mut()
@@ -112,7 +104,6 @@ impl Schedule {
             told: SessionId(0),
             history: History::new(averages, round.drops_late(), lossy, cluster),
             switches,
-            steering: Steering::default(),
             conns: 0,
             cut_off: false,
             slow: 0,
@@ -307,8 +298,9 @@ impl Schedule {
         let _ = events.try_send(Event::SwitchMode { number: None, wanted, tx: None }); // its queue may be full
     }
 
-    /// Whoever follows the rule hears what a node has counted, if the rule is in force there, and tells it what follows. Now and
-    /// then it is somebody else from then on.
+    /// Whoever follows the rule hears what a node has counted, if the rule is in force there, and tells it a switch. The
+    /// switch is drawn of those that are left: a window of the rule is longer than a schedule, and whoever follows may
+    /// not know what another wanted.
     fn steer(&mut self) {
         let leader = self.cluster.0.lock().leader;
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
@@ -316,16 +308,15 @@ impl Schedule {
             let g = self.cluster.0.lock();
             (g.nodes[node].counters.take_auto(&g.nodes[node].shard), g.nodes[node].events.clone())
         };
-        if self.below(20) == 0 {
-            self.steering = Steering::default();
-        }
-        let Some((Switch { number, mode, loosest }, why)) = report.and_then(|r| self.steering.hear(&r))
-        else {
-            return;
-        };
-        self.say(format!("node {node} is to switch to {mode}, as {why}"));
-        let wanted = Wanted::Decided { mode, loosest };
-        let _ = events.try_send(Event::SwitchMode { number: Some(number), wanted, tx: None });
+        let mode = [Mode::Ssp(0), Mode::Ssp(1), Mode::Ssp(4), Mode::Asp][self.below(4)];
+        let tightens = self.below(2) == 0;
+        let bound = |m: Mode| m.staleness().unwrap_or(u64::MAX);
+        let left = |r: &Report| mode != r.mode && bound(mode) <= bound(r.loosest);
+        let Some(report) = report.filter(left) else { return };
+        let loosest = if tightens { mode } else { report.loosest };
+        self.say(format!("node {node} is to switch to {mode}, at most {loosest}"));
+        let (number, wanted) = (Some(report.number + 1), Wanted::Decided { mode, loosest });
+        let _ = events.try_send(Event::SwitchMode { number, wanted, tx: None });
     }
 
     fn elect(&mut self) {
