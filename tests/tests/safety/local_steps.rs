@@ -113,12 +113,7 @@ fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<(
             "optimizer.kind=adam",
             "optimizer.lr=0.01",
         ],
-        vec![
-            "local.kind=diloco",
-            "local.steps=9",
-            "local.fragments=3",
-            "train.encoding=top-k:0.2",
-        ],
+        vec!["local.kind=diloco", "local.steps=9", "local.fragments=3", "train.encoding=top-k:0.2"],
         vec!["local.kind=diloco", "local.steps=5", "local.fragments=2", "train.workers=3"],
     ] {
         let (_fleet, job) = fleet_and_job(&[&["train.workers=2", "train.epochs=4"], &local[..]].concat())?;
@@ -136,13 +131,7 @@ fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Res
         [("bsp", "quorum-memory"), ("ssp:1", "quorum-memory"), ("asp", "quorum-memory"), ("asp", "leader")]
     {
         let (mode, level) = (format!("train.mode={mode}"), format!("cluster.durability={level}"));
-        let more = [
-            "local.fragments=5",
-            "local.outer.kind=sgd",
-            "local.outer.lr=0.8",
-            &mode,
-            &level,
-        ];
+        let more = ["local.fragments=5", "local.outer.kind=sgd", "local.outer.lr=0.8", &mode, &level];
         let found = run(&[&diloco[..], &more].concat())?;
         ensure!(
             (found.0, found.1, found.2) == (whole.0, whole.1, whole.2),

@@ -489,7 +489,6 @@ impl Trainer {
         };
         self.begin_chunk(leased, minibatches);
     }
-
 }
 
 pub(crate) fn mean(sum: f64, samples: u64) -> f32 {
