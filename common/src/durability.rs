@@ -19,8 +19,8 @@ pub enum Durability {
     /// that was acknowledged; the loss of a majority at once costs the shard.
     #[default]
     QuorumMemory,
-    /// The leader has applied the push. Each change of leadership costs at most `leader_window_pushes`
-    /// acknowledged pushes (the leader stops acknowledging there, and `leader_window_ms` after the oldest push
+    /// The leader has applied the push. Each change of leadership costs at most [`LeaderWindow::pushes`]
+    /// acknowledged pushes (the leader stops acknowledging there, and [`LeaderWindow::ms`] after the oldest push
     /// that no majority holds yet); how many were lost is counted and reported.
     Leader,
 }
@@ -69,7 +69,8 @@ impl FromStr for Durability {
     }
 }
 
-/// How much a leader may have acknowledged that no majority holds yet; read at the level `leader`.
+/// How much a leader may have acknowledged that no majority holds yet; read at the level `leader`. No key of a job sets it: the
+/// default is what one leader change may cost, and small beside what a worker notices. Tests set other windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LeaderWindow {
@@ -97,7 +98,7 @@ impl LeaderWindow {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({remedy})")]
 pub struct DurabilityError {
-    /// The key of `[cluster]` that is to blame.
+    /// What of the job is to blame.
     pub key: &'static str,
     /// What is wrong.
     pub message: String,
@@ -116,11 +117,11 @@ pub fn check(mode: Mode, durability: Durability, window: LeaderWindow) -> Result
         );
     }
     if !(2..=60_000).contains(&window.ms) {
-        return bad("leader_window_ms", format!("a window of {} ms", window.ms), "use 2 to 60000");
+        return bad("leader_window.ms", format!("a window of {} ms", window.ms), "use 2 to 60000");
     }
     if !(1..=1_000_000).contains(&window.pushes) {
         let message = format!("a window of {} pushes", window.pushes);
-        return bad("leader_window_pushes", message, "use 1 to 1000000");
+        return bad("leader_window.pushes", message, "use 1 to 1000000");
     }
     Ok(())
 }
@@ -139,8 +140,8 @@ mod tests {
             (Mode::Ssp(2), D::Leader, w, None),
             (Mode::Asp, D::Leader, w, None),
             (Mode::Bsp, D::Leader, w, Some("durability")),
-            (Mode::Asp, D::Leader, LeaderWindow { ms: 1, ..w }, Some("leader_window_ms")),
-            (Mode::Asp, D::Leader, LeaderWindow { pushes: 0, ..w }, Some("leader_window_pushes")),
+            (Mode::Asp, D::Leader, LeaderWindow { ms: 1, ..w }, Some("leader_window.ms")),
+            (Mode::Asp, D::Leader, LeaderWindow { pushes: 0, ..w }, Some("leader_window.pushes")),
         ] {
             let got = check(mode, durability, window).err().map(|e| e.key);
             assert_eq!(got, key, "{mode} {durability} {window:?}");

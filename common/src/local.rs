@@ -52,7 +52,7 @@ pub enum LocalConfig {
     EveryStep(EveryStep),
     /// Local SGD and DiLoCo: an inner optimizer on the worker, an outer one on the servers.
     Diloco(Diloco),
-    /// Downpour SGD: gradients are summed up, pulls are rarer than minibatches.
+    /// Downpour SGD: gradients are summed up, pushes and pulls are rarer than minibatches.
     Downpour(Downpour),
     /// Elastic averaging: workers and a center draw each other.
     Easgd(Easgd),
@@ -108,16 +108,6 @@ pub trait LocalRule {
     /// Minibatches between two pushes, from 1: one step.
     fn minibatches(&self) -> u64 {
         1
-    }
-
-    /// Steps from one pull to the next, from 1, where the mode is asynchronous. (Others pull after each step.)
-    fn steps_a_pull(&self) -> u64 {
-        1
-    }
-
-    /// Minibatches that the lowest worker makes before the others begin, where the mode is asynchronous.
-    fn warm_start(&self) -> u64 {
-        0
     }
 
     /// In which parts the model goes to the servers and comes back.

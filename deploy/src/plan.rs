@@ -140,7 +140,6 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
         for stages in all.filter(|n| slices == 1 || n.is_power_of_two()) {
             let mut given = job.clone();
             (given.parallel.pipeline, given.parallel.tensor) = (stages as u32, slices as u32);
-            given.parallel.cut.clear();
             given.memory.resident = None;
             // `2bw` wants a micro-batch for each stage: not said of each number of them.
             let few = stages > 1 && given.parallel.schedule.goes_on() && given.micro_batches() < stages;

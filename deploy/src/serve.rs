@@ -151,6 +151,13 @@ pub struct Serving {
 /// How often [`Conduct::watch`] is asked.
 const WATCH: Duration = Duration::from_millis(200);
 
+/// A silent server's replicas are moved to another after so long: longer than a restart of its process takes, so that copies are
+/// made only where it stays away.
+const REPLACE: Duration = Duration::from_secs(10);
+
+/// The replicas of a shard are compared so often: a difference is found soon, for at most a twentieth of the time.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     serve(args, None)
 }
@@ -302,8 +309,9 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             page: page.as_ref().map(|p| p.address.clone()).unwrap_or_default(),
             shape,
             election,
-            timeouts: Timeouts::new(election, Duration::from_millis(cluster.replace_ms)),
-            check_every: (cluster.check_ms > 0).then(|| Duration::from_millis(cluster.check_ms)),
+            // Ten elections: a server that is merely slow must not lose its replicas.
+            timeouts: Timeouts::new(election, REPLACE.max(10 * election)),
+            check_every: Some(CHECK_EVERY),
             data,
             disk: match &args.faults {
                 None => Arc::new(RealDisk),

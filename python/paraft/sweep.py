@@ -172,8 +172,7 @@ def _ranks(job: Mapping[str, Any], settings: Settings) -> int:
     """Processes that train: the ranks of all workers."""
     number = functools.partial(_whole, job, settings)
     mesh = number("parallel.pipeline", 1) * number("parallel.tensor", 1)
-    of_a_worker = number("train.group_size", 1) * mesh + number("parallel.spares", 0)
-    return max(1, number("train.workers", 2) * of_a_worker)
+    return max(1, number("train.workers", 2) * number("train.group_size", 1) * mesh)
 
 
 def _assignment(key: str, value: Any) -> str:

@@ -172,7 +172,7 @@ def test_diloco_is_its_formulas(fleet: Any) -> None:
 
 
 #: Of 1994 values in buckets of 256.
-STREAM = {"every": 6, "fragments": 3, "overlap": 1, "mix": 0.5}
+STREAM = {"every": 6, "fragments": 3}
 TURNS = {2: (0, 512), 4: (512, 1280), 0: (1280, 1994)}
 
 
@@ -196,7 +196,6 @@ def streamed(steps: int) -> Any:
     center = flat(own[0].parameters()).detach().clone()
     taken = center.clone()  # as the workers have taken it over
     velocity = torch.zeros_like(center)
-    under: Any = None
     for i, pair in enumerate(zip(*(models.batches("mlp", rank, steps) for rank in range(2))), 1):
         for m, o, batch in zip(own, inner, pair):
             models.loss(m, batch).backward()
@@ -204,17 +203,13 @@ def streamed(steps: int) -> Any:
             o.zero_grad()
         with torch.no_grad():
             x = [flat(m.parameters()).clone() for m in own]
-            if under is not None and under[1] == i:
-                part = under[0]
-                for values in x:
-                    values[part] = STREAM["mix"] * values[part] + (1 - STREAM["mix"]) * center[part]
-                taken[part], under = center[part], None
             if i % 6 in TURNS:
                 part = slice(*TURNS[i % 6])
                 d = sum(taken[part] - values[part] for values in x) / 2
                 velocity[part] = 0.9 * velocity[part] + d
                 center[part] -= 0.7 * (d + 0.9 * velocity[part])
-                under = (part, i + STREAM["overlap"])
+                for values in (*x, taken):
+                    values[part] = center[part]
             for m, values in zip(own, x):
                 torch.nn.utils.vector_to_parameters(values, m.parameters())
     return center

@@ -18,13 +18,13 @@
 //!
 //! *Streaming*, by [`Fragments`](super::Fragments): Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a
 //! Distributed Free Lunch", 2025. The model is cut into P fragments, each with its own turn every H minibatches, H/P after the one
-//! before; the worker trains on for `overlap` minibatches until the center's fragment is there, and keeps the share `mix` of its own:
+//! before; it is pulled right behind its push, without the paper's overlap and mixing:
 //!
 //! ```text
-//!  d_p <- c_p - x_p        push;  `overlap` minibatches later   x_p <- mix * x_p + (1 - mix) * c_p
+//!  d_p <- c_p - x_p        push, pull        x_p <- c_p
 //! ```
 //!
-//! One fragment without overlap is DiLoCo, bit for bit.
+//! One fragment is DiLoCo, bit for bit.
 
 use super::{Fragments, LOCAL, LocalRule, count};
 use crate::optim::{ClipConfig, Descent, Nesterov, OptimError, OptimizerConfig, ScheduleConfig};
@@ -38,10 +38,6 @@ pub struct Diloco {
     pub steps: u64,
     /// The model is pushed and pulled in so many fragments, each in its turn: 1 to `steps`. Default 1.
     pub fragments: u64,
-    /// Minibatches that are trained between the push of a fragment and its pull: below `steps / fragments`. Default 0.
-    pub overlap: u64,
-    /// The share of its own weights that a worker keeps when it takes over the center's, in [0, 1). Default 0.
-    pub mix: f64,
     /// The optimizer of the servers. Default: Nesterov's, rate 0.7, momentum 0.9.
     pub outer: OptimizerConfig,
 }
@@ -49,7 +45,7 @@ pub struct Diloco {
 impl Default for Diloco {
     fn default() -> Self {
         let outer = OptimizerConfig::Nesterov(Nesterov { lr: 0.7, momentum: 0.9, weight_decay: 0.0 });
-        Self { steps: 50, fragments: 1, overlap: 0, mix: 0.0, outer }
+        Self { steps: 50, fragments: 1, outer }
     }
 }
 
@@ -58,9 +54,6 @@ impl LocalRule for Diloco {
         count("steps", self.steps)?;
         let fragments = (1..=self.steps).contains(&self.fragments);
         LOCAL.that("fragments", self.fragments as f64, fragments, "from 1 to local.steps")?;
-        let overlap = self.overlap < self.steps / self.fragments;
-        LOCAL.that("overlap", self.overlap as f64, overlap, "below local.steps / local.fragments")?;
-        LOCAL.below_one("mix", self.mix)?;
         self.outer.validate().map_err(|e| OptimError { section: "local.outer", ..e })
     }
 
@@ -69,7 +62,7 @@ impl LocalRule for Diloco {
     }
 
     fn fragments(&self) -> Fragments {
-        Fragments { count: self.fragments, overlap: self.overlap, mix: self.mix as f32 }
+        Fragments { count: self.fragments }
     }
 
     fn on_servers(&self, _job: &Descent) -> Descent {

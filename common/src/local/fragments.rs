@@ -8,22 +8,18 @@ use std::ops::Range;
 pub struct Fragments {
     /// How many, from 1.
     pub count: u64,
-    /// Minibatches between the push of one and its pull.
-    pub overlap: u64,
-    /// The share of its own weights that a worker keeps.
-    pub mix: f32,
 }
 
 impl Default for Fragments {
     fn default() -> Self {
-        Self { count: 1, overlap: 0, mix: 0.0 }
+        Self { count: 1 }
     }
 }
 
 impl Fragments {
     /// Whether there is more to it than one push and one pull of everything.
     pub fn stream(&self) -> bool {
-        self.count > 1 || self.overlap > 0
+        self.count > 1
     }
 
     /// The buckets whose turn it is after minibatch `i` (from 1) of the `of` of a step. Each bucket has one turn in a step; all
@@ -52,14 +48,14 @@ mod tests {
         for buckets in [1usize, 2, 5, 8] {
             let layout = Layout::new(vec![TensorSpec::param("p", &[buckets * 3])], 3).expect("a layout");
             for (count, of) in [(1, 1), (1, 7), (3, 7), (4, 8), (7, 7), (5, 2), (3, 1)] {
-                let fragments = Fragments { count, ..Fragments::default() };
+                let fragments = Fragments { count };
                 let turns: Vec<_> = (1..=of).map(|i| fragments.due(i, of, &layout)).collect();
                 let all: Vec<usize> = turns.iter().cloned().flatten().collect();
                 assert_eq!(all, (0..buckets).collect::<Vec<_>>(), "{count} fragments, {of} minibatches");
             }
         }
         let layout = Layout::new(vec![TensorSpec::param("p", &[8])], 1).expect("a layout");
-        let four = Fragments { count: 4, ..Fragments::default() };
+        let four = Fragments { count: 4 };
         let turns: Vec<_> = (1..=8).map(|i| four.due(i, 8, &layout)).filter(|t| !t.is_empty()).collect();
         assert_eq!(turns, [0..2, 2..4, 4..6, 6..8], "a fragment every other minibatch");
     }

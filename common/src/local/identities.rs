@@ -201,7 +201,7 @@ fn the_inner_state_and_clock_go_on_from_push_to_push() {
 #[test]
 fn downpour_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() {
     let adagrad = OptimizerConfig::Adagrad(Adagrad { lr: 0.1, ..Adagrad::default() });
-    let config = LocalConfig::Downpour(Downpour { lr: 0.3, ..Downpour::default() });
+    let config = LocalConfig::Downpour(Downpour { n_push: 1, lr: 0.3 });
     let job = job(adagrad);
     let start: Vec<f32> = (0..40).map(|i| (i as f32).sin()).collect();
     let mut servers = Servers::new(&config, &job, &start);
@@ -224,9 +224,8 @@ fn downpour_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() {
 
 #[test]
 fn downpour_pushes_the_sum_of_its_gradients_and_moves_meanwhile() {
-    let config =
-        LocalConfig::Downpour(Downpour { n_push: 3, n_fetch: Some(6), lr: 0.5, ..Downpour::default() });
-    assert_eq!((config.rule().minibatches(), config.rule().steps_a_pull()), (3, 2));
+    let config = LocalConfig::Downpour(Downpour { n_push: 3, lr: 0.5 });
+    assert_eq!(config.rule().minibatches(), 3);
     let mut worker = local_weights(&config, &job(OptimizerConfig::sgd(1.0)), &[8.0, 0.0]);
     for round in 1..=2 {
         for g in [1.0, 2.0, 4.0] {
@@ -300,10 +299,7 @@ fn options_outside_their_range_are_refused_by_name() {
         ("kind = \"diloco\"\nsteps = 0", "[local] steps"),
         ("kind = \"diloco\"\nouter = { kind = \"nesterov\", lr = -1.0 }", "[local.outer] lr"),
         ("kind = \"downpour\"\nn_push = 0", "[local] n_push"),
-        ("kind = \"downpour\"\nn_push = 4\nn_fetch = 6", "[local] n_fetch"),
-        ("kind = \"downpour\"\nn_push = 4\nn_fetch = 2", "[local] n_fetch"),
         ("kind = \"downpour\"\nlr = -0.1", "[local] lr"),
-        ("kind = \"downpour\"\nwarm_start = 1000001", "[local] warm_start"),
         ("kind = \"easgd\"\nalpha = 0.0", "[local] alpha"),
         ("kind = \"easgd\"\nalpha = 1.5", "[local] alpha"),
         ("kind = \"easgd\"\nsteps = 1000001", "[local] steps"),

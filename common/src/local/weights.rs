@@ -73,14 +73,8 @@ impl LocalWeights {
 
     /// Takes over a fragment of the center, which was pulled behind its push.
     pub fn take_over(&mut self, center: &[f32], range: Range<usize>) {
-        let mix = self.rule().fragments().mix;
-        let (own, center) = (&mut self.weights[range.clone()], &center[range.clone()]);
-        if mix == 0.0 {
-            own.copy_from_slice(center);
-        } else {
-            own.iter_mut().zip(center).for_each(|(x, c)| *x = mix * *x + (1.0 - mix) * *c);
-        }
-        self.center[range].copy_from_slice(center);
+        self.weights[range.clone()].copy_from_slice(&center[range.clone()]);
+        self.center[range.clone()].copy_from_slice(&center[range]);
     }
 
     /// What is pushed of a fragment, as long as its range.

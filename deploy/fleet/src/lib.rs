@@ -52,3 +52,5 @@ pub mod task;
 pub mod track;
 mod watch;
 pub mod whose;
+
+pub use watch::RESTART_PAUSE;

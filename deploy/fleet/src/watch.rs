@@ -12,6 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// A process that was killed is started again after so long: what has killed it may be over then, and one that dies at once costs
+/// little.
+pub const RESTART_PAUSE: Duration = Duration::from_secs(1);
+
 /// One of the fleet's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Which {
@@ -279,11 +283,10 @@ impl<'a> Watch<'a> {
     /// Says what happens now that it is down.
     fn down(&mut self, process: Which, without: &str) -> String {
         let tried = self.restarts.get(&process).copied().unwrap_or(0);
-        let pause = Duration::from_millis(self.job.cluster.restart_ms);
         let again = tried < self.job.cluster.max_restarts;
-        self.pending.push((process, again.then(|| Instant::now() + pause)));
+        self.pending.push((process, again.then(|| Instant::now() + RESTART_PAUSE)));
         match again {
-            true => format!("started again in {:.1} s", pause.as_secs_f64()),
+            true => format!("started again in {:.1} s", RESTART_PAUSE.as_secs_f64()),
             false => without.to_string(),
         }
     }

@@ -166,10 +166,10 @@ fn a_gpu_that_fails_ends_its_worker_with_the_kernels_name_and_the_fleet_goes_on(
         c
     };
     let cpu = worker("0", "cpu").spawn().expect("a worker");
-    let fault = "cuLaunchKernel:softmax_xent_f32:3:701";
+    let fault = "cuLaunchKernel:softmax_xent_f32:1:701";
     let mut broken = worker("1", "cuda");
-    // The third launch is to be the third step's.
-    broken.env("PARAFT_FAKE_CUDA_FAIL", fault).env("PARAFT_CUDA_GRAPHS", "0");
+    // The first step's: later ones launch graphs.
+    broken.env("PARAFT_FAKE_CUDA_FAIL", fault);
     let out = broken.output().expect("a worker");
     let error = text(&out.stderr);
     assert!(!out.status.success());

@@ -51,8 +51,8 @@ fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
 #[test]
 fn a_pipeline_outlives_each_of_its_ranks() {
     // With one server there is a shard for each stage all the same.
-    let body = digits("bsp", 1, 150).replace("[cluster]", "workers = 2\n[parallel]\npipeline = 2\n[cluster]")
-        + "max_restarts = 2\nrestart_ms = 0\n";
+    let body = digits("bsp", 1, 300).replace("[cluster]", "workers = 2\n[parallel]\npipeline = 2\n[cluster]")
+        + "max_restarts = 2\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     let alone = stands(&l.run_dir, "worker-0-rank-0", "[0]");
@@ -76,7 +76,7 @@ fn a_pipeline_outlives_each_of_its_ranks() {
 
 #[test]
 fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
-    let body = grouped(2, 2, 200) + "max_restarts = 1\nrestart_ms = 0\n";
+    let body = grouped(2, 2, 400) + "max_restarts = 1\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     kill(pid_of(&l.run_dir, "--rank 2"), Signal::SIGKILL).expect("SIGKILL");
@@ -105,7 +105,7 @@ fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
 /// The other rank is stopped, so that there is no group yet in which the one that is killed could be missed.
 #[test]
 fn a_rank_that_is_killed_before_training_begins_is_started_again() {
-    let l = Launcher::training(&(grouped(1, 2, 2) + "max_restarts = 1\nrestart_ms = 0\n"), 0);
+    let l = Launcher::training(&(grouped(1, 2, 2) + "max_restarts = 1\n"), 0);
     let of = |rank: &str| {
         let all = processes(&l.run_dir);
         let found = all.iter().find(|(_, line)| line.contains(rank)).map(|(pid, _)| Pid::from_raw(*pid));
@@ -240,7 +240,7 @@ fn ranks_without_servers_in_the_step_outlive_their_leader() {
 
 #[test]
 fn ranks_that_were_all_killed_go_on_from_their_latest_checkpoint() {
-    let body = reducing(2, 1500) + "max_restarts = 1\nrestart_ms = 0\n[checkpoint]\nevery_steps = 500\n";
+    let body = reducing(2, 1500) + "max_restarts = 1\n[checkpoint]\nevery_steps = 500\n";
     let l = Launcher::training(&body, 2);
     let kept = l.keep();
     let newest = |l: &Launcher| {

@@ -132,8 +132,8 @@ fn checkpoints_are_shown_compared_exported_and_refused() {
 #[test]
 fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let body = digits("bsp", 3, 3)
-        + "durability = \"quorum-disk\"\ncheck_ms = 100\n[optimizer]\nkind = \"adam\"\nlr = 0.003\n";
+    let body =
+        digits("bsp", 3, 3) + "durability = \"quorum-disk\"\n[optimizer]\nkind = \"adam\"\nlr = 0.003\n";
     let path = job(scratch.path(), &body);
     let dir = scratch.path().join("run");
     let at = dir.to_str().expect("utf-8");

@@ -235,7 +235,7 @@ fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
 
 #[test]
 fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
-    let body = digits("asp", 1, 150) + "max_restarts = 1\nrestart_ms = 0\ngrace_ms = 60000\n";
+    let body = digits("asp", 1, 150) + "max_restarts = 1\ngrace_ms = 60000\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     let (code, out, err) = l.output();
@@ -249,7 +249,7 @@ fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
 #[test]
 fn the_first_server_is_killed_at_any_moment_of_the_founding_and_the_fleet_stands() {
     for after_ms in (0..80).step_by(8) {
-        let body = digits("bsp", 3, 2) + "max_restarts = 3\nrestart_ms = 0\n";
+        let body = digits("bsp", 3, 2) + "max_restarts = 3\n";
         let l = Launcher::training(&body, 0);
         let first = wait("server 0", || {
             let all = processes(&l.run_dir);

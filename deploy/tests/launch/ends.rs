@@ -46,7 +46,7 @@ fn a_shell_whose_program_was_killed_comes_back_and_its_last_words_are_its_own() 
     let text = "#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\n[ -e second ] && exit 3\n\
                 touch second; echo old words; sh -c 'kill -9 $$'; exit $?\n";
     place.script("train.sh", text);
-    let set = ["--set", "cluster.max_restarts=1", "--set", "cluster.restart_ms=50", "./train.sh"];
+    let set = ["--set", "cluster.max_restarts=1", "./train.sh"];
     let (code, _, err) = run_out(place.launch(&set));
     assert_eq!(code, Some(3), "{err}");
     contains(

@@ -189,7 +189,7 @@ fn a_script_that_is_killed_is_started_again_with_the_same_variables() {
     }
     let place = Place::new();
     place.script("train.py", &format!("{TELLS}{DIES_ONCE}"));
-    let set = ["--set", "cluster.max_restarts=1", "--set", "cluster.restart_ms=50", "train.py"];
+    let set = ["--set", "cluster.max_restarts=1", "train.py"];
     let (code, _, err) = run_out(place.launch(&set));
     assert_eq!(code, Some(0), "{err}");
     assert_eq!(err.matches("was ended by SIGKILL; started again").count(), 2, "{err}");

@@ -6,7 +6,7 @@ use crate::{Place, common::*};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-const JOB: &str = "name = \"t\"\nseed = 1\n[model]\nkind = \"mlp\"\nhidden = [32]\n[data]\nkind = \"digits\"\n[train]\nmode = \"bsp\"\nworkers = 2\nbatch = 32\nepochs = EPOCHS\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n[cluster]\nelection_ms = 200\nreplace_ms = 3000\ntimeout_ms = 10000\n";
+const JOB: &str = "name = \"t\"\nseed = 1\n[model]\nkind = \"mlp\"\nhidden = [32]\n[data]\nkind = \"digits\"\n[train]\nmode = \"bsp\"\nworkers = 2\nbatch = 32\nepochs = EPOCHS\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n[cluster]\nelection_ms = 200\ntimeout_ms = 20000\n";
 
 /// Processes with roles on one folder.
 struct Engine {

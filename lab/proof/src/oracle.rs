@@ -16,7 +16,6 @@ use paraft_worker::{
     samples::{fill, shape_of},
     worker::Plan,
 };
-use std::ops::Range;
 
 /// How the oracle comes to the mean gradient of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +68,6 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let world = job.shares() as usize;
     let (per_epoch, total) = (plan.per_epoch, plan.total);
     let mut shares = Vec::new();
-    let mut under = None;
     let parts = if job.parallel.is_cut() { job.micro_batches() } else { 1 };
     let goes_on = job.parallel.is_cut() && job.parallel.schedule.goes_on();
     // Those that the last update was applied to.
@@ -103,7 +101,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
         let fragments = job.local.rule().fragments();
         if fragments.stream() {
             let streamed = Streamed { plan: &plan, layout: &layout, servers: &servers, fragments, step };
-            streamed.step(&mut weights, &mut slots, &mut locals, &mut encoders, &mut under, |local, w| {
+            streamed.step(&mut weights, &mut slots, &mut locals, &mut encoders, |local, w| {
                 let samples = shares[w].next().ok_or_else(|| bad("an epoch is too short"))?;
                 gradient_at(local, &samples)
             })?;
@@ -184,9 +182,6 @@ fn plus(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
-/// Buckets that were pushed and are not taken over, and after which minibatch they are.
-type Under = Option<(Range<usize>, u64)>;
-
 /// A step of workers whose weights stream.
 struct Streamed<'a> {
     plan: &'a Plan,
@@ -204,7 +199,6 @@ impl Streamed<'_> {
         slots: &mut [Vec<Vec<f32>>],
         locals: &mut [LocalWeights],
         encoders: &mut [Vec<Encoder>],
-        under: &mut Under,
         mut gradient: impl FnMut(&[f32], usize) -> Result<Vec<f32>, OracleError>,
     ) -> Result<(), OracleError> {
         let Self { plan, layout, step, .. } = *self;
@@ -216,13 +210,7 @@ impl Streamed<'_> {
                 local.step(before + i - 1, &gradient).map_err(bad)?;
             }
             let turn = self.fragments.due(i, of, layout);
-            if let Some((taken, _)) = under.take_if(|(_, at)| *at <= before + i || !turn.is_empty()) {
-                self.take_over(taken, weights, locals);
-            }
-            if turn.is_empty() {
-                continue;
-            }
-            for b in turn.clone() {
+            for b in turn {
                 let spec = layout.buckets()[b];
                 let mut sum: Option<Vec<f32>> = None;
                 for (local, encoders) in locals.iter_mut().zip(&mut *encoders) {
@@ -232,21 +220,10 @@ impl Streamed<'_> {
                 }
                 let (sum, into) = (le(&sum.unwrap_or_default()), &mut weights[spec.range()]);
                 apply(self.servers, step.0 - 1, spec, (share, 1.0), &sum, into, &mut slots[b]);
-            }
-            let ends = step.0.is_multiple_of(plan.per_epoch) || step.0 == plan.total;
-            let at = before + i + self.fragments.overlap;
-            *under = Some((turn, at));
-            if let Some((taken, _)) = under.take_if(|(_, at)| *at == before + i || ends && i == of) {
-                self.take_over(taken, weights, locals);
+                locals.iter_mut().for_each(|l| l.take_over(weights, spec.range()));
             }
         }
         Ok(())
-    }
-
-    fn take_over(&self, buckets: Range<usize>, weights: &[f32], locals: &mut [LocalWeights]) {
-        for spec in &self.layout.buckets()[buckets] {
-            locals.iter_mut().for_each(|l| l.take_over(weights, spec.range()));
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     world::World,
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Mode, SessionId, ShardId, Step, Version, WorkerId, retry::RetryPolicy};
+use paraft_common::{BucketId, Mode, SessionId, ShardId, Step, WorkerId, retry::RetryPolicy};
 use paraft_proto::{FromShard, ToShard, WithBulk};
 use paraft_server::{
     rpc::convert,
@@ -257,25 +257,6 @@ impl Client {
                 _ => {}
             }
         }
-    }
-
-    /// Waits until every push is acknowledged. Where the session was lost meanwhile, the worker has joined anew; gives the
-    /// step that it goes on from, once it has pulled.
-    pub async fn settle(&mut self) -> Result<Option<Step>, SimError> {
-        self.session.settle();
-        loop {
-            if let Event::Settled(joined) = self.next().await? {
-                if joined.is_some() {
-                    self.encoders.forget();
-                }
-                return Ok(joined);
-            }
-        }
-    }
-
-    /// The smallest version over the buckets of the last pull.
-    pub fn version(&self) -> Version {
-        self.session.version()
     }
 
     /// The versions of all buckets, of the last pull.

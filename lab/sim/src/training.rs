@@ -19,14 +19,13 @@ use paraft_common::{BucketId, Share, Step, WorkerId, local::LocalWeights};
 use paraft_record::{Event, event};
 use paraft_server::shard::command::EvalSums;
 use paraft_session::{Pull, Pulled};
-use paraft_trainer::{Action, Options, Seen, Trainer};
+use paraft_trainer::{Action, Options, Trainer};
 use paraft_worker::worker::Minibatches;
 use parking_lot::Mutex;
 use std::{
     borrow::Cow,
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
 };
 use tokio::task::JoinSet;
 
@@ -147,7 +146,6 @@ async fn lead(
             batch: file.train.batch,
             evaluates: file.eval.every_epoch,
             share: Share { place: worker.0, of: world.workers },
-            timeout: world.timeout,
             ..Options::new(worker, plan.steps, file.local.clone(), world.layout.clone())
         },
         start,
@@ -180,18 +178,10 @@ impl Training<'_> {
         let mut minibatches = self.minibatches(trainer.done());
         let mut trained = 0;
         loop {
-            let now = Duration::from_nanos(self.world.clock.now());
-            let seen = Seen { version: self.client.version(), mode: self.client.mode().1, now };
-            match trainer.next(&seen) {
+            match trainer.next_action() {
                 Action::Pull(pull) => {
                     let pulled = self.pull(pull).await?;
                     trainer.pulled(pulled);
-                }
-                Action::Settle => {
-                    let asked = self.world.clock.now();
-                    let settled = self.client.settle().await?;
-                    self.waited += self.world.clock.now() - asked;
-                    trainer.settled(settled);
                 }
                 Action::Begin(done) => {
                     if let Some(local) = &mut self.local {
@@ -241,7 +231,6 @@ impl Training<'_> {
                     }
                     self.push_fragment(step, buckets, samples);
                 }
-                Action::Ask(pull) => self.client.ask(pull),
                 Action::TakeOver(buckets) => self.take_over(buckets),
                 Action::Pushed { step, loss, samples } => {
                     self.world.step_lead.lock().pushed(self.worker, step);
@@ -267,7 +256,7 @@ impl Training<'_> {
                     self.client.finish();
                 }
                 Action::End { done, first, evaluated } => return self.end(done, first, evaluated),
-                Action::Moved { .. } | Action::ColdStart { .. } => {}
+                Action::Moved { .. } => {}
                 // A job with checkpoints or the leased sampler is none that the simulator takes.
                 Action::TakeChunk { .. }
                 | Action::Chunk { .. }

@@ -46,7 +46,7 @@ fn lock_step_training_has_the_bits_of_one_process_however_slow_anyone_is() {
         vec!["local.kind=diloco", "local.steps=5", "optimizer.kind=adam", "optimizer.lr=0.005"],
         vec!["local.kind=easgd", "local.steps=3", "local.alpha=0.2"],
         vec!["local.kind=downpour", "local.n_push=2", "local.lr=0.02"],
-        vec!["local.kind=diloco", "local.steps=6", "local.fragments=3", "local.overlap=1", "local.mix=0.3"],
+        vec!["local.kind=diloco", "local.steps=6", "local.fragments=3"],
     ] {
         let job = job(&[&["train.mode=bsp"], &local[..]].concat());
         let oracle = paraft_proof::oracle(&job, paraft_proof::Order::Shares).expect("an oracle");
@@ -76,21 +76,15 @@ fn eleven_local_steps_push_an_eleventh_and_take_as_long_to_compute() {
 }
 
 #[test]
-fn fragments_hide_behind_the_minibatches_that_overlap_them() {
-    // 1210 values over a link that takes 77 ms each way for all of them; eleven minibatches take 110 ms.
+fn fragments_push_the_same_bytes_and_are_each_waited_for() {
+    // 1210 values over a link that takes 77 ms each way for all of them.
     let narrow = Setup { compute_spread: 0.0, jitter: 0.0, worker_gbit: 0.000_5, ..Setup::default() };
     let set = ["local.kind=diloco", "local.steps=22", "cluster.bucket_bytes=512", "train.workers=1"];
     let (whole, bytes) = run(&job(&set), &narrow);
     let (turns, same) = run(&job(&[&set[..], &["local.fragments=2"]].concat()), &narrow);
-    let streams = ["local.fragments=2", "local.overlap=10", "local.mix=0.5"];
-    let (streams, also) = run(&job(&[&set[..], &streams].concat()), &narrow);
-    assert_eq!((bytes, bytes), (same, also), "each value once a step");
-    // Without overlap a worker waits for each half as for the whole, and longer: less of the two ways is used at once.
+    assert_eq!(bytes, same, "each value once a step");
+    // A worker waits for each half as for the whole, and longer: less of the two ways is used at once.
     assert!(turns.seconds >= whole.seconds, "{} and {}", turns.seconds, whole.seconds);
-    // With it only where an epoch begins or ends with everything: four times of twenty.
-    let (alone, _) = run(&job(&set), &Setup { worker_gbit: 0.0, ..narrow });
-    let waits = |o: &Outcome| o.seconds - alone.seconds;
-    assert!(waits(&streams) < 0.6 * waits(&whole), "{} and {} s", waits(&streams), waits(&whole));
 }
 
 #[test]
@@ -98,15 +92,9 @@ fn ssp_keeps_its_bound_and_every_job_ends_under_failures() {
     let troubled = Setup { mttf_s: Some(0.6), restart_s: Some(0.2), slow: [(1, 4.0)].into(), ..uneven() };
     for local in [
         vec!["local.kind=diloco", "local.steps=3"],
-        vec!["local.kind=diloco", "local.steps=6", "local.fragments=3", "local.overlap=1"],
+        vec!["local.kind=diloco", "local.steps=6", "local.fragments=3"],
         vec!["local.kind=easgd", "local.steps=2", "local.alpha=0.2"],
-        vec![
-            "local.kind=downpour",
-            "local.n_push=2",
-            "local.n_fetch=6",
-            "local.lr=0.02",
-            "optimizer.lr=0.01",
-        ],
+        vec!["local.kind=downpour", "local.n_push=2", "local.lr=0.02", "optimizer.lr=0.01"],
     ] {
         for (mode, bound) in [("bsp", 0), ("ssp:1", 1), ("asp", u64::MAX)] {
             let mode = format!("train.mode={mode}");
@@ -122,16 +110,4 @@ fn ssp_keeps_its_bound_and_every_job_ends_under_failures() {
             );
         }
     }
-}
-
-#[test]
-fn a_warm_start_is_as_long_as_it_says() {
-    let quiet = Setup { compute_spread: 0.0, jitter: 0.0, ..Setup::default() };
-    let set =
-        ["train.mode=asp", "local.kind=downpour", "local.n_push=2", "local.lr=0.02", "optimizer.lr=0.01"];
-    let (together, _) = run(&job(&set), &quiet);
-    let (warm, _) = run(&job(&[&set[..], &["local.warm_start=20"]].concat()), &quiet);
-    // 20 minibatches of 10 ms, of the lowest worker alone; the others look every 20 ms.
-    let later = warm.seconds - together.seconds;
-    assert!((0.2..0.24).contains(&later), "{later} s");
 }

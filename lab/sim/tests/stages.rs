@@ -55,7 +55,7 @@ fn stages_learn_the_bits_of_one_process_that_trains_at_the_same_versions() {
         (1, &["parallel.pipeline=4", "parallel.schedule=2bw", "train.batch=29", "train.drop_last=false"]),
         (3, &["parallel.pipeline=3", "parallel.schedule=2bw", "parallel.micro_batches=3"]),
         (2, &["parallel.pipeline=8", "parallel.schedule=2bw", "eval.every_epoch=true", "train.batch=180"]),
-        (1, &["parallel.pipeline=3", "parallel.schedule=2bw", "train.mode=asp", "parallel.cut=[1, 5, 2]"]),
+        (1, &["parallel.pipeline=3", "parallel.schedule=2bw", "train.mode=asp"]),
     ] {
         let workers = format!("train.workers={workers}");
         let job = job(UNEVEN, &[set, &[&workers]].concat());
@@ -138,17 +138,19 @@ fn a_push_of_minibatches_that_go_on_into_each_other_is_one_update_late_and_more_
 
 #[test]
 fn each_stage_pushes_and_pulls_its_own_values_and_sends_what_its_neighbours_take() {
-    let set =
-        ["parallel.pipeline=2", "parallel.cut=[3, 5]", "parallel.micro_batches=4", "train.max_steps=10"];
+    let set = ["parallel.pipeline=2", "parallel.micro_batches=4", "train.max_steps=10"];
     let out = run(&job(UNEVEN, &set), &Setup::default()).expect("it ends");
     let [first, second] = &out.stages[..] else { panic!("{:?}", out.stages) };
     let values = |sizes: &[u64]| sizes.windows(2).map(|w| w[0] * w[1] + w[1]).sum::<u64>();
-    let (of_first, of_second) = (values(&[64, 24, 30, 17]), values(&[17, 20, 24, 11, 16, 10]));
+    let sizes: [u64; 9] = [64, 24, 30, 17, 20, 24, 11, 16, 10];
+    let cut = first.layers.end;
+    let (of_first, of_second) = (values(&sizes[..=cut]), values(&sizes[cut..]));
     assert_eq!((first.pushed, second.pushed), (10 * 4 * of_first, 10 * 4 * of_second));
     assert!(first.pulled >= 11 * 4 * of_first && second.pulled >= 11 * 4 * of_second, "{:?}", out.stages);
-    // 17 values of each sample on the way there, and as many back.
-    assert_eq!((first.sent, second.sent), (10 * 32 * 17 * 4, 10 * 32 * 17 * 4));
-    assert_eq!((first.layers.clone(), second.layers.clone()), (0..3, 3..8));
+    // The last layer's outputs for each sample on the way there, and as many back.
+    let sent = 10 * 32 * sizes[cut] * 4;
+    assert_eq!((first.sent, second.sent), (sent, sent));
+    assert_eq!((first.layers.clone(), second.layers.clone()), (0..cut, cut..8));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! the two things that people do without Paraft.
 //!
 //! The ways, each also without kills:
-//! - `paraft`: the job as it is; a killed server or worker is started again after a while, the others go on.
+//! - `paraft`: the job as it is; a killed server or worker is started again after [`RESTART_PAUSE`], the others go on.
 //! - `restart`: the same programs with one replica and checkpoints; whatever is killed, everything is stopped, and
 //!   started again from the latest checkpoint after the same while.
 //! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
@@ -12,7 +12,7 @@ use super::figure::{self, Figure};
 use crate::{health, statistics::median};
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
-use paraft_fleet::{ask, ask::ask_all, failure::Failure, faults::process, launch};
+use paraft_fleet::{RESTART_PAUSE, ask, ask::ask_all, failure::Failure, faults::process, launch};
 use paraft_record::RunRecord;
 use paraft_worker::{Job, exit};
 use rand_chacha::ChaCha8Rng;
@@ -40,9 +40,6 @@ pub struct ResilienceBenchArgs {
     /// Seconds between two kills, on average (each is between half and one and a half times this).
     #[arg(long, default_value_t = 10.0)]
     pub every: f64,
-    /// Seconds after which what was killed is started again.
-    #[arg(long, default_value_t = 5.0)]
-    pub restart_after: f64,
     /// Who is killed when.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -93,11 +90,10 @@ struct Case {
 }
 
 pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
-    if !(0.1..=86_400.0).contains(&args.every) || !(0.0..=86_400.0).contains(&args.restart_after) {
-        return Err(Failure::new(exit::USAGE, "--every and --restart-after are seconds, up to a day"));
+    if !(0.1..=86_400.0).contains(&args.every) {
+        return Err(Failure::new(exit::USAGE, "--every is in seconds, up to a day"));
     }
-    let mut job = Job::load(&args.job, &args.set)?;
-    job.cluster.restart_ms = (args.restart_after * 1e3) as u64;
+    let job = Job::load(&args.job, &args.set)?;
     let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
     let interrupted = launch::interrupts();
     let mut cases: BTreeMap<(&str, bool), Case> = BTreeMap::new();
@@ -292,9 +288,7 @@ fn restart(
                         .map(|c| c.manifest().resume_step);
                     return Ok(Err(steps.max().unwrap_or(0)));
                 }
-                Err(_) if end.load(Relaxed) != 0 => {
-                    thread::sleep(Duration::from_secs_f64(args.restart_after))
-                }
+                Err(_) if end.load(Relaxed) != 0 => thread::sleep(RESTART_PAUSE),
                 Err(e) => return Err(e),
             }
         }

@@ -21,7 +21,7 @@ use crate::{
 use bytes::Bytes;
 use chunks::Chunks;
 use paraft_common::{
-    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, Version, WorkerId, config::ServerJob,
+    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, config::ServerJob,
     encoding::sum_of_squares, modes::Modes, placement, retry::RetryPolicy,
 };
 use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, Weights, limits, to_shard::Kind};
@@ -545,12 +545,6 @@ impl Session {
     /// The mode in force, as the shards have said with the last pull, and how often it was switched.
     pub fn mode(&self) -> (u64, Mode) {
         self.modes.latest()
-    }
-
-    /// The smallest version over the buckets of the last pull: so many updates are in every weight.
-    pub fn version(&self) -> Version {
-        let own = self.own.start as usize..self.own.end as usize;
-        Version(self.versions[own].iter().copied().min().unwrap_or(0))
     }
 
     /// The worker goes on from `step`, where others of its processes are: shards that are behind count it as done.

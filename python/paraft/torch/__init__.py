@@ -121,19 +121,17 @@ def local(
     outer: dict[str, Any],
     encoding: str = "f32",
     fragments: int = 1,
-    overlap: int = 0,
-    mix: float = 0.0,
 ) -> OnWorker:
     """Joins the job with an optimizer that moves this worker's own weights, and pushes how far they went after every so many steps."""
     _new(run, optimizer)
     _grouped(run, model, None)
     if run._leased:
         raise ConfigError("leased data goes with the servers' optimizer, and not with local steps or apply=\"worker\": take DistributedSampler")
-    rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
+    rule = {"kind": "diloco", "steps": every, "fragments": fragments, "outer": outer}
     settings = [f"local={toml(rule)}", *push_settings(encoding, None, None)]
-    whole = fragments == 1 and not overlap and not mix
+    whole = fragments == 1
     with torch.inference_mode(False):
-        return OnWorker(run, model, optimizer, settings=settings, turns=1 if fragments == 1 else every, every=every if whole else 0)
+        return OnWorker(run, model, optimizer, settings=settings, turns=1 if whole else every, every=every if whole else 0)
 
 
 class DiLoCo:
@@ -156,8 +154,6 @@ class DiLoCo:
         every: steps between two pushes, 1 to 1,000,000.
         outer: the servers' optimizer, as a ``[optimizer]`` table. Default: Nesterov's at rate 0.7 with momentum 0.9.
         fragments: parts in which the model goes and comes, each in its turn.
-        overlap: steps between the push of a fragment and its pull.
-        mix: the share of its own weights that a worker keeps when it takes over the servers'.
         encoding: how what is pushed travels.
 
     Raises:
@@ -173,15 +169,11 @@ class DiLoCo:
         every: int = 50,
         outer: Optional[dict[str, Any]] = None,
         fragments: int = 1,
-        overlap: int = 0,
-        mix: float = 0.0,
         encoding: str = "f32",
     ) -> None:
         self.run = run
         outer = outer or {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
-        self._front = local(
-            run, model, optimizer, every=every, outer=outer, fragments=fragments, overlap=overlap, mix=mix, encoding=encoding
-        )
+        self._front = local(run, model, optimizer, every=every, outer=outer, fragments=fragments, encoding=encoding)
 
     def __enter__(self) -> DiLoCo:
         return self

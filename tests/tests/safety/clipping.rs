@@ -145,5 +145,5 @@ fn whichever_rank_leaves_the_others_go_on_and_clip() -> Result<()> {
     leave_one_by_one(&["parallel.pipeline=3", CLIP, "train.mode=asp"])?;
     leave_one_by_one(&["parallel.pipeline=2", CLIP, "train.workers=2"])?;
     leave_one_by_one(&["parallel.pipeline=2", "parallel.tensor=2", CLIP])?;
-    leave_one_by_one(&["parallel.pipeline=2", "parallel.spares=1", CLIP, "train.workers=2", "train.mode=asp"])
+    leave_one_by_one(&["parallel.pipeline=2", CLIP, "train.workers=2", "train.mode=asp"])
 }

@@ -30,7 +30,7 @@ fn meshes_learn_what_as_many_workers_learn() -> Result<()> {
                 &["parallel.pipeline=2", "parallel.tensor=2", "parallel.schedule=gpipe"],
             ][..],
         ),
-        (3, &[&["parallel.pipeline=3", "parallel.cut=[1, 3, 2]"]]),
+        (3, &[&["parallel.pipeline=3"]]),
     ] {
         let whole = train(&on_digits(&fleet(4)?.at, MLP, &[&format!("train.workers={}", 2 * meshes)])?)?;
         let group = format!("train.group_size={meshes}");
@@ -76,7 +76,7 @@ fn meshes_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_p
 
 #[test]
 fn whichever_rank_of_a_mesh_leaves_the_others_go_on() -> Result<()> {
-    leave_one_by_one(&["train.group_size=2", "parallel.tensor=2", "parallel.spares=1"])?;
+    leave_one_by_one(&["train.group_size=2", "parallel.tensor=2"])?;
     leave_one_by_one(&["train.group_size=2", "parallel.pipeline=2", "parallel.schedule=2bw"])
 }
 

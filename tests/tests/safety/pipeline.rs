@@ -107,7 +107,7 @@ pub(super) fn text_learns_the_same(cuts: &[&[&str]]) -> Result<()> {
 fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_same() -> Result<()> {
     text_learns_the_same(&[
         &["parallel.pipeline=2"],
-        &["parallel.pipeline=3", "parallel.cut=[1, 1, 3]"],
+        &["parallel.pipeline=3"],
         &["parallel.pipeline=4", "parallel.schedule=gpipe", "model.checkpoint_activations=true"],
     ])
 }
@@ -122,12 +122,7 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
         (MLP, 2, 1, &["parallel.pipeline=2", "parallel.micro_batches=5"][..]),
         (MLP, 2, 2, &["parallel.pipeline=2", "parallel.micro_batches=2"]),
         (MLP, 3, 1, &["parallel.pipeline=3", "parallel.micro_batches=7", "train.mode=asp"]),
-        (
-            MLP,
-            4,
-            2,
-            &["parallel.pipeline=4", "parallel.cut=[1, 3, 1, 1]", "train.batch=29", "train.drop_last=false"],
-        ),
+        (MLP, 4, 2, &["parallel.pipeline=4", "train.batch=29", "train.drop_last=false"]),
         (AUTOENCODER, 2, 2, &["parallel.pipeline=2", "optimizer.kind=sgd", "optimizer.lr=0.05"]),
         (
             MLP,
@@ -326,52 +321,12 @@ pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn a_spare_rank_takes_over_from_one_that_leaves() -> Result<()> {
-    let (fleet, folder) = (fleet(4)?, tempfile::tempdir()?);
-    let set = ["train.workers=1", "parallel.pipeline=2", "parallel.spares=1", "parallel.schedule=2bw"];
-    let long = ["train.max_steps=400", "train.epochs=99"];
-    let job = on_digits(&fleet.at, MLP, &[&set[..], &long].concat())?;
-    assert_eq!((job.ranks(), job.shares()), (3, 1));
-    let stop = Arc::new(AtomicBool::default());
-    let spare = folder.path().join("worker-0-rank-2.jsonl");
-    thread::scope(|s| {
-        let all: Vec<_> = (0..job.ranks())
-            .map(|rank| {
-                let (job, stop, folder) = (&job, stop.clone(), folder.path());
-                s.spawn(move || {
-                    run_worker(job, rank, |o| {
-                        o.trace = Some((folder.to_path_buf(), 999));
-                        o.interrupt = if rank == 1 { stop } else { o.interrupt.clone() };
-                    })
-                })
-            })
-            .collect();
-        wait::until("steps", || fleet.leader(ShardId(1)).1.pushes, |at| *at >= 100);
-        assert!(!spare.exists(), "it waits");
-        stop.store(true, SeqCst);
-        let reports: Vec<_> =
-            all.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a rank panicked"))).collect();
-        for (rank, report) in reports.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
-            ensure!(report?.is_ok(), "rank {rank} ended with it");
-        }
-        Ok(())
-    })?;
-    let passes = paraft_trace::spans(&spare)?.iter().filter(|s| s.pass.is_some()).count();
-    ensure!(passes > 100, "{passes} micro-batches");
-    fleet.replicas_agree()?;
-    Ok(())
-}
-
-#[test]
 fn a_pipeline_that_cannot_be_is_refused_with_the_key() -> Result<()> {
     let fleet = fleet(4)?;
     let at = &fleet.at;
     for (more, says) in [
         (&["parallel.pipeline=9"][..], "6 layers"),
-        (&["parallel.pipeline=2", "parallel.cut=[3, 4]"], "parallel.cut"),
-        (&["parallel.pipeline=2", "parallel.cut=[3]"], "parallel.cut"),
         (&["parallel.pipeline=0"], "parallel.pipeline"),
-        (&["parallel.spares=1"], "parallel.spares"),
         (&["parallel.tensor=0"], "parallel.tensor"),
         (&["parallel.tensor=21"], "parallel.tensor: 21 slices of a layer of width 20"),
         (&["parallel.pipeline=2", "train.device=cuda", "train.precision=f16"], "train.precision"),

@@ -22,7 +22,7 @@ fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
         &["parallel.tensor=2"][..],
         &["parallel.tensor=4", "parallel.micro_batches=1"],
         &["parallel.tensor=2", "parallel.pipeline=2"],
-        &["parallel.tensor=3", "parallel.pipeline=2", "parallel.cut=[3, 3]", "parallel.schedule=gpipe"],
+        &["parallel.tensor=3", "parallel.pipeline=2", "parallel.schedule=gpipe"],
     ] {
         let learned = learn(&on_digits(&fleet(4)?.at, MLP, &[&["train.workers=2"][..], mesh].concat())?)?;
         let far = distance(&learned, &whole);

@@ -12,7 +12,7 @@ use crate::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Encoding, Layout, Mode, ShardId, Step, Version, WorkerId,
+    BucketId, Encoding, Layout, Mode, ShardId, Step, WorkerId,
     codec::{F32_BYTES, copy_f32_le},
     config::ServerJob,
     placement,
@@ -485,11 +485,6 @@ impl Client {
         }
         self.counters.waited += began.elapsed();
         Ok(next)
-    }
-
-    /// The smallest version over the buckets of the last pull: so many updates are in every weight.
-    pub fn version(&self) -> Version {
-        self.io.session().version()
     }
 
     /// Waits until every member has finished, and writes the final weights.

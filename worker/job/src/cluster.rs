@@ -21,14 +21,8 @@ pub struct ClusterConfig {
     pub shards: Option<u32>,
     /// Replicas of each shard: 1 (nothing survives a lost server) or 3.
     pub replicas: u32,
-    /// A silent server's replicas are moved to another server after this long.
-    pub replace_ms: u64,
     /// The launcher starts a process that was killed again, at most this often each.
     pub max_restarts: u32,
-    /// After this long.
-    pub restart_ms: u64,
-    /// The replicas of each shard are compared this often; 0: never.
-    pub check_ms: u64,
     /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
@@ -40,13 +34,6 @@ pub struct ClusterConfig {
     pub timeout_ms: u64,
     /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
     pub durability: Durability,
-    /// At the level `leader`, and only there: pushes wait when the oldest acknowledged one that no majority holds is this
-    /// old. Default: [`LeaderWindow::default`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub leader_window_ms: Option<u64>,
-    /// At the level `leader`, and only there: pushes wait when so many acknowledged ones are held by no majority.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub leader_window_pushes: Option<u64>,
     /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
     pub transport: TransportConfig,
     /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
@@ -76,17 +63,12 @@ impl Default for ClusterConfig {
             addresses: Vec::new(),
             shards: None,
             replicas: 3,
-            replace_ms: 10_000,
             max_restarts: 0,
-            restart_ms: 1_000,
-            check_ms: 5_000,
             bucket_bytes: None,
             election_ms: 150,
             grace_ms: 1000,
             timeout_ms: 30_000,
             durability: Durability::default(),
-            leader_window_ms: None,
-            leader_window_pushes: None,
             transport: TransportConfig::Auto,
             worker_command: Vec::new(),
             script: Vec::new(),
@@ -95,15 +77,6 @@ impl Default for ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// The bound on what a leader may have acknowledged alone.
-    pub fn leader_window(&self) -> LeaderWindow {
-        let LeaderWindow { ms, pushes } = LeaderWindow::default();
-        LeaderWindow {
-            ms: self.leader_window_ms.unwrap_or(ms),
-            pushes: self.leader_window_pushes.unwrap_or(pushes),
-        }
-    }
-
     /// Whether its workers are a program of the user's, which alone knows model and data.
     pub fn own_program(&self) -> bool {
         !self.worker_command.is_empty() || !self.script.is_empty()
@@ -180,15 +153,6 @@ impl ClusterConfig {
         if !(50..=60_000).contains(&self.election_ms) {
             return bad("cluster.election_ms", format!("{} ms", self.election_ms), "use 50 to 60000");
         }
-        if !(self.check_ms == 0 || (100..=86_400_000).contains(&self.check_ms)) {
-            let remedy = "use 100 to 86400000, or 0 for never";
-            return bad("cluster.check_ms", format!("{} ms", self.check_ms), remedy);
-        }
-        if self.replace_ms < 10 * self.election_ms {
-            let why = format!("{} ms is less than ten elections", self.replace_ms);
-            let remedy = "a server that is merely slow must not lose its replicas: use at least 10 x cluster.election_ms";
-            return bad("cluster.replace_ms", why, remedy);
-        }
         if self.timeout_ms < 2 * self.election_ms {
             let why = format!("{} ms is less than an election", self.timeout_ms);
             return bad("cluster.timeout_ms", why, "use at least twice cluster.election_ms");
@@ -197,25 +161,9 @@ impl ClusterConfig {
     }
 
     fn check_durability(&self, job: &Job) -> Check {
-        for (key, window) in [
-            ("cluster.leader_window_ms", self.leader_window_ms),
-            ("cluster.leader_window_pushes", self.leader_window_pushes),
-        ] {
-            if window.is_some() && !self.durability.is_leader() {
-                let why =
-                    format!("durability {} acknowledges nothing that no majority holds", self.durability);
-                return bad(key, why, "set cluster.durability = \"leader\", or take the key out");
-            }
-        }
         let mode = job.train.mode.first(&job.auto);
-        durability::check(mode, self.durability, self.leader_window()).or_else(|e| {
-            let key = match e.key {
-                "durability" => "cluster.durability",
-                "leader_window_ms" => "cluster.leader_window_ms",
-                _ => "cluster.leader_window_pushes",
-            };
-            bad(key, e.message, e.remedy)
-        })
+        durability::check(mode, self.durability, LeaderWindow::default())
+            .or_else(|e| bad("cluster.durability", e.message, e.remedy))
     }
 }
 

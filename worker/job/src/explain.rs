@@ -163,16 +163,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_window_is_refused_where_nothing_reads_it() {
-        let window = "[train]\nmode = \"asp\"\n[cluster]\nleader_window_ms = 50\n";
-        let said = said(window, &[]);
-        assert!(said.contains("job.toml:9: cluster.leader_window_ms: durability quorum-memory"), "{said}");
-        let text = format!("{BASE}{window}durability = \"leader\"");
-        let job = Job::parse(&text, Path::new("job.toml"), &[]).expect("a job");
-        assert_eq!((job.cluster.leader_window().ms, job.cluster.leader_window().pushes), (50, 256));
-    }
-
     /// `hidden` is a key of the other model kind: nobody is told that he may have meant it.
     #[test]
     fn a_key_of_another_kind_is_not_proposed_where_it_is_refused() {

@@ -5,7 +5,6 @@ use crate::{
     check::{Check, bad},
 };
 use paraft_common::{
-    Mode,
     algorithm::AlgorithmConfig,
     local::LocalConfig,
     optim::{Descent, OptimizerConfig},
@@ -63,11 +62,7 @@ impl Job {
         if self.local.rule().fragments().stream() && self.round.drops_late() {
             let closed = "fragments of the weights come and go in their turns, and a round that is closed without a worker \
                           would leave its others behind";
-            return bad("round.kind", closed, "take [round] out, or local.fragments and local.overlap");
-        }
-        if self.local.rule().warm_start() > 0 && t.mode != Mode::Asp.into() {
-            let why = "workers that wait for each other begin together";
-            return bad("local.warm_start", why, "set train.mode = \"asp\", or take it out");
+            return bad("round.kind", closed, "take [round] out, or local.fragments");
         }
         Ok(())
     }
@@ -90,10 +85,8 @@ mod tests {
         for (set, key) in [
             (vec!["local.kind=diloco", "local.steps=0"], "steps"),
             (vec!["local.kind=diloco", "local.steps=4", "local.fragments=5"], "fragments"),
-            (vec!["local.kind=diloco", "local.steps=9", "local.fragments=3", "local.overlap=3"], "overlap"),
-            (vec!["local.kind=diloco", "local.mix=1.0"], "mix"),
             (
-                vec!["local.kind=diloco", "local.overlap=2", "round.kind=backup", "round.spare=1"],
+                vec!["local.kind=diloco", "local.fragments=2", "round.kind=backup", "round.spare=1"],
                 "round.kind",
             ),
             (vec!["local.kind=diloco", "train.sampler=leased"], "train.sampler"),
@@ -102,7 +95,6 @@ mod tests {
             (vec!["local.kind=diloco", "algorithm.kind=dc-asgd-c"], "algorithm.kind"),
             (vec!["local.kind=easgd", "algorithm.kind=staleness-aware"], "algorithm.kind"),
             (vec!["local.kind=diloco", "optimizer.kind=delayed-nesterov"], "optimizer.kind"),
-            (vec!["local.kind=downpour", "local.warm_start=9"], "local.warm_start"),
             (vec!["local.kind=downpour", "local.alpha=0.1"], "local.alpha"),
             (vec!["local.kind=dilco"], "local.kind"),
         ] {
@@ -112,7 +104,7 @@ mod tests {
         for set in [
             vec!["local.kind=every-step", "train.sampler=leased"],
             vec!["local.kind=diloco", "algorithm.kind=staleness-aware", "train.mode=asp"],
-            vec!["local.kind=downpour", "local.warm_start=9", "train.mode=asp"],
+            vec!["local.kind=downpour", "local.n_push=3", "train.mode=asp"],
         ] {
             parse(&set).expect("it goes together");
         }

@@ -24,24 +24,11 @@ pub struct ParallelConfig {
     /// In which order a stage computes them.
     #[serde(skip_serializing_if = "is_default")]
     pub schedule: PipelineSchedule,
-    /// Layers of each stage; empty: cut where the stage that costs most costs least.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub cut: Vec<usize>,
-    /// Ranks of each worker beyond those that hold its model: they wait, and take over from one that dies. From 0 to 64.
-    #[serde(skip_serializing_if = "is_default")]
-    pub spares: u32,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self {
-            pipeline: 1,
-            tensor: 1,
-            micro_batches: None,
-            schedule: PipelineSchedule::default(),
-            cut: Vec::new(),
-            spares: 0,
-        }
+        Self { pipeline: 1, tensor: 1, micro_batches: None, schedule: PipelineSchedule::default() }
     }
 }
 
@@ -52,10 +39,9 @@ fn is_one(n: &u32) -> bool {
 }
 
 impl Job {
-    /// Ranks of a worker: those that share its samples, times those that share its model, and those that wait.
+    /// Ranks of a worker: those that share its samples, times those that share its model.
     pub fn ranks_of_worker(&self) -> u32 {
-        let all = self.train.group_size.saturating_mul(self.parallel.mesh());
-        all.saturating_add(self.parallel.spares).max(1)
+        self.train.group_size.saturating_mul(self.parallel.mesh()).max(1)
     }
 
     /// Ranks of a worker that reduce gradients with each other: by NCCL, where they are on GPUs. Those of a model that is cut send them.
@@ -93,10 +79,10 @@ impl Job {
         paraft_models::layers_of_slice(model, of).map(drop).map_err(|e| format!("parallel.tensor: {e}"))
     }
 
-    /// How a model of these layers is cut.
+    /// How a model of these layers is cut: where the stage that costs most costs least.
     ///
     /// # Errors
-    /// It has too few, or others than `parallel.cut` says; for people.
+    /// It has too few; for people.
     pub fn stages(&self, layers: &[Layer]) -> Result<Stages, String> {
         let p = &self.parallel;
         if layers.is_empty() && p.mesh() > 1 {
@@ -104,12 +90,7 @@ impl Job {
                 "parallel: this model isn't divided in layers (Model::layers); take [parallel] out".into()
             );
         }
-        let stages = match p.cut.is_empty() {
-            true => Stages::even(layers, p.pipeline as usize),
-            false => Stages::given(layers, &p.cut),
-        };
-        let key = if p.cut.is_empty() { "parallel.pipeline" } else { "parallel.cut" };
-        stages.map_err(|e| format!("{key}: {e}"))
+        Stages::even(layers, p.pipeline as usize).map_err(|e| format!("parallel.pipeline: {e}"))
     }
 }
 
@@ -134,21 +115,9 @@ impl ParallelConfig {
             let why = format!("{} slices", self.tensor);
             return bad("parallel.tensor", why, "use 1 to 64");
         }
-        if !self.cut.is_empty() && self.cut.len() != self.pipeline as usize {
-            let why = format!("{} stages in it, and parallel.pipeline is {}", self.cut.len(), self.pipeline);
-            return bad("parallel.cut", why, "name as many numbers of layers");
-        }
         if self.micro_batches.is_some_and(|n| n == 0 || n > train.batch) {
             let why = format!("{} micro-batches of {} samples", self.micro_batches.unwrap_or(0), train.batch);
             return bad("parallel.micro_batches", why, "use 1 to train.batch");
-        }
-        if self.spares > MAX_STAGES || self.spares > 0 && !self.is_cut() {
-            let why = format!("{} spare ranks of {} that hold the model", self.spares, self.mesh());
-            return bad(
-                "parallel.spares",
-                why,
-                "use 0 to 64, with parallel.pipeline or parallel.tensor of 2 or more",
-            );
         }
         if !self.is_cut() {
             return Ok(());

@@ -2,7 +2,7 @@
 
 use crate::{Exchange, Job, constraints, fingerprint};
 use paraft_common::{
-    Layout, TensorKind, TensorSpec,
+    Layout, LeaderWindow, TensorKind, TensorSpec,
     codec::F32_BYTES,
     config::ServerJob,
     layout::{Cuts, LayoutError},
@@ -72,7 +72,7 @@ impl Job {
             bucket_len,
             grace_ms: self.cluster.grace_ms,
             durability: self.cluster.durability,
-            leader_window: self.cluster.leader_window(),
+            leader_window: LeaderWindow::default(),
             algorithm: self.algorithm,
             round: self.round,
             encoding: self.train.encoding,

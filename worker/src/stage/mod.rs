@@ -9,8 +9,8 @@
 //! Each rank has a session of its own with the shards of its stages, under the worker's name: nobody else of the worker speaks with them. The
 //! leader says when a step, a pull, an evaluation is; what passes between stages goes over the group's [lines](Lines).
 //!
-//! There may be fewer ranks than stages, after one has died: they have several, one behind the other. There may be more: the last ones
-//! wait.
+//! There may be fewer ranks than stages, after one has died: they have several, one behind the other. Those of a mesh that is not whole
+//! any more wait.
 
 mod norms;
 mod place;

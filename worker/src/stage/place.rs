@@ -32,8 +32,8 @@ impl Default for Place {
 }
 
 impl Place {
-    /// Of a group's ranks: a mesh behind the other, in each the slices of a stage are neighbours. The last ranks have none, where there are more. Where there are
-    /// fewer, there are as many meshes as are whole; of less than one some ranks have several stages; of less than the slices of one stage there are fewer slices.
+    /// Of a group's ranks: a mesh behind the other, in each the slices of a stage are neighbours. Where there are fewer ranks
+    /// than that takes, there are as many meshes as are whole, and the last ranks have no stages; of less than one some ranks have several stages; of less than the slices of one stage there are fewer slices.
     pub fn new((place, size): (usize, usize), Cut { stages, slices, meshes }: Cut) -> Self {
         let slices = slices.clamp(1, size.max(1));
         let of = (size / slices).clamp(1, stages);
@@ -131,9 +131,8 @@ mod tests {
         assert_eq!(of(3), [0..1, 1..2, 2..4]);
         assert_eq!(of(2), [0..2, 2..4]);
         assert_eq!(of(1), vec![Range { start: 0, end: 4 }]);
-        assert_eq!(of(6), [0..1, 1..2, 2..3, 3..4, 4..4, 4..4], "two wait");
-        for size in 1..6 {
-            for (place, here) in places(size, (4, 1, 1)).iter().enumerate().take(4) {
+        for size in 1..5 {
+            for (place, here) in places(size, (4, 1, 1)).iter().enumerate() {
                 assert!(here.stages.clone().all(|s| here.of_stage(s, 4) == place), "{here:?}");
                 assert_eq!(here.is_last(), here.stages.end == 4);
             }
@@ -161,7 +160,6 @@ mod tests {
         let one = [(0, 0..1, 0), (0, 0..1, 1), (0, 1..2, 0), (0, 1..2, 1)];
         let two = [(1, 0..1, 0), (1, 0..1, 1), (1, 1..2, 0), (1, 1..2, 1)];
         assert_eq!(of(8), [&one[..], &two].concat());
-        assert_eq!(of(9), [&one[..], &two, &[(0, 2..2, 0)]].concat(), "one waits");
         assert_eq!(of(7), [&one[..], &[(0, 2..2, 0), (0, 2..2, 1), (0, 2..2, 0)]].concat(), "three wait");
         assert_eq!(of(4), one);
         // Of less than one there is one.
@@ -172,6 +170,6 @@ mod tests {
         assert_eq!((all[5].beside(1), all[5].in_mesh(0, 1), all[5].ranks()), (7, 3, 8));
         let alike: Vec<_> = all[7].alike().collect();
         assert_eq!(alike, [(2, 0, true), (3, 1, true), (6, 0, false), (7, 1, false)]);
-        assert!(places(6, (2, 1, 2)).iter().skip(4).all(|p| p.stages.is_empty() && p.meshes == 2));
+        assert!(places(5, (2, 1, 3)).iter().skip(4).all(|p| p.stages.is_empty() && p.meshes == 2));
     }
 }

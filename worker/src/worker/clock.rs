@@ -1,15 +1,6 @@
 //! The training clock.
 
-use std::{
-    sync::OnceLock,
-    time::{Duration, Instant},
-};
-
-/// Time since this process first asked.
-pub(super) fn now() -> Duration {
-    static FIRST: OnceLock<Instant> = OnceLock::new();
-    FIRST.get_or_init(Instant::now).elapsed()
-}
+use std::time::{Duration, Instant};
 
 /// Time spent training: it stands still while a worker evaluates.
 #[derive(Default)]

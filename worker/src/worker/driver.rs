@@ -1,7 +1,7 @@
 //! Does what the [`Trainer`] says with the servers, the record and the checkpoints; what needs a model or data it hands to
 //! its loop as a [`Turn`]. The training loop of [`super::run`] and a user's own ([`crate::Run`]) are both on top of it.
 
-use super::{Plan, WorkerError, WorkerOptions, clock, clock::Clock};
+use super::{Plan, WorkerError, WorkerOptions, clock::Clock};
 use crate::{
     checkpoints::{Author, Checkpoints},
     exchange::PushParts,
@@ -13,7 +13,7 @@ use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Repo
 use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
-use paraft_trainer::{Action, Seen, Trainer};
+use paraft_trainer::{Action, Trainer};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -272,18 +272,12 @@ impl Driver {
             if self.interrupt.is_set() && !self.over {
                 return Err(WorkerError::Interrupted);
             }
-            let (mode, version) = (self.client.mode().1, self.client.version());
             let next = self.again.take();
-            match next.unwrap_or_else(|| self.trainer.next(&Seen { version, mode, now: clock::now() })) {
+            match next.unwrap_or_else(|| self.trainer.next_action()) {
                 Action::Pull(pull) => {
                     let pulled =
                         self.pull(pull.clone(), into).inspect_err(|e| self.goes_on(Action::Pull(pull), e))?;
                     self.trainer.pulled(pulled);
-                }
-                Action::Settle => {
-                    let settled = self.client.settle().map_err(WorkerError::from);
-                    let settled = settled.inspect_err(|e| self.goes_on(Action::Settle, e))?;
-                    self.trainer.settled(settled);
                 }
                 Action::TakeChunk { epoch, done } => self.trainer.chunk(self.client.take_chunk(epoch, done)?),
                 Action::Begin(done) => {
@@ -315,7 +309,6 @@ impl Driver {
                     self.follow_them(self.values(&buckets));
                     self.push_fragment(step, buckets, samples);
                 }
-                Action::Ask(pull) => self.client.ask(pull),
                 Action::TakeOver(buckets) => {
                     self.follow_them(self.values(&buckets));
                     self.take_over(into.weights(), buckets.clone());
@@ -369,9 +362,6 @@ impl Driver {
                     tracing::info!(%step, %done, "rounds were closed without this worker; it goes on with the others");
                 }
                 Action::Wait(time) => thread::sleep(time),
-                Action::ColdStart { updates, of } => {
-                    tracing::warn!(updates, of, "the warm start has come to a halt; going on without it");
-                }
                 Action::Trained => {
                     self.clock.stop();
                     self.recorder.rest()?;

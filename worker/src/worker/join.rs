@@ -106,7 +106,6 @@ pub(super) fn join(
             due: job.checkpoint.as_ref().map(|c| checkpoints::due(c, plan)),
             leased: plan.leased,
             begun,
-            timeout: Duration::from_millis(job.cluster.timeout_ms),
         },
         start,
     );

@@ -12,17 +12,16 @@
 //! ```
 //!
 //! ```
-//! use paraft_common::{Layout, Mode, Step, TensorSpec, Version, WorkerId, local::LocalConfig};
+//! use paraft_common::{Layout, Step, TensorSpec, WorkerId, local::LocalConfig};
 //! use paraft_session::Pulled;
-//! use paraft_trainer::{Action, Options, Seen, Steps, Trainer};
+//! use paraft_trainer::{Action, Options, Steps, Trainer};
 //!
 //! let layout = Layout::new(vec![TensorSpec::param("w", &[4])], 4).expect("a layout");
 //! let steps = Steps::new(3, 1, 2, None).expect("some steps"); // 3 minibatches an epoch, 1 a step, 2 epochs
 //! let mut trainer = Trainer::new(Options::new(WorkerId(0), steps, LocalConfig::default(), layout), Step(0));
-//! let seen = Seen { version: Version(0), mode: Mode::Bsp, now: std::time::Duration::ZERO };
 //! let mut gradients = 0;
 //! loop {
-//!     match trainer.next(&seen) {
+//!     match trainer.next_action() {
 //!         // Ask the servers: `Client::pull`.
 //!         Action::Pull(pull) => trainer.pulled(Pulled { done: pull.done, ..Pulled::default() }),
 //!         // Compute a gradient at the pulled weights, and push its buckets.
@@ -43,4 +42,4 @@ mod steps;
 mod trainer;
 
 pub use steps::{Due, Steps};
-pub use trainer::{Action, Options, Seen, Stepped, Trainer};
+pub use trainer::{Action, Options, Stepped, Trainer};

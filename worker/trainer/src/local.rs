@@ -2,30 +2,21 @@
 //! go to the servers and come back in fragments ([`paraft_common::local::Fragments`]), a push for each of them in its turn.
 //!
 //! ```text
-//!   ┌─ Local ─▶ gradient at its weights ─▶ they move ─┐ ─▶ [Pull] ─▶ Push ─▶ Pull, or Settle
+//!   ┌─ Local ─▶ gradient at its weights ─▶ they move ─┐ ─▶ [Pull] ─▶ Push ─▶ Pull
 //!   └──────────────── of a step ◀─────────────────────┘
 //!
 //!   Local  1   2   3   4   5   6 ...
-//!          ──▶ PushFragment 0, and Ask for it
-//!                  ──▶ Pull, TakeOver: `overlap` minibatches later, or ahead of the next push
-//!                      ──▶ PushFragment 1 ...
+//!          ──▶ PushFragment 0, Pull, TakeOver
+//!                      ──▶ PushFragment 1, Pull, TakeOver ...
 //! ```
 //!
-//! In a step every fragment has one turn, so each bucket has one push for each step. One pull is under way at a time. Where a
-//! checkpoint is cut behind a step, or an epoch ends, the last fragment comes with a pull of everything.
+//! In a step every fragment has one turn, so each bucket has one push for each step. Where a checkpoint is cut behind a step, or
+//! an epoch ends, the last fragment comes with a pull of everything.
 
 use crate::trainer::{Action, State, Trainer};
-use paraft_common::Step;
+use paraft_common::{Step, local::Fragments};
 use paraft_session::{Pull, Pulled};
 use std::ops::Range;
-
-/// A fragment that was pushed and not taken over.
-pub(crate) struct Under {
-    pub step: Step,
-    pub buckets: Range<usize>,
-    /// After so many minibatches of the job it is taken over.
-    pub at: u64,
-}
 
 /// Where a worker is in a step.
 pub(crate) struct Local {
@@ -43,23 +34,15 @@ pub(crate) struct Local {
 enum At {
     /// The next minibatch.
     Minibatch,
-    /// A minibatch is trained; what is under way may be due.
+    /// A minibatch is trained; a fragment may be due.
     Trained,
-    /// The pull of this fragment was asked for.
-    Pulling(Under, Then),
-    /// The turn of a fragment.
-    Turn,
+    /// These buckets, which were pushed, are pulled.
+    Pulling(Range<usize>),
     /// A minibatch and what comes behind it are over.
     Over,
     /// All minibatches are trained, and a pull comes ahead of the push.
     PullFirst,
     Push,
-}
-
-#[derive(Clone, Copy)]
-enum Then {
-    Turn,
-    Over,
 }
 
 impl Trainer {
@@ -108,28 +91,15 @@ impl Trainer {
                 }
                 self.state = State::Local(local);
             }
-            At::Trained => {
-                let turn = !fragments.due(i, of, &self.o.layout).is_empty();
-                let comes = self.under.as_ref().is_some_and(|u| u.at <= before + i || turn);
-                local.at = At::Turn;
-                match comes {
-                    true => self.pull_fragment(local, Then::Turn),
-                    false => self.state = State::Local(local),
-                }
-            }
-            At::Pulling(under, then) => {
+            At::Trained => self.turn(local),
+            At::Pulling(buckets) => {
                 let Some(pulled) = pulled else { return };
-                if pulled.rejoined || pulled.done != under.step || pulled.stop {
+                if pulled.rejoined || pulled.done != step || pulled.stop {
                     return self.stepped(None, pulled);
                 }
-                self.queue.push_back(Action::TakeOver(under.buckets));
-                local.at = match then {
-                    Then::Turn => At::Turn,
-                    Then::Over => At::Over,
-                };
-                self.state = State::Local(local);
+                self.queue.push_back(Action::TakeOver(buckets));
+                self.state = State::Local(local); // at `Over`
             }
-            At::Turn => self.turn(local),
             At::Over if i < of => {
                 local.at = At::Minibatch;
                 self.state = State::Local(local);
@@ -137,7 +107,6 @@ impl Trainer {
             At::Over => self.pushed(step, local.loss_sum, local.samples),
             At::PullFirst => {
                 let Some(pulled) = pulled else { return };
-                self.take_over_rest();
                 if pulled.done != Step(step.0 - 1) || pulled.stop {
                     return self.stepped(None, pulled);
                 }
@@ -155,7 +124,7 @@ impl Trainer {
     /// A fragment may be due behind the minibatch.
     fn turn(&mut self, mut local: Local) {
         let fragments = self.o.local.rule().fragments();
-        let Local { step, before, of, trained: i, .. } = local;
+        let Local { step, of, trained: i, .. } = local;
         let buckets = fragments.due(i, of, &self.o.layout);
         local.at = At::Over;
         if buckets.is_empty() {
@@ -165,22 +134,13 @@ impl Trainer {
         // By samples of the step, whichever of them came after this fragment's last turn.
         let samples = of as usize * self.o.batch;
         self.queue.push_back(Action::PushFragment { step, buckets: buckets.clone(), samples });
-        let all = i == of && (self.is_due(step) || self.o.steps.ends_epoch(step));
-        if !all {
-            self.queue.push_back(Action::Ask(Self::pull_of(step, buckets.clone())));
+        if i == of && (self.is_due(step) || self.o.steps.ends_epoch(step)) {
+            self.rest = Some(buckets);
+            self.state = State::Local(local);
+            return;
         }
-        self.under = Some(Under { step, buckets, at: before + i + fragments.overlap });
-        match fragments.overlap == 0 && !all {
-            true => self.pull_fragment(local, Then::Over),
-            false => self.state = State::Local(local),
-        }
-    }
-
-    /// Waits for the fragment that is under way.
-    fn pull_fragment(&mut self, mut local: Local, then: Then) {
-        let Some(under) = self.under.take() else { return };
-        let pull = Self::pull_of(under.step, under.buckets.clone());
-        local.at = At::Pulling(under, then);
+        let pull = Pull { only: Fragments::ids(buckets.clone()), ..Pull::of(step) };
+        local.at = At::Pulling(buckets);
         self.does(Action::Pull(pull), State::Local(local));
     }
 }

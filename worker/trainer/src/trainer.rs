@@ -2,18 +2,12 @@
 
 use crate::{
     leased::Leased,
-    local::{Local, Under},
+    local::Local,
     steps::{Due, Steps},
 };
-use paraft_common::{
-    BucketId, Layout, Mode, Share, Step, Version, WorkerId, config::ChunkPlan, local::Fragments,
-    local::LocalConfig,
-};
+use paraft_common::{Layout, Share, Step, WorkerId, config::ChunkPlan, local::LocalConfig};
 use paraft_session::{Next, Pull, Pulled};
 use std::{collections::VecDeque, mem, ops::Range, time::Duration};
-
-/// A worker that has to wait for the warm start looks so often whether it is over.
-const WARM_LOOK: Duration = Duration::from_millis(20);
 
 /// How a worker trains.
 #[derive(Clone, Debug)]
@@ -38,8 +32,6 @@ pub struct Options {
     pub leased: Option<ChunkPlan>,
     /// Epochs that were done when the job began.
     pub begun: u64,
-    /// A warm start that has not moved for so long is not waited for.
-    pub timeout: Duration,
 }
 
 impl Options {
@@ -56,20 +48,8 @@ impl Options {
             due: None,
             leased: None,
             begun: 0,
-            timeout: Duration::MAX,
         }
     }
-}
-
-/// What a worker sees when it asks what to do.
-#[derive(Clone, Copy, Debug)]
-pub struct Seen {
-    /// The smallest version over the buckets of its last pull.
-    pub version: Version,
-    /// The mode in force, as the shards have said with that pull.
-    pub mode: Mode,
-    /// The time, from any beginning.
-    pub now: Duration,
 }
 
 /// A step that is done, to be written down.
@@ -90,8 +70,6 @@ pub struct Stepped {
 pub enum Action {
     /// Pull into the weights. Answer: [`Trainer::pulled`].
     Pull(Pull),
-    /// Wait until every push is acknowledged. Answer: [`Trainer::settled`].
-    Settle,
     /// Say which chunk of the epoch is trained, and ask for the next. Answer: [`Trainer::chunk`].
     TakeChunk {
         /// The epoch that the worker is ready for, from 0.
@@ -137,8 +115,6 @@ pub enum Action {
         /// That it comes of.
         samples: usize,
     },
-    /// Ask for weights whose pull comes later.
-    Ask(Pull),
     /// The worker's own weights of these buckets follow what was pulled.
     TakeOver(Range<usize>),
     /// Everything of this step is pushed.
@@ -204,13 +180,6 @@ pub enum Action {
     },
     /// Do nothing for so long.
     Wait(Duration),
-    /// The warm start has come to a halt after so many of these updates: it is not waited for any more.
-    ColdStart {
-        /// That were seen.
-        updates: u64,
-        /// That were waited for.
-        of: u64,
-    },
     /// Everything is trained: what comes now is no time of training. [`Action::Begin`] may still follow, where the session is
     /// lost.
     Trained,
@@ -234,7 +203,6 @@ impl Action {
         matches!(
             self,
             Self::Pull(_)
-                | Self::Settle
                 | Self::TakeChunk { .. }
                 | Self::Chunk { .. }
                 | Self::Gradient { .. }
@@ -248,10 +216,6 @@ pub(crate) enum State {
     /// Nothing: a step is begun.
     Next,
     First,
-    Warm {
-        seen: Version,
-        since: Duration,
-    },
     Gradient(Step),
     Local(Local),
     /// Everything of a step is pushed.
@@ -259,7 +223,7 @@ pub(crate) enum State {
         step: Step,
         loss: f32,
     },
-    /// It is pulled behind it, or settled.
+    /// It is pulled behind it.
     Behind {
         step: Step,
         loss: f32,
@@ -278,13 +242,11 @@ pub struct Trainer {
     /// What is to be done before anything is decided anew.
     pub(crate) queue: VecDeque<Action>,
     pub(crate) done: Step,
-    /// A fragment that was pushed and not taken over.
-    pub(crate) under: Option<Under>,
+    /// A fragment that was pushed, and comes with a pull of everything.
+    pub(crate) rest: Option<Range<usize>>,
     pub(crate) stop: bool,
     /// The epoch whose evaluation is that of the final weights, as far as this worker knows.
     pub(crate) evaluated: Option<u64>,
-    /// The first pull, until training begins.
-    first: Option<Pulled>,
     /// The last action has an answer that was not given.
     unanswered: bool,
 }
@@ -298,10 +260,9 @@ impl Trainer {
             state: State::First,
             queue,
             done: start,
-            under: None,
+            rest: None,
             stop: false,
             evaluated: None,
-            first: None,
             unanswered: false,
         }
     }
@@ -315,7 +276,7 @@ impl Trainer {
     ///
     /// # Panics
     /// Where the last action has an answer that was not given, or after [`Action::End`].
-    pub fn next(&mut self, seen: &Seen) -> Action {
+    pub fn next_action(&mut self) -> Action {
         loop {
             assert!(!self.unanswered, "the last action was not answered");
             if let Some(action) = self.queue.pop_front() {
@@ -324,10 +285,9 @@ impl Trainer {
             }
             match mem::replace(&mut self.state, State::Next) {
                 State::Next => self.begin_step(),
-                State::Warm { seen: version, since } => self.warm(seen, version, since),
                 State::Local(local) => self.local(local, None),
                 State::Leased(leased) => self.leased(leased),
-                State::Pushed { step, loss } => self.pull_behind(step, loss, seen),
+                State::Pushed { step, loss } => self.pull_behind(step, loss),
                 _ => panic!("it is over"),
             }
         }
@@ -434,40 +394,15 @@ impl Trainer {
         self.does(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
     }
 
-    /// Behind the push of a step: a pull, if it is time, or a look whether the next push may go.
-    fn pull_behind(&mut self, step: Step, loss: f32, seen: &Seen) {
-        if self.is_due(step) {
-            return self.does(
-                Action::Pull(Pull { checkpoint: true, ..Pull::of(step) }),
-                State::Behind { step, loss },
-            );
-        }
-        if !self.o.local.is_local() {
-            return self.does(Action::Pull(Pull::of(step)), State::Behind { step, loss });
-        }
-        let rule = self.o.local.rule();
-        let ends = self.o.steps.ends_epoch(step);
-        if !ends && (rule.pulls_first() || rule.fragments().stream()) {
-            // The next pull is of this step too, and waits for its push; or the last fragment's is under way, or over.
+    /// Behind the push of a step: a pull, but where one comes ahead of the next push or came with the fragments.
+    fn pull_behind(&mut self, step: Step, loss: f32) {
+        let (checkpoint, rule) = (self.is_due(step), self.o.local.rule());
+        let pulled_elsewhere = rule.pulls_first() || rule.fragments().stream();
+        if pulled_elsewhere && !checkpoint && !self.o.steps.ends_epoch(step) {
+            // The next pull is of this step too, and waits for its push; or the last fragment's is over.
             return self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
         }
-        let within = (step.0 - 1) % self.o.steps.per_epoch + 1;
-        // In the other modes pulls are what workers wait for.
-        let pulls = ends || seen.mode != Mode::Asp || within.is_multiple_of(rule.steps_a_pull());
-        let action = if pulls { Action::Pull(Pull::of(step)) } else { Action::Settle };
-        self.does(action, State::Behind { step, loss });
-    }
-
-    /// What came of [`Action::Settle`]: where the session was lost, the step that the worker goes on from.
-    pub fn settled(&mut self, joined: Option<Step>) {
-        self.unanswered = false;
-        match (mem::replace(&mut self.state, State::Next), joined) {
-            (State::Behind { step, loss }, None) => {
-                self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
-            }
-            (behind @ State::Behind { .. }, Some(done)) => self.does(Action::Pull(Pull::of(done)), behind),
-            _ => panic!("nothing was to be settled"),
-        }
+        self.does(Action::Pull(Pull { checkpoint, ..Pull::of(step) }), State::Behind { step, loss });
     }
 
     /// What came of [`Action::Pull`].
@@ -476,14 +411,11 @@ impl Trainer {
         self.o.share = pulled.share.unwrap_or(self.o.share);
         match mem::replace(&mut self.state, State::Next) {
             State::First => self.first_pull(pulled),
-            State::Warm { seen, since } => {
-                let rejoined = self.first.take().is_some_and(|p| p.rejoined);
-                self.first = Some(Pulled { rejoined: pulled.rejoined || rejoined, ..pulled });
-                self.state = State::Warm { seen, since };
-            }
             State::Local(local) => self.local(local, Some(pulled)),
             State::Behind { step, loss } => {
-                self.take_over_rest();
+                if let Some(buckets) = self.rest.take() {
+                    self.queue.push_back(Action::TakeOver(buckets));
+                }
                 self.stepped(Some((step, loss)), pulled);
             }
             State::Leased(leased) => self.pulled_leased(leased, pulled),
@@ -498,47 +430,10 @@ impl Trainer {
         }
     }
 
-    /// A whole pull brings what is under way too.
-    pub(crate) fn take_over_rest(&mut self) {
-        if let Some(under) = self.under.take() {
-            self.queue.push_back(Action::TakeOver(under.buckets));
-        }
-    }
-
     fn first_pull(&mut self, pulled: Pulled) {
         if let Some(chunks) = self.o.leased {
             return self.begin_leased(chunks, &pulled);
         }
-        self.first = Some(pulled);
-        let rule = self.o.local.rule();
-        if self.o.local.is_local() && rule.warm_start() > 0 && self.o.worker != WorkerId(0) {
-            self.state = State::Warm { seen: Version(u64::MAX), since: Duration::ZERO };
-        } else {
-            self.begin();
-        }
-    }
-
-    /// Waits for the warm start of the lowest worker. Where nothing comes for as long as the timeout, this worker begins all
-    /// the same: the one that warms up may be gone.
-    fn warm(&mut self, now: &Seen, seen: Version, since: Duration) {
-        let rule = self.o.local.rule();
-        let updates = rule.warm_start().div_ceil(rule.minibatches()).min(self.o.steps.total);
-        let (stop, done) = self.first.as_ref().map_or((true, self.done), |p| (p.stop, p.done));
-        if now.version.0 >= updates || stop || now.mode != Mode::Asp {
-            return self.begin();
-        }
-        let moved = now.version != seen;
-        let (seen, since) = if moved { (now.version, now.now) } else { (seen, since) };
-        if now.now.saturating_sub(since) > self.o.timeout {
-            self.queue.push_back(Action::ColdStart { updates: seen.0, of: updates });
-            return self.begin();
-        }
-        self.queue.push_back(Action::Wait(WARM_LOOK));
-        self.does(Action::Pull(Pull::of(done)), State::Warm { seen, since });
-    }
-
-    fn begin(&mut self) {
-        let Some(pulled) = self.first.take() else { return };
         (self.done, self.stop) = (pulled.done, pulled.stop);
         self.queue.push_back(Action::Begin(self.done));
         // The epoch that has just ended is evaluated after the step is cut into a checkpoint: who goes on from there does it
@@ -570,7 +465,7 @@ impl Trainer {
             self.queue.push_back(Action::Checkpoint(pulled));
         }
         if moved && !stop {
-            self.under = None;
+            self.rest = None;
             self.queue.push_back(Action::Moved { step, done, rejoined });
             self.queue.push_back(Action::Begin(done));
         }
@@ -593,12 +488,6 @@ impl Trainer {
             panic!("no chunk was to be prepared");
         };
         self.begin_chunk(leased, minibatches);
-    }
-
-    /// The ask for the weights of these buckets behind a step.
-    pub(crate) fn pull_of(step: Step, buckets: Range<usize>) -> Pull {
-        let only: Vec<BucketId> = Fragments::ids(buckets);
-        Pull { only, ..Pull::of(step) }
     }
 }
 

@@ -1,14 +1,14 @@
 //! What a trainer says, whatever the servers answer.
 
 use paraft_common::{
-    Layout, Mode, Step, TensorSpec, Version, WorkerId,
+    Layout, Step, TensorSpec, WorkerId,
     config::ChunkPlan,
     local::{Diloco, Downpour, Easgd, LocalConfig},
 };
 use paraft_session::{Next, Pulled};
-use paraft_trainer::{Action, Due, Options, Seen, Steps, Trainer};
+use paraft_trainer::{Action, Due, Options, Steps, Trainer};
 use proptest::prelude::*;
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 const BUCKETS: usize = 5;
 const BATCH: u64 = 4;
@@ -38,16 +38,14 @@ struct Told {
 type Answer<'a> = dyn FnMut(u64, &paraft_session::Pull) -> Pulled + 'a;
 
 /// Drives a trainer to its end; panics where it asks for what makes no sense.
-fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> Told {
+fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> Told {
     let mut trainer = Trainer::new(options, Step(0));
     let mut told = Told::default();
     let (mut pulls, mut finished, mut begun, mut trains) = (0, false, false, true);
     // Of the step that is under way: which buckets were pushed.
     let mut open = (Step(0), BTreeSet::new());
-    let mut asked = None;
     for n in 0u64.. {
         assert!(n < 100_000, "it does not come to an end");
-        let seen = Seen { version: Version(n), mode, now: Duration::from_millis(n) };
         let mut pushes = |step: Step, buckets: std::ops::Range<usize>| {
             if open.0 != step {
                 open = (step, BTreeSet::new());
@@ -56,18 +54,13 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
                 assert!(open.1.insert(b), "bucket {b} is pushed twice as {step}");
             }
         };
-        match trainer.next(&seen) {
+        match trainer.next_action() {
             Action::Pull(pull) => {
                 assert_eq!(pull.last, finished, "the last pull comes behind Finish, and no other");
                 assert!(!trains || !pull.barrier, "the clock stands still while it waits for the others");
-                if let Some(asked) = asked.take() {
-                    // What is asked for ahead is pulled, or a pull of everything takes its place.
-                    assert!(pull == asked || pull.only.is_empty(), "{asked:?} and then {pull:?}");
-                }
                 pulls += 1;
                 trainer.pulled(answer(pulls, &pull));
             }
-            Action::Settle => trainer.settled(None),
             Action::Begin(_) => {
                 (begun, trains) = (true, true);
                 open.0 = Step(0); // what is pushed now may have been pushed before
@@ -85,7 +78,6 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
             }
             Action::Push { step, .. } => pushes(step, 0..BUCKETS),
             Action::PushFragment { step, buckets, .. } => pushes(step, buckets),
-            Action::Ask(pull) => asked = Some(pull),
             Action::TakeOver(buckets) => assert!(!buckets.is_empty()),
             Action::Pushed { step, loss, .. } => {
                 assert_eq!((open.0, open.1.len()), (step, BUCKETS), "every bucket once");
@@ -112,7 +104,6 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
                 return told;
             }
             Action::DropChunk | Action::WriteAfter { .. } | Action::EpochOver { .. } | Action::Wait(_) => {}
-            Action::ColdStart { .. } => {}
         }
     }
     told
@@ -129,12 +120,12 @@ fn no_chunks() -> Next {
 
 fn a_rule() -> impl Strategy<Value = LocalConfig> {
     let easgd = Easgd { steps: 3, ..Easgd::default() };
-    let downpour = |n| Downpour { n_push: 2, n_fetch: Some(2 * n), ..Downpour::default() };
+    let downpour = |n_push| Downpour { n_push, ..Downpour::default() };
     prop_oneof![
         Just(LocalConfig::default()),
         (1u64..5).prop_map(|steps| LocalConfig::Diloco(Diloco { steps, ..Diloco::default() })),
-        (1u64..5, 1u64..4, 0u64..3).prop_map(|(steps, fragments, overlap)| {
-            LocalConfig::Diloco(Diloco { steps, fragments, overlap, ..Diloco::default() })
+        (1u64..5, 1u64..4).prop_map(|(steps, fragments)| {
+            LocalConfig::Diloco(Diloco { steps, fragments, ..Diloco::default() })
         }),
         (1u64..4).prop_map(move |n| LocalConfig::Downpour(downpour(n))),
         Just(LocalConfig::Easgd(easgd)),
@@ -154,12 +145,11 @@ proptest! {
     #[test]
     fn every_minibatch_is_trained_once_and_every_step_pushed_whole(
         rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4,
-        mode in prop::sample::select(vec![Mode::Bsp, Mode::Ssp(2), Mode::Asp]),
     ) {
         prop_assume!(rule.rule().validate().is_ok());
         let options = options(rule.clone(), an_epoch, epochs);
         let steps = options.steps;
-        let told = drive(options, mode, &mut in_order, &mut no_chunks);
+        let told = drive(options, &mut in_order, &mut no_chunks);
         prop_assert_eq!(told.minibatches, an_epoch * epochs);
         if rule.is_local() {
             prop_assert_eq!(told.clocks, (0..told.minibatches).collect::<Vec<_>>());
@@ -179,7 +169,6 @@ proptest! {
     fn whatever_pulls_say_the_worker_goes_on_from_there_and_ends(
         rule in a_rule(), an_epoch in 1u64..8,
         odd in prop::collection::btree_map(1u64..30, (0u64..4, any::<bool>(), any::<bool>()), 0..5),
-        mode in prop::sample::select(vec![Mode::Bsp, Mode::Asp]),
     ) {
         prop_assume!(rule.rule().validate().is_ok());
         let (mut stopped, mut rejoined_at_barrier) = (false, false);
@@ -194,7 +183,7 @@ proptest! {
             }
             pulled
         };
-        let told = drive(options(rule, an_epoch, 3), mode, &mut answer, &mut no_chunks);
+        let told = drive(options(rule, an_epoch, 3), &mut answer, &mut no_chunks);
         prop_assert!(told.pushed.is_sorted_by(|a, b| a < b), "{:?}", told.pushed);
         prop_assert!(told.checkpoints.iter().all(|c| told.pushed.contains(c)), "{:?}", told);
         let last = told.evaluated.last().copied();
@@ -226,7 +215,7 @@ proptest! {
             }
             pulled
         };
-        let told = drive(options, Mode::Asp, &mut answer, &mut no_chunks);
+        let told = drive(options, &mut answer, &mut no_chunks);
         prop_assert_eq!(barriers, 1 + u64::from(back.min(total - 1) > 0));
         prop_assert_eq!(told.evaluated.iter().filter(|e| **e == epochs).count(), 1, "{:?}", told);
         prop_assert_eq!(told.evaluated.len() > 1, every_epoch && epochs > 1);
@@ -257,7 +246,7 @@ proptest! {
         let mut answer = |n: u64, pull: &paraft_session::Pull| {
             Pulled { rejoined: n == lost && !pull.last, ..in_order(n, pull) }
         };
-        let told = drive(options, Mode::Asp, &mut answer, &mut || queue.pop().unwrap_or(Next::Ended));
+        let told = drive(options, &mut answer, &mut || queue.pop().unwrap_or(Next::Ended));
         prop_assert!(told.chunks.len() <= trained);
         prop_assert!(told.chunks.len() + 1 >= trained, "at most one is lost with the session: {:?}", told);
         prop_assert!(told.minibatches <= 3 * trained as u64);

@@ -89,10 +89,9 @@ pub struct CudaOptions {
     pub ordinal: u32,
     /// In which numbers.
     pub precision: Precision,
-    /// Begin each kernel by itself, without CUDA graphs; so it is for all devices with `PARAFT_CUDA_GRAPHS=0`.
+    /// Begin each kernel by itself, without CUDA graphs.
     pub eager: bool,
-    /// Apply biases and activations by kernels of their own, without cuBLASLt; so it is for all devices with
-    /// `PARAFT_CUDA_EPILOGUES=0`.
+    /// Apply biases and activations by kernels of their own, without cuBLASLt.
     pub apart: bool,
 }
 
@@ -264,15 +263,12 @@ impl CudaDevice {
         let stream = Stream::new(&context, -1)?;
         let blas = Blas::new(&stream, options.precision)?;
         let launcher = Arc::new(Launcher::new(Kernels::new(&context, options.precision.define())));
-        let switch = |name: &str| std::env::var_os(name).is_none_or(|v| v != "0");
-        let lt = match !options.apart && switch("PARAFT_CUDA_EPILOGUES") {
-            true => Lt::new(&stream, options.precision, blas.workspace())?,
-            false => None,
+        let lt = match options.apart {
+            true => None,
+            false => Lt::new(&stream, options.precision, blas.workspace())?,
         };
-        let wanted = !options.eager && switch("PARAFT_CUDA_GRAPHS");
-        // What is written down cannot be waited for.
-        let graphs = wanted && !launcher.waits() && library::has_graphs();
-        if wanted && !graphs {
+        let graphs = !options.eager && library::has_graphs();
+        if !options.eager && !graphs {
             tracing::debug!(device = context.name(), "steps are not begun as CUDA graphs");
         }
         Ok(Self {

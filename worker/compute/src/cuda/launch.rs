@@ -97,22 +97,15 @@ impl Geometry {
     }
 }
 
-/// Launches on a stream. With `PARAFT_CUDA_SYNC=1` each launch is waited for, so that an error comes from the kernel that
-/// made it; otherwise an error inside a kernel comes out of whatever is called next.
+/// Launches on a stream. An error inside a kernel comes out of whatever is called next.
 #[derive(Debug)]
 pub struct Launcher {
     kernels: Kernels,
-    waits: bool,
 }
 
 impl Launcher {
     pub fn new(kernels: Kernels) -> Self {
-        Self { kernels, waits: std::env::var_os("PARAFT_CUDA_SYNC").is_some_and(|v| v != "0") }
-    }
-
-    /// Whether each launch is waited for.
-    pub fn waits(&self) -> bool {
-        self.waits
+        Self { kernels }
     }
 
     /// Begins a kernel.
@@ -158,14 +151,7 @@ impl Launcher {
                 std::ptr::null_mut(),
             )
         };
-        let context = stream.context();
-        context.check(code, || format!("launch of {}", describe(name, geometry, args)))?;
-        if self.waits {
-            // SAFETY: the stream is alive.
-            let code = unsafe { sys::cuStreamSynchronize(stream.raw()) };
-            context.check(code, || describe(name, geometry, args))?;
-        }
-        Ok(())
+        stream.context().check(code, || format!("launch of {}", describe(name, geometry, args)))
     }
 }
 
