@@ -97,11 +97,7 @@ pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
         figure("goodput while it is sent", &during, "MB/s", ratio);
         figure("until it votes again", &took, "s", None);
     }
-    if args.json {
-        figure::print_json(&figures);
-    } else {
-        figure::print(&figures);
-    }
+    figure::show(&figures, args.json);
     Ok(exit::OK)
 }
 

@@ -18,11 +18,6 @@ impl Meter {
         Self(std::iter::once(std::process::id()).chain(others).collect())
     }
 
-    /// Of these alone.
-    pub fn of(others: impl IntoIterator<Item = u32>) -> Self {
-        Self(others.into_iter().collect())
-    }
-
     /// CPU seconds of all of them so far; NaN where one cannot be read, which no median counts.
     pub fn cpu(&self) -> f64 {
         self.0.iter().map(|pid| cpu_seconds_of(*pid).unwrap_or(f64::NAN)).sum()
