@@ -12,7 +12,7 @@ use crate::{
 use clap::Args;
 use paraft_client::{Acked, ClientError};
 use paraft_common::{BucketId, Durability};
-use paraft_fleet::{ask, ask::ask_all, failure::Failure, launch};
+use paraft_fleet::{failure::Failure, launch};
 use paraft_worker::exit;
 use std::{
     path::Path,
@@ -240,9 +240,8 @@ fn whole(fleet: &BenchFleet, interrupted: &AtomicI32) -> Result<usize, Failure> 
     let asked = &fleet.fleet.addresses;
     wait_for(
         || {
-            let view = health::whole(&ask_all(asked, false), 1, fleet.job.cluster.replicas);
-            let settled = || ask::describe(asked).is_some_and(|f| health::settled(&f).is_ok());
-            leader = view.ok().filter(|_| settled()).and_then(|v| v.leaders.first().copied());
+            let view = health::look(asked).and_then(|(fleet, replies)| health::view(&fleet, &replies, 1));
+            leader = view.ok().and_then(|v| v.leaders.first().copied());
             leader.is_some()
         },
         interrupted,
