@@ -252,10 +252,7 @@ fn whole(fleet: &BenchFleet, interrupted: &AtomicI32) -> Result<usize, Failure> 
 fn wait_for(mut done: impl FnMut() -> bool, interrupted: &AtomicI32) -> Result<(), Failure> {
     let began = Instant::now();
     while !done() {
-        let number = interrupted.load(Relaxed);
-        if number != 0 {
-            return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
-        }
+        launch::go_on(interrupted)?;
         if began.elapsed() > REPAIR {
             return Err(Failure::new(exit::FAILED, format!("the fleet is not whole after {REPAIR:?}")).help(
                 "its servers' logs are in a temporary folder that is gone; try `paraft verify ledger`",

@@ -305,14 +305,6 @@ fn failed(e: ClientError) -> Failure {
     WorkerError::from(e).into()
 }
 
-/// Whether the user wants the end.
-pub fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
-    match interrupted.load(Relaxed) {
-        0 => Ok(()),
-        number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),
-    }
-}
-
 /// A benchmark's worker ended with an error, or its thread panicked.
 pub fn ended<T>(result: std::thread::Result<Result<T, ClientError>>) -> Result<T, Failure> {
     let ended = result.map_err(|_| Failure::new(exit::FAILED, "a worker of the benchmark panicked"))?;
