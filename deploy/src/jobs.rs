@@ -3,14 +3,11 @@
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_fleet::{ask, failure::Failure, out, table, whose::addresses};
+use paraft_host::clock::unix_ms;
 use paraft_proto::{CheckpointInfo, JobInfo, ShardStatus};
 use paraft_worker::exit;
 use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 /// Which fleet.
 #[derive(Args)]
@@ -95,7 +92,7 @@ fn kept(job: &JobInfo) -> String {
     match (job.released, job.ended_ms, job.keep_ms) {
         (true, ..) => "gone".into(),
         (false, 1.., Some(keep)) => {
-            let left = Duration::from_millis((job.ended_ms + keep).saturating_sub(now_ms()));
+            let left = Duration::from_millis((job.ended_ms + keep).saturating_sub(unix_ms()));
             format!("kept for {}", span(left.as_secs()))
         }
         _ => "here".into(),
@@ -195,12 +192,8 @@ fn versions(c: &CheckpointInfo) -> String {
 }
 
 /// A moment for people: how long ago it was, by this machine's clock.
-fn ago(unix_ms: u64) -> String {
-    format!("{} ago", span(now_ms().saturating_sub(unix_ms) / 1000))
-}
-
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+fn ago(moment_ms: u64) -> String {
+    format!("{} ago", span(unix_ms().saturating_sub(moment_ms) / 1000))
 }
 
 /// A time for people.

@@ -3,8 +3,8 @@
 //! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
-//! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
-//!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
+//! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
+//!   [`mod@replay`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in.
 //!
 //! - [`submit`], [`end`], [`jobs`]: the jobs of a fleet that stands already.
@@ -47,7 +47,6 @@ mod top;
 mod trace;
 mod track;
 mod train;
-mod whole;
 
 /// docs/benchmarks.md has the difference.
 #[global_allocator]

@@ -3,7 +3,7 @@
 use crate::{
     control,
     jobs::{self, FleetOf},
-    memory, whole,
+    memory,
 };
 use clap::Args;
 use comfy_table::{Table, presets};
@@ -12,9 +12,10 @@ use paraft_fleet::{
     ask::{self, ask_all},
     failure::Failure,
     out, table,
+    view::{self, Wellbeing},
     whose::{self, addresses},
 };
-use paraft_proto::{ShardStatus, StatusReply};
+use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
@@ -55,10 +56,19 @@ pub enum WaitFor {
     Whole,
 }
 
+/// How a fleet is: all its servers are asked.
+fn asked(fleet: &DescribeReply) -> Wellbeing {
+    let all: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
+    view::weigh(fleet, &ask_all(&all, false))
+}
+
 fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, Failure> {
     let deadline = Instant::now() + timeout;
     loop {
-        let now = whole::look(addresses);
+        let now = match ask::agreeing(addresses) {
+            Ok(fleet) => asked(&fleet),
+            Err(none) => Wellbeing { stalled: vec![none.why], missing: Vec::new() },
+        };
         let there = match what {
             WaitFor::Serving => now.serves(),
             WaitFor::Whole => now.is_whole(),
@@ -106,8 +116,7 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     }
     let none = match ask::agreeing(&addresses) {
         Ok(fleet) => {
-            let all: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
-            let now = whole::weigh(&fleet, &ask_all(&all, false));
+            let now = asked(&fleet);
             if args.json {
                 let mut last = control::as_json(&fleet);
                 last["now"] = now.as_json();

@@ -4,29 +4,20 @@ use clap::{Args, Subcommand};
 use paraft_fleet::failure::Failure;
 
 mod apply;
-mod echo;
 mod failover;
-mod fanout;
 mod far;
 mod figure;
 mod gpu;
 mod kernels;
 mod large;
-mod latency;
 mod load;
 mod meter;
-mod neighbours;
 mod peers;
-mod pipeline;
 mod plain;
 mod raw;
 mod resilience;
-mod responsive;
-mod ring;
 mod shard;
-mod streamed;
 mod train;
-mod transformer;
 mod wire;
 
 /// Which benchmark.
@@ -45,15 +36,9 @@ enum Which {
     Wire(wire::WireBenchArgs),
     /// Optimizers: GB/s of gradient, against what the memory allows.
     Apply(apply::ApplyBenchArgs),
-    /// A small push and a small pull: p50 and p99 by the number of callers, against a bare tonic call.
-    Latency(latency::LatencyBenchArgs),
     /// Pushes through admission, log and apply: goodput, pushes a second, latency of acks and bytes on the wire, by
     /// replicas and durability level.
     Shard(shard::ShardBenchArgs),
-    /// How the cost of a push grows with workers, buckets and shards.
-    Fanout(fanout::FanoutBenchArgs),
-    /// What two jobs get of a fleet while a third one with many workers takes all that it can get.
-    Neighbours(neighbours::NeighboursBenchArgs),
     /// Training while processes are killed: useful samples a second and accuracy, beside checkpoint-and-restart and, where
     /// given, PyTorch under torchrun.
     Resilience(resilience::ResilienceBenchArgs),
@@ -64,27 +49,15 @@ enum Which {
     /// On the CPU, one thread: a training step alone with each set of vector instructions, beside PyTorch's with the same where one is
     /// named.
     Kernels(kernels::KernelsBenchArgs),
-    /// A group's sums over sockets, against as many bytes over plain ones.
-    Ring(ring::RingBenchArgs),
-    /// How soon the control group's calls are answered while servers take over snapshots and hash their states.
-    Responsive(responsive::ResponsiveBenchArgs),
     /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
     /// the peak memory of both processes.
     Large(large::LargeBenchArgs),
-    /// A transformer whose worker holds some layers at a time, beside one that holds all: samples/s, and the worker's memory.
-    Streamed(streamed::StreamedBenchArgs),
-    /// A transformer whose worker's ranks hold a stage each, by every schedule, beside a worker with all of it: samples/s, how long ranks have
-    /// nothing to compute, and the memory of the one that has most.
-    Pipeline(pipeline::PipelineBenchArgs),
     /// The steps of one process; started by `kernels`.
     #[command(hide = true)]
     KernelSteps(kernels::StepsArgs),
     /// The far side of raw sockets; started by the others.
     #[command(hide = true)]
     RawPeer(far::FarArgs),
-    /// The far side of a bare call; started by the others.
-    #[command(hide = true)]
-    EchoPeer(far::FarArgs),
 }
 
 /// A file or folder of a benchmark's own that cannot be written.
@@ -115,20 +88,12 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Wire(a) => wire::run(a),
         Which::Resilience(a) => resilience::run(a),
         Which::Shard(a) => shard::run(a),
-        Which::Fanout(a) => fanout::run(a),
         Which::Failover(a) => failover::run(a),
-        Which::Neighbours(a) => neighbours::run(a),
         Which::Apply(a) => apply::run(a),
-        Which::Latency(a) => latency::run(a),
-        Which::Ring(a) => ring::run(a),
-        Which::Responsive(a) => responsive::run(a),
         Which::Large(a) => large::run(a),
-        Which::Streamed(a) => streamed::run(a),
-        Which::Pipeline(a) => pipeline::run(a),
         Which::Gpu(a) => gpu::run(a),
         Which::Kernels(a) => kernels::run(a),
         Which::KernelSteps(a) => kernels::steps(a),
         Which::RawPeer(a) => raw::serve(a),
-        Which::EchoPeer(a) => echo::serve(a),
     }
 }

@@ -154,13 +154,8 @@ impl Target {
 
     /// Whether a server can be taken away without taking more than a minority of any shard.
     fn whole(&self) -> Result<(), String> {
-        let fleet = ask::describe(&self.addresses).ok_or("the control group has no leader")?;
-        let servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
-        let shape = fleet.shape.clone().unwrap_or_default();
-        health::whole(&ask::ask_all(&servers, false), shape.shards, shape.replicas)?;
-        // Asked again: what the control group said before may be older than what the servers say.
-        let fleet = ask::describe(&self.addresses).ok_or("the control group has no leader")?;
-        health::settled(&fleet)
+        let (fleet, replies) = health::look(&self.addresses)?;
+        health::whole(&fleet, &replies)
     }
 }
 

@@ -1,6 +1,10 @@
 //! Is a fleet whole? Only then may a server be taken away without taking more than a minority of anything.
 
 use paraft_common::{ServerId, ShardId};
+use paraft_fleet::{
+    ask::{self, ask_all},
+    view,
+};
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 
 /// Who leads what, in a fleet that is whole.
@@ -23,14 +27,46 @@ impl View {
     }
 }
 
-/// The fleet if it is whole: every server answers, and every shard has one leader and as many voters as it should have,
-/// who agree on it. Else what is missing.
-pub fn whole(replies: &[Result<StatusReply, String>], shards: u32, replicas: u32) -> Result<View, String> {
-    for (place, reply) in replies.iter().enumerate() {
-        if let Err(e) = reply {
-            return Err(format!("server {place}: {e}"));
-        }
+/// What the servers of a fleet say, in its order; `Err`: why one does not answer.
+pub type Replies = Vec<Result<StatusReply, String>>;
+
+/// What the control group of the fleet says that one of these servers belongs to, and each of its servers.
+pub fn look(servers: &[String]) -> Result<(DescribeReply, Replies), String> {
+    let described = || ask::describe(servers).ok_or("the control group has no leader");
+    let addresses: Vec<String> = described()?.servers.iter().map(|s| s.address.clone()).collect();
+    let replies = ask_all(&addresses, false);
+    // Asked again: what the control group said before may be older than what the servers say.
+    Ok((described()?, replies))
+}
+
+/// What is missing of a fleet, if anything is, by what its servers say; and then by what its control group knows, which has
+/// to hear every server and to see no change of membership under way: in the middle of one, a server that lost its memory still
+/// counts among those whose majority is needed.
+pub fn whole(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> Result<(), String> {
+    if fleet.servers.len() != replies.len() {
+        return Err(format!("{} servers were asked, the fleet has {}", replies.len(), fleet.servers.len()));
     }
+    let now = view::weigh(fleet, replies);
+    if !now.is_whole() {
+        return Err(now.says());
+    }
+    if let Some(s) = fleet.shards.iter().find(|s| s.state != "serving") {
+        return Err(format!("{} is {}: {}", s.name(), s.state, s.trouble));
+    }
+    match fleet.servers.iter().find(|s| s.state == "silent") {
+        Some(s) => Err(format!("the control group does not hear s{}", s.server)),
+        None => Ok(()),
+    }
+}
+
+/// Who leads what in a fleet of one job of so many shards, if it is [`whole`] and each shard has one leader whom all its voters
+/// follow. Else what is missing.
+pub fn view(
+    fleet: &DescribeReply,
+    replies: &[Result<StatusReply, String>],
+    shards: u32,
+) -> Result<View, String> {
+    whole(fleet, replies)?;
     let ids = replies.iter().flatten().map(|r| ServerId(r.server)).collect();
     let installed =
         replies.iter().flatten().map(|r| r.shards.iter().map(|s| s.snapshots_installed).sum()).collect();
@@ -40,16 +76,13 @@ pub fn whole(replies: &[Result<StatusReply, String>], shards: u32, replicas: u32
             .zip(replies.iter().flatten())
             .filter_map(|(i, r)| Some((i, r.server, r.shards.iter().find(|s| s.shard == shard)?)))
             .collect();
-        let roles = || there.iter().map(|(i, _, s)| format!("{i}: {}", s.role)).collect::<Vec<_>>();
-        let votes = |s: &ShardStatus| s.role == "leader" || s.role == "follower";
-        let voters: Vec<_> = there.iter().filter(|(_, _, s)| votes(s)).collect();
-        let leaders: Vec<_> = voters.iter().filter(|(_, _, s)| s.role == "leader").collect();
+        let leaders: Vec<_> = there.iter().filter(|(_, _, s)| s.role == "leader").collect();
         let [(leader, id, led)] = leaders.as_slice() else {
-            return Err(format!("shard {shard} has {} leaders {:?}", leaders.len(), roles()));
+            return Err(format!("shard {shard} has {} leaders", leaders.len()));
         };
-        let agree = voters.iter().all(|(_, _, s)| s.leader == Some(*id) && s.term == led.term);
-        if voters.len() != replicas as usize || !agree {
-            return Err(format!("shard {shard} is not whole {:?}", roles()));
+        let mut voters = there.iter().filter(|(_, _, s)| led.voters.contains(&s.node));
+        if !voters.all(|(_, _, s)| s.leader == Some(*id) && s.term == led.term) {
+            return Err(format!("shard {shard}: not all its voters follow server {leader}"));
         }
         view.leaders.push(*leader);
         view.terms.push(led.term);
@@ -57,25 +90,30 @@ pub fn whole(replies: &[Result<StatusReply, String>], shards: u32, replicas: u32
     Ok(view)
 }
 
-/// Whether the control group hears every server and sees no change of membership under way: in the middle of one, a
-/// server that lost its memory still counts among those whose majority is needed. To be asked after [`whole`]: the
-/// control group has seen the new replicas by then.
-pub fn settled(fleet: &DescribeReply) -> Result<(), String> {
-    if let Some(s) = fleet.shards.iter().find(|s| s.state != "serving") {
-        return Err(format!("shard {} is {}: {}", s.shard, s.state, s.trouble));
-    }
-    match fleet.servers.iter().find(|s| s.state == "silent") {
-        Some(s) => Err(format!("the control group does not hear s{}", s.server)),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paraft_proto::{FleetShape, JobInfo, ServerInfo, ShardInfo};
+
+    fn node(server: u64) -> u64 {
+        server << 32 | 1
+    }
+
+    fn fleet() -> DescribeReply {
+        let server = |server| ServerInfo { server, state: "up".into(), ..ServerInfo::default() };
+        let shape = FleetShape { shards: 1, replicas: 3, durability: String::new() };
+        DescribeReply {
+            jobs: vec![JobInfo { shape: Some(shape), ..JobInfo::default() }],
+            servers: (10..13).map(server).collect(),
+            shards: vec![ShardInfo { state: "serving".into(), ..ShardInfo::default() }],
+            control_voters: vec![10, 11, 12],
+            ..DescribeReply::default()
+        }
+    }
 
     fn reply(server: u64, role: &str, leader: Option<u64>, term: u64) -> Result<StatusReply, String> {
-        let shard = ShardStatus { role: role.into(), leader, term, ..ShardStatus::default() };
+        let (role, voters) = (role.into(), (10..13).map(node).collect());
+        let shard = ShardStatus { node: node(server), role, leader, term, voters, ..ShardStatus::default() };
         Ok(StatusReply { server, shards: vec![shard], ..StatusReply::default() })
     }
 
@@ -86,24 +124,37 @@ mod tests {
             reply(11, "follower", Some(10), 3),
             reply(12, "follower", Some(10), 3),
         ];
-        let view = whole(&good, 1, 3).expect("whole");
-        assert_eq!((view.led_by(0), view.led_by(1), view.terms), (vec![ShardId(0)], vec![], vec![3]));
+        let seen = view(&fleet(), &good, 1).expect("whole");
+        assert_eq!((seen.led_by(0), seen.led_by(1), seen.terms), (vec![ShardId(0)], vec![], vec![3]));
         let with = |place: usize, reply| {
             let mut all = good.to_vec();
             all[place] = reply;
             all
         };
         for (bad, why) in [
-            (with(2, Err("dead".into())), "server 2: dead"),
-            (with(2, reply(12, "learner", Some(10), 3)), "not whole"),
-            (with(2, reply(12, "follower", Some(10), 2)), "not whole"),
-            (with(2, reply(12, "follower", None, 3)), "not whole"),
+            (with(2, Err("dead".into())), "does not answer: dead"),
+            (with(2, reply(12, "follower", Some(10), 2)), "not all its voters"),
+            (with(2, reply(12, "follower", None, 3)), "not all its voters"),
+            (with(2, reply(12, "candidate", None, 4)), "not all its voters"),
             (with(2, reply(12, "leader", Some(12), 2)), "2 leaders"),
-            (with(0, reply(10, "candidate", None, 4)), "0 leaders"),
+            (with(0, reply(10, "candidate", None, 4)), "has no leader"),
+            (good[..2].to_vec(), "2 servers were asked"),
         ] {
-            let said = whole(&bad, 1, 3).expect_err(why);
+            let said = view(&fleet(), &bad, 1).expect_err(why);
             assert!(said.contains(why), "{said}");
         }
-        assert!(whole(&good, 2, 3).is_err(), "a shard that nobody has");
+        assert!(view(&fleet(), &good, 2).is_err(), "a shard that nobody has");
+    }
+
+    #[test]
+    fn it_is_not_whole_before_its_control_group_knows_it() {
+        let good = [10, 11, 12].map(|s| reply(s, if s == 10 { "leader" } else { "follower" }, Some(10), 3));
+        let (mut repairing, mut silent) = (fleet(), fleet());
+        repairing.shards[0].state = "repairing".into();
+        silent.servers[1].state = "silent".into();
+        for (fleet, why) in [(repairing, "is repairing"), (silent, "does not hear s11")] {
+            let said = whole(&fleet, &good).expect_err(why);
+            assert!(said.contains(why), "{said}");
+        }
     }
 }

@@ -3,11 +3,12 @@
 use futures::future::{join, join_all};
 use paraft_common::histogram::DelayHistogram;
 use paraft_fleet::{ask::led, faults::Fault};
+use paraft_host::clock::unix_ms;
 use paraft_proto::{DescribeReply, JobInfo, ShardStatus, StatusReply};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 /// Who does not answer within this time is stopped, or gone.
@@ -228,11 +229,6 @@ pub struct Wait {
     pub seconds: f64,
 }
 
-/// Unix time.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
-}
-
 /// Asks the servers at these addresses, and those that they name. `known` has the addresses of the whole fleet afterwards; none
 /// where nobody answers.
 pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
@@ -243,7 +239,7 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
         let began = Instant::now();
         let reply = paraft_client::status(&address, false, PATIENCE).await.ok();
         let gone = reply.is_none() && began.elapsed() < PATIENCE / 2;
-        (address, now(), reply, gone)
+        (address, unix_ms(), reply, gone)
     };
     let both =
         join(join_all(known.iter().cloned().map(describe)), join_all(known.iter().cloned().map(status)));
@@ -269,7 +265,7 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     silent.for_each(|server| server.state = "silent".into());
     let answered =
         || replies.iter().filter(|(address, _, reply, _)| known.contains(address) && reply.is_some());
-    let at = answered().map(|(_, at, ..)| *at).min().unwrap_or_else(now);
+    let at = answered().map(|(_, at, ..)| *at).min().unwrap_or_else(unix_ms);
     let replies =
         answered().filter_map(|(address, _, reply, _)| Some((address.clone(), reply.clone()?))).collect();
     let mut facts = put_together(at, &fleet, &replies);

@@ -202,7 +202,7 @@ impl History {
 
     fn happens(&mut self, kind: &'static str, job: Option<u32>, what: String) -> Happened {
         self.number += 1;
-        let at = if kind == "action" { crate::facts::now() } else { self.last.at };
+        let at = if kind == "action" { paraft_host::clock::unix_ms() } else { self.last.at };
         let happened = Happened { number: self.number, at, kind, job, what };
         // Evaluations come again and again, and are kept with the curves; what is rare outlasts them here.
         if self.events.len() == EVENTS

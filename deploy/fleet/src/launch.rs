@@ -65,6 +65,17 @@ pub fn interrupts() -> Arc<AtomicI32> {
     flag
 }
 
+/// Whether the user wants the end: [`interrupts`] says so.
+///
+/// # Errors
+/// The end, with its exit code.
+pub fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+    match interrupted.load(Relaxed) {
+        0 => Ok(()),
+        number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),
+    }
+}
+
 /// Trains one job on a fleet of its own in `dir`, from a checkpoint where there is one; returns the run's record.
 pub fn launch(
     job: &Job,

@@ -12,7 +12,8 @@
 //!   [`notice`]: that this host will be taken away.
 //! - [`standing`]: a job on a fleet that stands already.
 //! - [`submitted`]: a run that an engine has, by its folder. [`whose`]: which servers a command means.
-//! - [`ask`]: what servers say of themselves, and the control group of all. [`orders`]: what they are to do.
+//! - [`ask`]: what servers say of themselves, and the control group of all; [`view`]: how the fleet is by that. [`orders`]: what they are
+//!   to do.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
 //! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
 //!
@@ -50,6 +51,7 @@ pub mod submitted;
 pub mod table;
 pub mod task;
 pub mod track;
+pub mod view;
 mod watch;
 pub mod whose;
 

@@ -111,52 +111,12 @@ fn shard_compares_replicas_with_one_and_with_raw_transfers() {
     assert!(value(&figures, "shard wire", "quorum-memory, replicas 1", "replicas 1") >= 1.0);
 }
 
-#[test]
-fn ring_compares_sums_with_as_many_bytes() {
-    let few = ["ring", "--sizes", "4K,1M", "--ranks", "3", "--repeats", "1", "--millis", "5"];
-    let figures = figures(&few);
-    for case in ["3 ranks, 4 KiB", "3 ranks, 1 MiB"] {
-        assert!(value(&figures, "ring all-reduce", case, "the same bytes over TCP") > 0.0);
-        assert!(value(&figures, "ring time", case, "-") > 0.0);
-    }
-}
-
-#[test]
-fn latency_compares_callers_with_a_bare_call() {
-    let args = ["latency", "--callers", "1,4", "--millis", "50", "--repeats", "1"];
-    let figures = figures(&args);
-    for case in ["tcp, 1 caller", "tcp, 4 callers", "unix, 1 caller", "unix, 4 callers"] {
-        for what in ["push p50", "push p99", "pull p50", "pull p99", "pushes"] {
-            value(&figures, &format!("latency {what}"), case, "bare tonic call");
-        }
-        let [p50, p99] =
-            ["p50", "p99"].map(|p| value(&figures, &format!("latency bare call {p}"), case, "-"));
-        assert!(p50 <= p99, "{case}: {p50} {p99}");
-    }
-}
-
-#[test]
-fn fanout_compares_workers_buckets_and_shards_with_the_first_case() {
-    let args = ["fanout", "--cases", "1x4x1,4x64x1,4x4x4", "--millis", "200", "--repeats", "1"];
-    let figures = figures(&args);
-    for case in ["1 x 4 x 1", "4 x 64 x 1", "4 x 4 x 4"] {
-        for what in ["fanout cpu", "fanout server cpu", "fanout pushes"] {
-            value(&figures, what, case, "1 x 4 x 1");
-        }
-    }
-    for (wrong, word) in [("1x4x16", "16 shards empty"), ("1x4", "as in 64x4096x1"), ("0x4x1", "as in")] {
-        let refused = run(&["bench", "fanout", "--cases", wrong]);
-        assert_eq!(refused.status.code(), Some(2));
-        contains(&text(&refused.stderr), &[word]);
-    }
-}
-
-/// Three steps are more than 32 MiB: the log is cut by a snapshot, and the server comes back from it.
 /// It took at least what cannot be less.
 fn takes_more_than_the_least(figure: &Value) {
     assert!(figure["ratio"].as_f64().is_some_and(|r| r > 1.0), "{figure}");
 }
 
+/// Three steps are more than 32 MiB: the log is cut by a snapshot, and the server comes back from it.
 #[test]
 fn large_states_what_a_model_takes_and_comes_back_from_its_disk() {
     let figures = figures(&["large", "--params", "3e6", "--steps", "60"]);
@@ -203,7 +163,7 @@ fn ctrl_c_ends_a_benchmark_and_its_processes() {
 fn what_a_benchmark_cannot_measure_is_said_before_it_begins() {
     for (args, words) in [
         (&["train", "--peers", "/nowhere"][..], &["/nowhere/train_ddp.py is no file", "--peers names"][..]),
-        (&["fanout", "--bucket", "2M"], &["at most 1 MiB"]),
+        (&["apply", "--bucket", "2M"], &["at most 1 MiB"]),
         (&["wire", "--replicas", "0"], &["an odd number from 1"]),
         (&["wire", "--sizes", "64K", "--set", "train.mode=bsp"], &["waits for the other", "one --via"]),
         (&["wire", "--sizes", "3"], &["such as 64K or 4M"]),
@@ -213,25 +173,4 @@ fn what_a_benchmark_cannot_measure_is_said_before_it_begins() {
         assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}");
         contains(&text(&output.stderr), words);
     }
-}
-
-#[test]
-fn responsive_times_answers_with_and_without_a_load() {
-    let figures = figures(&["responsive", "--values", "2000000", "--digests", "100", "--millis", "200"]);
-    let answers = figures.iter().filter(|f| f["case"] == "nothing else" || f["reference"] != "-");
-    let (quiet, busy): (Vec<_>, Vec<_>) = answers.partition(|f| f["case"] == "nothing else");
-    for of in [quiet, busy] {
-        let value = |f: &&Value| f["value"].as_f64().is_some_and(|v| v > 0.0);
-        assert!(of.len() == 3 && of.iter().all(value), "{figures:?}");
-    }
-}
-
-#[test]
-fn neighbours_says_what_each_job_gets_of_an_even_share() {
-    let few = ["neighbours", "--greedy", "3", "--bytes", "64K", "--millis", "100", "--repeats", "1"];
-    let figures = figures(&few);
-    assert_eq!(figures.len(), 5, "two jobs, then three: {figures:?}");
-    value(&figures, "neighbours a neighbour's pushes", "two jobs of 2", "an even share");
-    value(&figures, "neighbours a neighbour's pushes", "and one of 3", "an even share");
-    value(&figures, "neighbours the greedy job's pushes", "and one of 3", "an even share");
 }

@@ -10,7 +10,6 @@
 
 use super::{
     figure::{self, Figure},
-    load::go_on,
     wire::{named, size},
 };
 use clap::Args;
@@ -111,7 +110,7 @@ fn one(
     let mut applied: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..args.repeats {
         for optimizer in &args.optimizers {
-            go_on(interrupted)?;
+            launch::go_on(interrupted)?;
             let seconds = pass(&mut pieces, threads, time, |p| {
                 p.to.copy_from_slice(&p.from);
                 black_box(&mut p.to);

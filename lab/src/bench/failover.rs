@@ -12,7 +12,7 @@ use crate::{
 use clap::Args;
 use paraft_client::{Acked, ClientError};
 use paraft_common::{BucketId, Durability};
-use paraft_fleet::{ask, ask::ask_all, failure::Failure, launch};
+use paraft_fleet::{failure::Failure, launch};
 use paraft_worker::exit;
 use std::{
     path::Path,
@@ -97,11 +97,7 @@ pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
         figure("goodput while it is sent", &during, "MB/s", ratio);
         figure("until it votes again", &took, "s", None);
     }
-    if args.json {
-        figure::print_json(&figures);
-    } else {
-        figure::print(&figures);
-    }
+    figure::show(&figures, args.json);
     Ok(exit::OK)
 }
 
@@ -244,9 +240,8 @@ fn whole(fleet: &BenchFleet, interrupted: &AtomicI32) -> Result<usize, Failure> 
     let asked = &fleet.fleet.addresses;
     wait_for(
         || {
-            let view = health::whole(&ask_all(asked, false), 1, fleet.job.cluster.replicas);
-            let settled = || ask::describe(asked).is_some_and(|f| health::settled(&f).is_ok());
-            leader = view.ok().filter(|_| settled()).and_then(|v| v.leaders.first().copied());
+            let view = health::look(asked).and_then(|(fleet, replies)| health::view(&fleet, &replies, 1));
+            leader = view.ok().and_then(|v| v.leaders.first().copied());
             leader.is_some()
         },
         interrupted,
@@ -257,10 +252,7 @@ fn whole(fleet: &BenchFleet, interrupted: &AtomicI32) -> Result<usize, Failure> 
 fn wait_for(mut done: impl FnMut() -> bool, interrupted: &AtomicI32) -> Result<(), Failure> {
     let began = Instant::now();
     while !done() {
-        let number = interrupted.load(Relaxed);
-        if number != 0 {
-            return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
-        }
+        launch::go_on(interrupted)?;
         if began.elapsed() > REPAIR {
             return Err(Failure::new(exit::FAILED, format!("the fleet is not whole after {REPAIR:?}")).help(
                 "its servers' logs are in a temporary folder that is gone; try `paraft verify ledger`",

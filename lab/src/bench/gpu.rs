@@ -6,8 +6,10 @@
 //! A memory-bound kernel is compared with a copy within the device's memory: bytes that it must read and write, each once, over its time,
 //! beside the copy's.
 
-use super::figure::{self, Figure};
-use crate::statistics::median;
+use super::{
+    figure::{self, Figure},
+    meter::{milliseconds, printed},
+};
 use clap::{Args, ValueEnum};
 use paraft_compute::cuda::{CudaDevice, measure};
 use paraft_fleet::failure::Failure;
@@ -15,12 +17,7 @@ use paraft_models::{
     Batch, CudaOptions, DataShape, Model, ModelConfig, ModelError, NormKind, Precision, Sample,
 };
 use paraft_worker::exit;
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    process::{Command, Stdio},
-    time::Instant,
-};
+use std::{collections::BTreeMap, path::PathBuf, process::Command, time::Instant};
 
 const SCRIPT: &str = concat!(
     include_str!("../../../tools/bench/torch_models.py"),
@@ -214,26 +211,9 @@ fn own(model: &mut dyn Model, weights: &[f32], batch: &Batch, steps: usize) -> R
     Ok(milliseconds(&seconds))
 }
 
-fn milliseconds(seconds: &[f64]) -> f64 {
-    median(seconds).map_or(f64::NAN, |(s, _)| s * 1e3)
-}
-
 fn torch(python: &PathBuf, case: &Case, args: &GpuBenchArgs, how: &str) -> Result<f64, Failure> {
-    let failed = |what: String| Failure::new(exit::FAILED, format!("{}: {what}", python.display()));
-    let output = Command::new(python)
-        .args(["-c", SCRIPT, case.name, &case.batch.to_string(), case.precision.0])
-        .args([&args.steps.to_string(), how])
-        .env("CUDA_VISIBLE_DEVICES", args.ordinal.to_string())
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| failed(e.to_string()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(failed(format!("{} {how} failed: {}", case.name, said.trim())));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let last = text.lines().next_back().unwrap_or_default();
-    let seconds: Vec<f64> =
-        serde_json::from_str(last).map_err(|e| failed(format!("it printed {last:?}: {e}")))?;
-    Ok(milliseconds(&seconds))
+    let mut command = Command::new(python);
+    command.args(["-c", SCRIPT, case.name, &case.batch.to_string(), case.precision.0]);
+    command.args([&args.steps.to_string(), how]).env("CUDA_VISIBLE_DEVICES", args.ordinal.to_string());
+    printed(command)
 }

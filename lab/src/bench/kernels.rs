@@ -7,8 +7,8 @@
 use super::{
     figure::{self, Figure},
     gpu::samples,
+    meter::printed,
 };
-use crate::statistics::median;
 use clap::{Args, ValueEnum};
 use paraft_fleet::failure::Failure;
 use paraft_models::{DataShape, ModelConfig, ModelError, NormKind, Sample};
@@ -17,7 +17,7 @@ use paraft_worker::exit;
 use serde_json::json;
 use std::{
     path::PathBuf,
-    process::{Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -162,7 +162,7 @@ fn own(name: &str, isa: Isa, millis: u32) -> Result<f64, Failure> {
     let paraft = std::env::current_exe().map_err(|e| Failure::new(exit::FAILED, e))?;
     let mut command = Command::new(paraft);
     command.args(["bench", COMMAND, name, &millis.to_string()]).env(paraft_simd::VARIABLE, isa.name());
-    milliseconds(command)
+    printed(command)
 }
 
 fn torch(python: &PathBuf, (name, n): (&str, usize), isa: Isa, millis: u32) -> Result<f64, Failure> {
@@ -175,20 +175,5 @@ fn torch(python: &PathBuf, (name, n): (&str, usize), isa: Isa, millis: u32) -> R
     command.args(["-c", SCRIPT, name, &n.to_string(), &millis.to_string()]);
     command.env("ATEN_CPU_CAPABILITY", aten).env("ONEDNN_MAX_CPU_ISA", onednn);
     command.env("MKL_ENABLE_INSTRUCTIONS", mkl).env("OMP_NUM_THREADS", "1");
-    milliseconds(command)
-}
-
-/// The median of the seconds that a command prints last.
-fn milliseconds(mut command: Command) -> Result<f64, Failure> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let failed = |what: String| Failure::new(exit::FAILED, format!("{name}: {what}"));
-    let output = command.stdin(Stdio::null()).output().map_err(|e| failed(e.to_string()))?;
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_string()));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let last = text.lines().next_back().unwrap_or_default();
-    let seconds: Vec<f64> =
-        serde_json::from_str(last).map_err(|e| failed(format!("it printed {last:?}: {e}")))?;
-    Ok(median(&seconds).map_or(f64::NAN, |(s, _)| s * 1e3))
+    printed(command)
 }

@@ -3,10 +3,7 @@
 //! what cannot be less: for each parameter 12 bytes on the server (weight and Adam's two) and 8 on the worker (weight
 //! and gradient).
 
-use super::{
-    figure::{self, Figure},
-    load::go_on,
-};
+use super::figure::{self, Figure};
 use clap::Args;
 use paraft_fleet::{
     ask::ask_all,
@@ -251,7 +248,7 @@ impl Bench {
     /// Looks once at everything; the shard's status, where the server answers.
     fn look(&mut self) -> Result<Option<ShardStatus>, Failure> {
         thread::sleep(Duration::from_millis(50));
-        go_on(&self.interrupted)?;
+        launch::go_on(&self.interrupted)?;
         let seen = &mut self.seen;
         seen.server_peak = seen.server_peak.max(peak(self.fleet.servers[0].id()));
         seen.worker_peak = seen.worker_peak.max(peak(self.fleet.workers[0].id()));

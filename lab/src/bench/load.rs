@@ -13,11 +13,9 @@ use paraft_worker::{Job, WorkerError, exit};
 use std::{
     path::Path,
     sync::{
-        Barrier,
-        atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
+        atomic::{AtomicI32, Ordering::Relaxed},
         mpsc::Receiver,
     },
-    thread,
     time::{Duration, Instant},
 };
 
@@ -63,7 +61,6 @@ pub struct Shape<'a> {
     pub shards: u32,
     pub replicas: u32,
     pub durability: Durability,
-    pub optimizer: &'a str,
     pub grace_ms: u64,
     pub set: &'a [String],
     /// What the servers' connections to each other are like.
@@ -80,7 +77,6 @@ impl Default for Shape<'_> {
             shards: 1,
             replicas: 3,
             durability,
-            optimizer: "sgd",
             grace_ms: 1000,
             set: &[],
             between: None,
@@ -101,10 +97,9 @@ impl BenchFleet {
         std::fs::create_dir_all(dir).map_err(|e| super::write(dir, e))?;
         // Rate 1e-9: the optimizer's work is done and the weights stay finite.
         let text = format!(
-            "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
+            "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = \"sgd\"\nlr = 1e-9\n\
              [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\ngrace_ms = {}\n",
             shape.workers,
-            shape.optimizer,
             shape.shards,
             shape.durability,
             shape.grace_ms,
@@ -135,53 +130,37 @@ impl BenchFleet {
 
     /// How one of its workers joins.
     pub fn seat_via(&self, worker: u32, via: Via) -> WorkerSlot {
-        self.seat_in(&self.job.name, self.job.train.workers, worker, via)
-    }
-
-    /// How one of the workers joins of a job of this name, which is like the fleet's own but for that and for how many they are.
-    pub fn seat_in(&self, name: &str, workers: u32, worker: u32, via: Via) -> WorkerSlot {
         let options = ClientOptions {
             servers: self.fleet.addresses.clone(),
             shards: self.job.shards(),
             replicas: self.job.cluster.replicas,
             worker: WorkerId(worker),
-            job: ServerJob { name: name.into(), workers, ..self.server_job.clone() },
+            job: self.server_job.clone(),
             device: String::new(),
             transport: via.transport(),
             timeout: Duration::from_millis(self.job.cluster.timeout_ms),
             handover: paraft_client::HANDOVER,
             stages: None,
         };
-        WorkerSlot { options, nice: 0 }
+        WorkerSlot(options)
     }
 }
 
 /// A worker's place, to be taken on a thread of its own.
-pub struct WorkerSlot {
-    options: ClientOptions,
-    /// Of the thread that takes it, and of those that it starts.
-    nice: i32,
-}
+pub struct WorkerSlot(ClientOptions);
 
 impl WorkerSlot {
-    /// Where processors are short, other workers go before it: a step of niceness is a quarter.
-    pub fn after_others(self, nice: i32) -> Self {
-        Self { nice, ..self }
-    }
-
     /// Joins, waits until all have, and gives the step that it is at.
     pub fn join(self, weights: &mut [f32]) -> Result<(Client, Step), ClientError> {
-        let (mut client, step) = Client::join(self.options, weights)?;
+        let (mut client, step) = Client::join(self.0, weights)?;
         client.pull(step, weights)?;
         Ok((client, step))
     }
 
     /// Joins; its first pull waits until all have.
     pub fn pusher(self) -> Result<Pusher, Failure> {
-        // Of this thread alone. One that may not has its share like the others.
-        let _ = rustix::process::nice(self.nice);
-        let weights = vec![0.0; self.options.job.params_len];
-        let (client, step) = Client::join(self.options, &weights).map_err(failed)?;
+        let weights = vec![0.0; self.0.job.params_len];
+        let (client, step) = Client::join(self.0, &weights).map_err(failed)?;
         let (acks, buckets) = (client.acks(), client.layout().buckets().to_vec());
         let gradient = vec![1e-3; weights.len()];
         Ok(Pusher { client, step, acks, open: 0, buckets, gradient, weights })
@@ -228,7 +207,8 @@ impl Pusher {
     pub fn pull_whole(&mut self) -> Result<(), Failure> {
         let before = self.client.counters().bytes_pulled;
         self.pull()?;
-        let (came, whole) = (self.client.counters().bytes_pulled - before, self.bytes() as u64);
+        let came = self.client.counters().bytes_pulled - before;
+        let whole = (self.weights.len() * F32_BYTES) as u64;
         match came == whole {
             true => Ok(()),
             false => {
@@ -287,16 +267,6 @@ impl Pusher {
         Ok(seconds)
     }
 
-    /// Payload of the model, in bytes.
-    pub fn bytes(&self) -> usize {
-        self.weights.len() * F32_BYTES
-    }
-
-    /// Buckets of the model.
-    pub fn buckets(&self) -> usize {
-        self.buckets.len()
-    }
-
     fn begin(&mut self) {
         self.step = self.step.next();
         (0..self.buckets.len()).rev().for_each(|i| self.push_bucket(i));
@@ -330,72 +300,9 @@ impl Pusher {
     }
 }
 
-/// Steps that take longer than this are an error.
-const STEPS_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Workers on threads of this process push and pull as fast as they are let, and compute nothing, while `watch` looks on; `made` hears of
-/// each step, by the worker's place in `slots`. What `watch` is given waits for so long, and then until something is so, for a minute
-/// at most; it comes back at once when a worker has failed.
-pub fn while_they_push<T>(
-    slots: Vec<WorkerSlot>,
-    interrupted: &AtomicI32,
-    made: impl Fn(usize, &Pusher) + Sync,
-    watch: impl FnOnce(&dyn Fn(Duration, &dyn Fn() -> bool)) -> T,
-) -> Result<T, Failure> {
-    let (stop, joined) = (AtomicBool::new(false), Barrier::new(slots.len() + 1));
-    let seen = thread::scope(|s| {
-        let threads: Vec<_> = slots
-            .into_iter()
-            .enumerate()
-            .map(|(place, slot)| {
-                let (joined, stop, made) = (&joined, &stop, &made);
-                s.spawn(move || {
-                    let pusher = slot.pusher().and_then(|mut p| p.pull().map(|()| p));
-                    // Whatever happened: nobody may wait for this one for ever.
-                    joined.wait();
-                    let worked = pusher.and_then(|mut pusher| {
-                        while !stop.load(Relaxed) {
-                            pusher.round()?;
-                            made(place, &pusher);
-                        }
-                        Ok(())
-                    });
-                    if worked.is_err() {
-                        stop.store(true, Relaxed);
-                    }
-                    worked
-                })
-            })
-            .collect();
-        joined.wait();
-        let wait = |time: Duration, enough: &dyn Fn() -> bool| {
-            let began = Instant::now();
-            let is_over = || began.elapsed() >= time && (enough() || began.elapsed() >= STEPS_TIMEOUT);
-            while !is_over() && interrupted.load(Relaxed) == 0 && !stop.load(Relaxed) {
-                thread::sleep(Duration::from_millis(5).min(time));
-            }
-        };
-        let seen = watch(&wait);
-        stop.store(true, Relaxed);
-        let panicked = |_| Failure::new(exit::FAILED, "a worker of the benchmark panicked");
-        threads.into_iter().try_for_each(|t| t.join().map_err(panicked)?)?;
-        Ok::<_, Failure>(seen)
-    })?;
-    go_on(interrupted)?;
-    Ok(seen)
-}
-
 /// An error of a benchmark's worker, for the user.
-pub fn failed(e: ClientError) -> Failure {
+fn failed(e: ClientError) -> Failure {
     WorkerError::from(e).into()
-}
-
-/// Whether the user wants the end.
-pub fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
-    match interrupted.load(Relaxed) {
-        0 => Ok(()),
-        number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),
-    }
 }
 
 /// A benchmark's worker ended with an error, or its thread panicked.

@@ -1,10 +1,11 @@
-//! Time and CPU time of operations that several processes work on.
+//! Time and CPU time of operations that several processes work on, or that another one times itself.
 
-use super::load::go_on;
 use crate::statistics::median;
-use paraft_fleet::failure::Failure;
+use paraft_fleet::{failure::Failure, launch};
 use paraft_host::cpu_seconds_of;
+use paraft_worker::exit;
 use std::{
+    process::{Command, Stdio},
     sync::atomic::AtomicI32,
     time::{Duration, Instant},
 };
@@ -16,11 +17,6 @@ impl Meter {
     /// Of this process and these.
     pub fn new(others: impl IntoIterator<Item = u32>) -> Self {
         Self(std::iter::once(std::process::id()).chain(others).collect())
-    }
-
-    /// Of these alone.
-    pub fn of(others: impl IntoIterator<Item = u32>) -> Self {
-        Self(others.into_iter().collect())
     }
 
     /// CPU seconds of all of them so far; NaN where one cannot be read, which no median counts.
@@ -55,7 +51,7 @@ pub fn median_of(
     const LEAST: usize = 3;
     let (mut seconds, mut cpu, mut sum, began) = (Vec::new(), 0.0, 0.0, Instant::now());
     while seconds.len() < LEAST || sum < time.as_secs_f64() && began.elapsed() < 4 * time {
-        go_on(interrupted)?;
+        launch::go_on(interrupted)?;
         let took = op()?;
         seconds.push(took.seconds);
         sum += took.seconds;
@@ -63,4 +59,24 @@ pub fn median_of(
     }
     let middle = median(&seconds).map_or(f64::NAN, |m| m.0);
     Ok(Took { seconds: middle, cpu: cpu / seconds.len() as f64 })
+}
+
+/// The median of so many seconds, in milliseconds.
+pub fn milliseconds(seconds: &[f64]) -> f64 {
+    median(seconds).map_or(f64::NAN, |(s, _)| s * 1e3)
+}
+
+/// Likewise, of those that a command prints last, as a JSON list.
+pub fn printed(mut command: Command) -> Result<f64, Failure> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let failed = |what: String| Failure::new(exit::FAILED, format!("{name}: {what}"));
+    let output = command.stdin(Stdio::null()).output().map_err(|e| failed(e.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_string()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().next_back().unwrap_or_default();
+    let seconds: Vec<f64> =
+        serde_json::from_str(last).map_err(|e| failed(format!("it printed {last:?}: {e}")))?;
+    Ok(milliseconds(&seconds))
 }

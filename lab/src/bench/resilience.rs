@@ -12,7 +12,7 @@ use super::figure::{self, Figure};
 use crate::{health, statistics::median};
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
-use paraft_fleet::{RESTART_PAUSE, ask, ask::ask_all, failure::Failure, faults::process, launch};
+use paraft_fleet::{RESTART_PAUSE, failure::Failure, faults::process, launch};
 use paraft_record::RunRecord;
 use paraft_worker::{Job, exit};
 use rand_chacha::ChaCha8Rng;
@@ -199,11 +199,10 @@ fn killer(
 }
 
 /// Those that may be killed: no server while another one is down or learning, and not the last worker.
-fn minority(dir: &Path, job: &Job) -> Vec<(String, u32)> {
+fn minority(dir: &Path) -> Vec<(String, u32)> {
     let addresses = fs::read_to_string(dir.join(paraft_fleet::fleet::SERVERS_FILE)).unwrap_or_default();
     let addresses: Vec<String> = addresses.split(',').map(str::to_string).collect();
-    let whole = health::whole(&ask_all(&addresses, false), job.shards(), job.cluster.replicas).is_ok()
-        && ask::describe(&addresses).is_some_and(|f| health::settled(&f).is_ok());
+    let whole = health::look(&addresses).and_then(|(fleet, replies)| health::whole(&fleet, &replies)).is_ok();
     let all = process::parts_of(dir);
     let workers = all.iter().filter(|(n, _)| n.starts_with("worker")).count();
     all.into_iter().filter(|(n, _)| if n.starts_with("worker") { workers > 1 } else { whole }).collect()
@@ -229,10 +228,10 @@ fn paraft(
     let began = Instant::now();
     let record = thread::scope(|s| {
         if let Some(Resilience { seed, .. }) = fire {
-            let (stop, kills, job) = (&stop, &kills, &job);
+            let (stop, kills) = (&stop, &kills);
             s.spawn(move || {
                 let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(args, seed, stop, || minority(dir, job), tell), Relaxed);
+                kills.store(killer(args, seed, stop, || minority(dir), tell), Relaxed);
             });
         }
         let record = launch::launch(&job, dir, None, true, interrupted);

@@ -15,7 +15,7 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
-    load::{BenchFleet, Shape, Via, go_on, loopback_bytes},
+    load::{BenchFleet, Shape, Via, loopback_bytes},
     meter::{Meter, median_of},
     raw::{self, Raw},
 };
@@ -102,7 +102,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
     for repeat in 0..args.repeats {
         for durability in &args.durability {
             for replicas in &args.replicas {
-                go_on(&interrupted)?;
+                launch::go_on(&interrupted)?;
                 let dir = scratch.path().join(format!("{durability}-{replicas}-{repeat}"));
                 let raw = raws.entry((*durability, *replicas)).or_default();
                 for (name, value) in transfers(args, &far[..*replicas as usize], &interrupted)? {
@@ -194,7 +194,7 @@ fn one(
         figures.push(("wire", (to - from) as f64 / streamed.bytes as f64));
     }
     drop((pusher, fleet));
-    go_on(interrupted)?;
+    launch::go_on(interrupted)?;
 
     let mut set = args.set.clone();
     set.push(format!("cluster.bucket_bytes={}", args.small as usize * F32_BYTES));
@@ -209,7 +209,7 @@ fn one(
     for (name, share) in [("ack p50", 0.5), ("ack p99", 0.99)] {
         figures.extend(quantile(&acks, share).map(|v| (name, v * 1e3)));
     }
-    go_on(interrupted)?;
+    launch::go_on(interrupted)?;
     Ok(figures)
 }
 

@@ -5,6 +5,7 @@ use paraft_dashboard::{
     facts::{self, Facts},
 };
 use paraft_fleet::failure::Failure;
+use paraft_host::clock::unix_ms;
 use paraft_sim::watched::{Said, Watcher};
 use std::net::SocketAddr;
 use tokio::sync::watch;
@@ -27,7 +28,7 @@ impl Page {
 
     /// What shows it the fleet. Times on the page are simulated, from now on.
     pub fn watcher(&self) -> Watcher {
-        let (facts, began) = (self.facts.clone(), facts::now());
+        let (facts, began) = (self.facts.clone(), unix_ms());
         Box::new(move |said| _ = facts.send(put_together(began, said)))
     }
 }

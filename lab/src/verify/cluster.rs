@@ -125,14 +125,13 @@ impl TestCluster {
 
     /// The fleet if it is whole, else what is missing.
     pub fn whole(&self) -> Result<View, String> {
-        let view = health::whole(&self.statuses(false), self.shape.shards, self.shape.replicas)?;
+        let replies = self.statuses(false);
         let fleet = self.channels.iter().find_map(|channel| {
             let mut client = ControlClient::new(channel.clone());
             let ask = within(async move { client.describe(DescribeRequest {}).await });
             self.asking.block_on(ask).ok().filter(|d| d.fleet != 0)
         });
-        health::settled(&fleet.ok_or("the control group has no leader")?)?;
-        Ok(view)
+        health::view(&fleet.ok_or("the control group has no leader")?, &replies, self.shape.shards)
     }
 
     /// Pushes of the level `leader` that the servers report as lost.

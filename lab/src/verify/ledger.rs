@@ -17,10 +17,7 @@ use paraft_proof::Ledger;
 use paraft_worker::exit;
 use std::{
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicI32, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicI32},
     time::{Duration, Instant},
 };
 
@@ -280,10 +277,7 @@ impl Storm<'_> {
 
     /// Ends the run where the user wants it, a client has given up or a server has died by itself.
     fn checked(&mut self, clients: &Clients) -> Result<(), Failure> {
-        let number = self.interrupted.load(Relaxed);
-        if number != 0 {
-            return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
-        }
+        launch::go_on(&self.interrupted)?;
         if let Some((worker, why)) = clients.failed() {
             return Err(self.gave_up(&format!("client {worker}: {why}"), &why));
         }

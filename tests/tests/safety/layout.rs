@@ -76,7 +76,6 @@ const EDGES: [(&str, &[&str]); 32] = [
             "client",
             "checkpoint",
             "record",
-            "trace",
             "models",
             "data",
             "compute",

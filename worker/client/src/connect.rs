@@ -153,7 +153,7 @@ pub fn lazy(address: &str, access: &Access) -> Result<Channel, String> {
 }
 
 /// Connects to one server. The error names the cause in words.
-pub async fn channel(address: &str, transport: Transport) -> Result<Channel, String> {
+pub(crate) async fn channel(address: &str, transport: Transport) -> Result<Channel, String> {
     let endpoint = endpoint(address)?;
     let socket = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
     if let Some(path) = socket {

@@ -29,8 +29,7 @@ fn six(batches: &[usize]) -> (Vec<u8>, Vec<Record>, Vec<usize>) {
 /// The same segment, as it is where nothing can be reserved.
 fn unreserved(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    bytes[12] &= 1;
-    bytes[13..16].fill(0);
+    bytes[12..16].fill(0);
     let crc = crc32fast::hash(&bytes[..40]);
     bytes[40..PREFIX].copy_from_slice(&crc.to_le_bytes());
     bytes

@@ -2,7 +2,6 @@
 //! as their last report.
 
 use paraft_common::{JobId, JobShard, ServerId, placement};
-use paraft_fleet::ask;
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -40,18 +39,6 @@ impl Wellbeing {
     /// For programs.
     pub fn as_json(&self) -> serde_json::Value {
         json!({"serving": self.serves(), "whole": self.is_whole(), "stalled": self.stalled, "missing": self.missing})
-    }
-}
-
-/// Asks all servers of the fleet that one of these belongs to.
-pub fn look(servers: &[String]) -> Wellbeing {
-    match ask::agreeing(servers) {
-        Err(none) => Wellbeing { stalled: vec![none.why], missing: Vec::new() },
-        Ok(fleet) => {
-            let addresses: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
-            let replies = ask::ask_all(&addresses, false);
-            weigh(&fleet, &replies)
-        }
     }
 }
 
