@@ -13,7 +13,9 @@ use crate::{
     raft::Unable,
     room::{Reserved, Room},
 };
-use paraft_common::{InForce, Mode, ModeChoice, ShardId, TensorKind, config::ServerJob, need::Need, placement};
+use paraft_common::{
+    InForce, Mode, ModeChoice, ShardId, TensorKind, config::ServerJob, need::Need, placement,
+};
 use std::sync::Arc;
 
 /// The form in which admitted jobs are written to the log: the job's text with every key, defaults too, as TOML. A later

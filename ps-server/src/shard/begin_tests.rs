@@ -13,8 +13,7 @@ use crate::{
 };
 use paraft_common::{
     BucketId, Durability, Encoding, JobShard, Mode, Payload, Seq, SessionId, ShardId, Step, Version,
-    WorkerId,
-    config::ServerJob,
+    WorkerId, config::ServerJob,
 };
 use paraft_host::memory::{Memory, Pool};
 use std::{

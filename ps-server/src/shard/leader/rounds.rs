@@ -172,10 +172,7 @@ mod tests {
     }
 
     fn rule() -> impl Strategy<Value = RoundConfig> {
-        prop_oneof![
-            Just(RoundConfig::default()),
-            Just(RoundConfig::Backup(Backup { spare: 1 })),
-        ]
+        prop_oneof![Just(RoundConfig::default()), Just(RoundConfig::Backup(Backup { spare: 1 })),]
     }
 
     proptest! {
