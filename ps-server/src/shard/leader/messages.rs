@@ -2,7 +2,7 @@
 
 use super::{Wanted, progress::Progress};
 use crate::shard::{
-    bucket::{BucketData, pulled_bytes, vector_bytes},
+    bucket::{BucketData, Shared, pulled_bytes, vector_bytes},
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
     queued::Room,
@@ -11,7 +11,8 @@ use crate::shard::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, InForce, Mode, Payload, Seq, SessionId, Share, Step, Version, WorkerId, auto, config::Stopping,
+    BucketId, InForce, Mode, Payload, Seq, SessionId, Share, Step, Version, WorkerId, auto,
+    codec::value_bytes, config::Stopping,
 };
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Stages};
@@ -275,6 +276,35 @@ impl Later {
         let same = shard.configured().is_some_and(|now| Arc::ptr_eq(&now, &conf));
         (same && shard.term() <= self.term).then_some(conf)
     }
+
+    /// The weights of `data`, or those that the log says that the worker got (`logged`).
+    pub(super) fn take(&self, conf: &Configured, data: &BucketData, logged: Option<Logged>) -> Taken {
+        let version = logged.as_ref().map_or(data.version, |(version, _)| *version);
+        if self.measured {
+            let weights = logged.as_ref().map_or(&*data.weights, |(_, weights)| weights.as_slice());
+            self.counters.staleness.pulled(self.worker, self.bucket, version, weights);
+        }
+        // What the worker has already is not sent again.
+        let not_modified = self.have == Some(version);
+        let payload = match logged {
+            _ if not_modified => Bytes::new(),
+            Some((_, weights)) => value_bytes(Shared(weights)),
+            None if self.ahead => pulled_bytes(&conf.job, conf.buckets[self.bucket].spec, data),
+            None => vector_bytes(data, 0),
+        };
+        self.counters.pulled(payload.len(), not_modified);
+        Taken { version, not_modified, payload }
+    }
+}
+
+/// Weights that the log says that a worker got, and their version.
+type Logged = (Version, Arc<Vec<f32>>);
+
+/// The weights of one bucket, as they are sent.
+pub(super) struct Taken {
+    pub version: Version,
+    pub not_modified: bool,
+    pub payload: Bytes,
 }
 
 impl Weights {
@@ -282,23 +312,12 @@ impl Weights {
     fn taken(mut self) -> Option<Self> {
         let Some(later) = self.later.take() else { return Some(self) };
         let conf = later.conf()?;
-        let Later { bucket, worker, have, ahead, measured, counters, .. } = later;
-        let at = &conf.buckets[bucket];
+        let bucket = &conf.buckets[later.bucket];
         if let Some(memory) = conf.shared() {
-            at.share(memory);
+            bucket.share(memory);
         }
-        let data = at.image();
-        if measured {
-            counters.staleness.pulled(worker, bucket, data.version, &data.weights);
-        }
-        self.version = data.version;
-        self.not_modified = have == Some(data.version);
-        self.payload = match self.not_modified {
-            true => Bytes::new(),
-            false if ahead => pulled_bytes(&conf.job, at.spec, &data),
-            false => vector_bytes(&data, 0),
-        };
-        counters.pulled(self.payload.len(), self.not_modified);
+        let taken = later.take(&conf, &bucket.image(), None);
+        (self.version, self.not_modified, self.payload) = (taken.version, taken.not_modified, taken.payload);
         Some(self)
     }
 }

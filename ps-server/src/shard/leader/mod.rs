@@ -13,7 +13,22 @@
 //! the leader. All that a leader knows beyond the replicated state may vanish: the workers keep what is not acknowledged and
 //! push it again.
 //!
-//! Each part has its state for itself and hears of events by its methods; what they mean for each other is here:
+//! Every event enters by [`Leader::handle`], and each has one function:
+//!
+//! | event | function | file |
+//! |---|---|---|
+//! | leadership gained or lost | `leadership` | `epoch` |
+//! | a stream opens, closes | `open`, `closed` | `sessions` |
+//! | a worker pushes | `push`, then `take_push`, `close_rounds` | `pushes` |
+//! | a worker pulls | `answer_pulls`, `answer` | `replies` |
+//! | a worker reports, pauses, finishes, asks for a chunk | `message`, which proposes a command | here |
+//! | a switch of the mode, the job's end | `switch_asked`, `stop_asked` | `requests` |
+//! | a checkpoint's writer asks for this shard's part | `fetch_part` | `replies` |
+//! | a proposal is applied, or lost | `outcome` | `proposals` |
+//! | something was computed | `computed` | here |
+//! | time | `time` | `epoch` |
+//!
+//! The parts that these functions use have private state, and know nothing of each other:
 //!
 //! - [`streams`]: who is connected. [`leases`]: who is heard, missed, taken out.
 //! - [`pending`]: the pushes that are taken in and not applied, and what each waits for. [`admission`]: may this push be taken?
@@ -21,13 +36,12 @@
 //! - [`rounds`]: BSP's open rounds. [`norms`]: those that wait for the norm of the whole gradient.
 //! - [`pulls`]: who may go on.
 //! - [`deltas`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are written.
-//! - [`switching`]: the live switch of the mode. [`tally`]: what the rule goes by that may ask for one. [`progress`]: what people see of it.
+//! - [`switching`]: the live switch of the mode. [`tally`]: what the rule that chooses modes goes by. [`progress`]: what people
+//!   see of it.
 //! - `replication`: what it needs of its group.
 //! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
-//! - `epoch`, `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
 
 pub mod admission;
-mod answering;
 pub mod checkpoint;
 pub mod chunks;
 pub mod deltas;
@@ -36,16 +50,18 @@ mod epoch;
 pub mod leases;
 mod messages;
 pub mod norms;
-mod opening;
-mod outcomes;
 pub mod pending;
 pub mod progress;
+mod proposals;
 pub mod pulls;
 mod purpose;
-mod pushing;
+mod pushes;
 mod replication;
+mod replies;
+mod requests;
 pub mod rounds;
 pub mod run;
+mod sessions;
 mod shares;
 pub mod streams;
 pub mod switching;
@@ -71,9 +87,10 @@ use crate::compute::Panicked;
 use effects::{Computed, Work};
 use epoch::{Epoch, Phase, QUIET};
 use paraft_common::{BucketId, SessionId, Step, WorkerId};
-use paraft_proto::Refusal;
+use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Span, Stage};
 use pending::Push;
+use pulls::{Changed, Pull};
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -122,7 +139,7 @@ enum Task {
     /// Close one.
     Close(rounds::Key),
     /// Look which pulls go.
-    Pulls(pulls::Changed),
+    Pulls(Changed),
     /// Look which asks for chunks have an answer.
     Asks,
     /// Take pushes that wait for room, after one was.
@@ -297,6 +314,69 @@ impl Leader {
         }
     }
 
+    /// A message on a worker's stream.
+    pub(super) fn message(&mut self, group: &dyn Standing, conn: ConnId, message: Message) {
+        let Some(e) = &mut self.epoch else { return };
+        if e.streams.get(conn).is_none() {
+            return;
+        }
+        let Some((worker, session)) = e.streams.member(conn) else {
+            return self.refuse(conn, RefusalKind::NotOpened);
+        };
+        match message {
+            Message::Init { bucket, part, payload } => {
+                let command = Command::Init { bucket, part };
+                self.propose(Purpose::Init, Proposal { command, payload });
+            }
+            Message::Push { .. } => self.push(conn, worker, session, message),
+            Message::Pull { done, last, checkpoint, barrier, have, loss, only } => {
+                self.counters.pulls.fetch_add(1, Relaxed);
+                let conf = self.shard.configured();
+                let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
+                let records = !last && !barrier && conf.is_some_and(|c| c.job.keeps().pulled);
+                e.tally.loss(loss);
+                self.counters.progress.lock().loss(loss);
+                let part = !only.is_empty();
+                let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
+                let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };
+                e.pulls.ask(pull, todo);
+                self.next([Task::Pulls(Changed::Pull(conn))]);
+            }
+            Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
+            Message::Report { epoch, sums } => {
+                let command = Command::Report { worker, session, epoch, sums };
+                self.propose(Purpose::Other, command.into());
+            }
+            Message::Advance { step } => {
+                let advance = Command::Advance { worker, session, step };
+                self.propose(Purpose::Member(worker), advance.into());
+            }
+            Message::SwitchMode { number, mode } => {
+                self.switch_asked(group, Some(number), Wanted::Choice(mode.into()), None);
+            }
+            Message::Acquire { request, epoch, done } => {
+                e.asks.ask(conn, worker, request);
+                let take = Command::Acquire { worker, session, request, epoch, done };
+                self.propose(Purpose::Other, take.into());
+            }
+            Message::Pause => {
+                // In the log too a worker trains, then rests.
+                let pause = Command::Pause { worker, session };
+                self.propose_behind_own(worker, Purpose::Member(worker), pause);
+            }
+            Message::Resume { level } => {
+                // Behind what the others have pushed: where they are decides where it begins.
+                let resume = Command::Resume { worker, session, level };
+                self.propose_behind_own(worker, Purpose::Resume(conn), resume);
+            }
+            Message::Finish => {
+                let finish = Command::Finish { worker, session };
+                self.propose_behind_own(worker, Purpose::Member(worker), finish);
+            }
+            Message::Leave => self.take_out(worker, session, Some(conn)),
+        }
+    }
+
     // ---- effects ----
 
     fn number(&mut self, purpose: Purpose) -> Option<u64> {
@@ -361,7 +441,7 @@ impl Leader {
                 self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
                 let of = (bucket, contribution.step, Some(contribution.worker));
                 self.note(Stage::Apply, began, of, bytes as u64);
-                self.next([Task::Pulls(pulls::Changed::Bucket(bucket, vec![contribution.worker]))]);
+                self.next([Task::Pulls(Changed::Bucket(bucket, vec![contribution.worker]))]);
             }
             (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
             (_, Err(e)) => self.broken(&e),

@@ -4,15 +4,15 @@ use super::{
     Later, Leader, Purpose, Reply, Standing, Weights,
     checkpoint::{Due, lowest},
     effects::Fetched,
+    messages::Taken,
     pulls::{Changed, Ready, View},
 };
 use crate::shard::{
-    bucket::{Shared, pulled_bytes, vector_bytes},
     command::{Closed, Command},
     state::Configured,
 };
 use bytes::Bytes;
-use paraft_common::{ShardId, Step, WorkerId, codec::value_bytes};
+use paraft_common::{ShardId, Step, WorkerId};
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -160,48 +160,33 @@ impl Leader {
             // before it reads these weights, and is to get those of this one.
             let rounds = in_force.mode.averages() || in_force.of_push(pull.done).averages();
             let now = recorded || rounds || conf.job.durability.is_leader();
-            let (version, payload, not_modified, later) = match now {
+            let later = Later {
+                shard: Arc::downgrade(&self.shard),
+                conf: Arc::downgrade(conf),
+                term: e.term,
+                bucket,
+                worker: pull.worker,
+                have,
+                ahead: !pull.last && !pull.barrier,
+                measured: !pull.last,
+                counters: self.counters.clone(),
+            };
+            let (taken, later) = match now {
                 true => {
                     if let Some(memory) = conf.shared() {
                         conf.buckets[bucket].share(memory);
                     }
                     let data = e.deltas.working().data(conf, bucket);
-                    let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
-                    let version = got.as_ref().map_or(data.version, |(version, _)| *version);
-                    if !pull.last {
-                        let weights = got.as_ref().map_or(&*data.weights, |(_, weights)| weights.as_slice());
-                        self.counters.staleness.pulled(pull.worker, bucket, version, weights);
-                    }
-                    // What the worker has already is not sent again.
-                    let not_modified = have == Some(version);
-                    let payload = match got {
-                        _ if not_modified => Bytes::new(),
-                        Some((_, weights)) => value_bytes(Shared(weights)),
-                        None if pull.last || pull.barrier => vector_bytes(&data, 0),
-                        None => pulled_bytes(&conf.job, conf.buckets[bucket].spec, &data),
-                    };
-                    drop(data);
-                    self.counters.pulled(payload.len(), not_modified);
-                    (version, payload, not_modified, None)
+                    let logged =
+                        data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
+                    (later.take(conf, &data, logged), None)
                 }
                 false => {
-                    let (worker, counters) = (pull.worker, self.counters.clone());
-                    let (ahead, measured) = (!pull.last && !pull.barrier, !pull.last);
-                    let (shard, conf_then) = (Arc::downgrade(&self.shard), Arc::downgrade(conf));
-                    let later = Later {
-                        shard,
-                        conf: conf_then,
-                        term: e.term,
-                        bucket,
-                        worker,
-                        have,
-                        ahead,
-                        measured,
-                        counters,
-                    };
-                    (conf.buckets[bucket].version(), Bytes::new(), false, Some(later))
+                    let version = conf.buckets[bucket].version();
+                    (Taken { version, not_modified: false, payload: Bytes::new() }, Some(later))
                 }
             };
+            let Taken { version, not_modified, payload } = taken;
             let last = whole && i == count;
             // Behind a part of the weights a worker is in the middle of a step.
             let save = last && !pull.last && !pull.part && self.saves(pull.worker);

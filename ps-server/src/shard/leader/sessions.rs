@@ -1,18 +1,9 @@
-//! Streams of workers: opening and attaching them, what comes on them, losing them.
+//! Streams of workers and the sessions on them: opening and attaching them, leases, losing them.
 
-use super::{
-    ConnId, Effect, Leader, Liveness, Message, Purpose, Reply, Standing, Task, Wanted,
-    effects::{Asker, Switched},
-    epoch::Phase,
-    pulls::{Changed, Pull},
-};
-use crate::shard::{
-    begin::JOB_FORM,
-    command::{Command, Proposal},
-};
+use super::{ConnId, Effect, Leader, Liveness, Purpose, Reply, Standing};
+use crate::shard::{begin::JOB_FORM, command::Command};
 use paraft_common::{
     SessionId, WorkerId,
-    auto::{Counted, Report},
     config::{ServerJob, facts_missing},
 };
 use paraft_proto::RefusalKind;
@@ -239,130 +230,6 @@ impl Leader {
         e.pending.forget_room(worker);
         let leave = Command::Leave { worker, session };
         self.propose_behind_cut(Purpose::Leave { worker, asks }, leave.into());
-    }
-
-    pub(super) fn message(&mut self, group: &dyn Standing, conn: ConnId, message: Message) {
-        let Some(e) = &mut self.epoch else { return };
-        if e.streams.get(conn).is_none() {
-            return;
-        }
-        let Some((worker, session)) = e.streams.member(conn) else {
-            return self.refuse(conn, RefusalKind::NotOpened);
-        };
-        match message {
-            Message::Init { bucket, part, payload } => {
-                let command = Command::Init { bucket, part };
-                self.propose(Purpose::Init, Proposal { command, payload });
-            }
-            Message::Push { .. } => self.push(conn, worker, session, message),
-            Message::Pull { done, last, checkpoint, barrier, have, loss, only } => {
-                self.counters.pulls.fetch_add(1, Relaxed);
-                let conf = self.shard.configured();
-                let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
-                let records = !last && !barrier && conf.is_some_and(|c| c.job.keeps().pulled);
-                e.tally.loss(loss);
-                self.counters.progress.lock().loss(loss);
-                let part = !only.is_empty();
-                let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
-                let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };
-                e.pulls.ask(pull, todo);
-                self.next([Task::Pulls(Changed::Pull(conn))]);
-            }
-            Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
-            Message::Report { epoch, sums } => {
-                let command = Command::Report { worker, session, epoch, sums };
-                self.propose(Purpose::Other, command.into());
-            }
-            Message::Advance { step } => {
-                let advance = Command::Advance { worker, session, step };
-                self.propose(Purpose::Member(worker), advance.into());
-            }
-            Message::SwitchMode { number, mode } => {
-                self.switch_asked(group, Some(number), Wanted::Choice(mode.into()), None);
-            }
-            Message::Acquire { request, epoch, done } => {
-                e.asks.ask(conn, worker, request);
-                let take = Command::Acquire { worker, session, request, epoch, done };
-                self.propose(Purpose::Other, take.into());
-            }
-            Message::Pause => {
-                // In the log too a worker trains, then rests.
-                let pause = Command::Pause { worker, session };
-                self.propose_behind_own(worker, Purpose::Member(worker), pause);
-            }
-            Message::Resume { level } => {
-                // Behind what the others have pushed: where they are decides where it begins.
-                let resume = Command::Resume { worker, session, level };
-                self.propose_behind_own(worker, Purpose::Resume(conn), resume);
-            }
-            Message::Finish => {
-                let finish = Command::Finish { worker, session };
-                self.propose_behind_own(worker, Purpose::Member(worker), finish);
-            }
-            Message::Leave => self.take_out(worker, session, Some(conn)),
-        }
-    }
-
-    /// Somebody asks for a switch of the mode.
-    pub(super) fn switch_asked(
-        &mut self,
-        group: &dyn Standing,
-        number: Option<u64>,
-        wanted: Wanted,
-        asker: Option<Asker<Switched>>,
-    ) {
-        let now = self.shard.read(|m| m.in_force);
-        let conf = self.shard.configured();
-        let answer = match (self.leading(), conf) {
-            (Some(e), Some(conf)) => e.switching.ask(number, wanted, asker, now, &conf.job),
-            _ => asker.map(|asker| (asker, Err(self.not_leader(group)))),
-        };
-        self.out.extend(answer.map(|(asker, switched)| Effect::Switched(asker, switched)));
-    }
-
-    /// Where the rule chooses the mode: puts what was counted where this server's reports to the control group take it from.
-    pub(super) fn tell_counts(&mut self) {
-        let in_force = self.shard.read(|m| m.in_force);
-        let Some(loosest) = in_force.auto else { return };
-        let Some(conf) = self.shard.configured() else { return };
-        let members = self.shard.read(|m| m.members.active_count()) as u32;
-        let Some(e) = self.leading() else { return };
-        let (term, counted) = (e.term, e.tally.take());
-        let mut told = self.counters.auto.lock();
-        let lead = told.as_ref().map_or(0, |t| t.counted.lead).max(counted.lead);
-        let (rule, counted) = (conf.job.auto, Counted { lead, ..counted });
-        let (number, mode) = (in_force.number, in_force.mode);
-        *told = Some(Report { term, rule, number, mode, loosest, members, counted });
-    }
-
-    /// Takes the next step of a switch under way.
-    /// The job is to end where it is. Asked again and again until it has.
-    pub(super) fn stop_asked(&mut self) {
-        let leads = self.epoch.as_ref().is_some_and(|e| e.phase == Phase::Leads);
-        if leads && self.shard.configured().is_some() && !self.shard.read(|m| m.stop) {
-            self.propose_behind_cut(Purpose::Stop, Command::Stop.into());
-        }
-    }
-
-    pub(super) fn propose_switch(&mut self) {
-        if self.epoch.as_ref().is_none_or(|e| !e.switching.is_under_way()) {
-            return;
-        }
-        let Some(conf) = self.shard.configured() else { return };
-        let Some(e) = self.epoch.as_mut().filter(|e| e.phase == Phase::Leads) else { return };
-        let Some((number, mode, auto)) = e.switching.propose() else { return };
-        let after = match conf.job.clip.norm {
-            // To a mode that averages it is in force at once: who hears of it sends no norm any more, and a round needs none.
-            Some(_) if !mode.averages() => {
-                // The step of which nobody has the weights after it, nor will before what is proposed now is applied.
-                let steps = |m: &crate::shard::state::Meta| {
-                    m.members.iter().flat_map(|(_, m)| m.steps().iter().copied()).max()
-                };
-                self.shard.read(steps).max(e.pending.last_proposed()).unwrap_or_default().next()
-            }
-            _ => paraft_common::Step(0),
-        };
-        self.propose(Purpose::SwitchMode, Command::SwitchMode { number, mode, after, auto }.into());
     }
 }
 

@@ -1,0 +1,74 @@
+//! What people and the rule ask of a job that runs: another mode, its end.
+
+use super::{
+    Effect, Leader, Purpose, Standing, Wanted,
+    effects::{Asker, Switched},
+    epoch::Phase,
+};
+use crate::shard::{command::Command, state::Meta};
+use paraft_common::{
+    Step,
+    auto::{Counted, Report},
+};
+
+impl Leader {
+    /// Somebody asks for a switch of the mode.
+    pub(super) fn switch_asked(
+        &mut self,
+        group: &dyn Standing,
+        number: Option<u64>,
+        wanted: Wanted,
+        asker: Option<Asker<Switched>>,
+    ) {
+        let now = self.shard.read(|m| m.in_force);
+        let conf = self.shard.configured();
+        let answer = match (self.leading(), conf) {
+            (Some(e), Some(conf)) => e.switching.ask(number, wanted, asker, now, &conf.job),
+            _ => asker.map(|asker| (asker, Err(self.not_leader(group)))),
+        };
+        self.out.extend(answer.map(|(asker, switched)| Effect::Switched(asker, switched)));
+    }
+
+    /// Where the rule chooses the mode: puts what was counted where this server's reports to the control group take it from.
+    pub(super) fn tell_counts(&mut self) {
+        let in_force = self.shard.read(|m| m.in_force);
+        let Some(loosest) = in_force.auto else { return };
+        let Some(conf) = self.shard.configured() else { return };
+        let members = self.shard.read(|m| m.members.active_count()) as u32;
+        let Some(e) = self.leading() else { return };
+        let (term, counted) = (e.term, e.tally.take());
+        let mut told = self.counters.auto.lock();
+        let lead = told.as_ref().map_or(0, |t| t.counted.lead).max(counted.lead);
+        let (rule, counted) = (conf.job.auto, Counted { lead, ..counted });
+        let (number, mode) = (in_force.number, in_force.mode);
+        *told = Some(Report { term, rule, number, mode, loosest, members, counted });
+    }
+
+    /// The job is to end where it is. Asked again and again until it has.
+    pub(super) fn stop_asked(&mut self) {
+        let leads = self.epoch.as_ref().is_some_and(|e| e.phase == Phase::Leads);
+        if leads && self.shard.configured().is_some() && !self.shard.read(|m| m.stop) {
+            self.propose_behind_cut(Purpose::Stop, Command::Stop.into());
+        }
+    }
+
+    /// Takes the next step of a switch that is in progress.
+    pub(super) fn propose_switch(&mut self) {
+        if self.epoch.as_ref().is_none_or(|e| !e.switching.is_under_way()) {
+            return;
+        }
+        let Some(conf) = self.shard.configured() else { return };
+        let Some(e) = self.epoch.as_mut().filter(|e| e.phase == Phase::Leads) else { return };
+        let Some((number, mode, auto)) = e.switching.propose() else { return };
+        let after = match conf.job.clip.norm {
+            // To a mode that averages it is in force at once: who hears of it sends no norm any more, and a round needs none.
+            Some(_) if !mode.averages() => {
+                // The step of which nobody has the weights after it, nor will before what is proposed now is applied.
+                let steps = |m: &Meta| m.members.iter().flat_map(|(_, m)| m.steps().iter().copied()).max();
+                self.shard.read(steps).max(e.pending.last_proposed()).unwrap_or_default().next()
+            }
+            _ => Step(0),
+        };
+        self.propose(Purpose::SwitchMode, Command::SwitchMode { number, mode, after, auto }.into());
+    }
+}
