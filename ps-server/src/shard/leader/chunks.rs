@@ -1,27 +1,28 @@
-//! Asks for chunks of the data (leased sampler) that wait for an answer. What is answered is read off the replicated state,
-//! after every apply: the ask itself, another worker's that completes an epoch, a member that leaves. So an answer that went
-//! down with a leader is given again by the next, when the worker asks it again.
+//! Requests for data chunks (leased sampler) that wait for an answer. The answers are read from the replicated
+//! state after every apply: the request itself, another worker's request that completes an epoch, a member that
+//! leaves. So if an answer is lost with a leader, the next leader gives it again when the worker repeats its
+//! request.
 
 use super::messages::{ConnId, Reply};
 use crate::shard::{chunks::Answer, state::Meta};
 use paraft_common::WorkerId;
 use std::collections::BTreeMap;
 
-/// An ask that was not answered for good.
+/// A request without a final answer.
 #[derive(Debug)]
 struct Ask {
     worker: WorkerId,
     request: u64,
-    /// It was told to wait.
+    /// Its worker was told to wait.
     told: bool,
 }
 
-/// One of each stream.
+/// The waiting requests, one per stream.
 #[derive(Debug, Default)]
 pub struct Asks(BTreeMap<ConnId, Ask>);
 
 impl Asks {
-    /// A worker asks.
+    /// Adds a worker's request.
     pub fn ask(&mut self, conn: ConnId, worker: WorkerId, request: u64) {
         self.0.insert(conn, Ask { worker, request, told: false });
     }
@@ -31,12 +32,12 @@ impl Asks {
         self.0.remove(&conn);
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Answers every ask that the state has an answer for.
+    /// Answers every request that the state has an answer for.
     pub fn answers(&mut self, state: &Meta) -> Vec<(ConnId, Reply)> {
         let Some(chunks) = &state.chunks else { return Vec::new() };
         self.look(|ask| chunks.answer(ask.worker, ask.request, state.stop))
@@ -63,7 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Who asks hears at most once that it is to wait, and once what it waits for, and nothing after that.
+        /// A requester is told to wait at most once, gets its answer once, and nothing after that.
         #[test]
         fn an_ask_is_answered_once(
             ops in prop::collection::vec((0u64..3, prop::option::weighted(0.5, any::<bool>())), 1..60),

@@ -1,4 +1,4 @@
-//! Leadership epochs: how one begins, comes to serve workers, begins again and ends; and when its group may sleep.
+//! Leadership epochs: how one starts, serves workers, restarts and ends; and when its Raft group may sleep.
 
 use super::{
     Effect, Leader, Purpose, Reply, Said, Standing, Task, checkpoint, chunks, deltas, leases, norms, pending,
@@ -16,29 +16,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Before a leader begins again: one that cannot reach its followers would spin otherwise, and hear nobody else.
+/// Delay before a leader restarts its epoch. Without it, a leader that cannot reach its followers would spin and
+/// handle no input.
 const PAUSE: Duration = Duration::from_millis(20);
-/// A leader that begins again waits so long for a majority before it sends its workers away once more.
+/// How long a restarted epoch waits for a majority before it redirects its workers again.
 const FENCE: Duration = Duration::from_secs(2);
-/// A leader whose group answers nothing for so long has no majority behind it. It begins again: that sends its workers to look for
-/// another, which may lead without its knowing, and lets them give up where there is none.
+/// A leader whose group answers nothing for this long has no majority. It restarts its epoch: its workers then look
+/// for another leader, which may exist without its knowledge, and give up if there is none.
 const STALLED: Duration = Duration::from_secs(10);
-/// A group that had nothing to do for so long is put to sleep.
+/// A group that is idle for this long is put to sleep.
 pub(super) const QUIET: Duration = Duration::from_secs(5);
 
-/// One leadership epoch: all that is leader-only. Dropped as a whole.
+/// One leadership epoch: all leader-only state. Dropped as a whole.
 pub(super) struct Epoch {
     pub term: u64,
-    /// It is not the first in its term.
+    /// The epoch is not the first of its term.
     pub again: bool,
-    /// Something that it holds is lost: it must begin again.
+    /// Some of its state is lost: it must restart.
     pub broken: bool,
     pub phase: Phase,
-    /// What the proposals and confirmations under way are for, by number.
+    /// The purposes of the proposals and confirmations in flight, by number.
     pub asked: BTreeMap<u64, Purpose>,
-    /// When the last of them was answered, or asked where there was no other.
+    /// When the last of them was answered; if none was, when the first was made.
     pub heard: Instant,
-    /// Since when there is nothing to do.
+    /// Since when the epoch is idle.
     pub quiet: Option<Instant>,
     pub streams: streams::Streams,
     pub leases: leases::Leases,
@@ -55,30 +56,31 @@ pub(super) struct Epoch {
 }
 
 impl Epoch {
-    /// When there is no majority behind it.
+    /// When the leader must assume that it has no majority.
     pub fn stalled(&self) -> Option<Instant> {
         (!self.asked.is_empty()).then_some(self.heard + STALLED)
     }
 }
 
-/// How far a leadership has come. Nothing is admitted before everything up to its term's first entry is applied: a push that
-/// the last leader committed but this one has not applied yet would look new. Where it begins again in its term, also
-/// everything that it has proposed so far: an entry whose outcome it does not know may be committed yet, and must not come
+/// The progress of an epoch. No push is admitted before everything up to the term's first entry is applied: a push
+/// that the last leader committed and this one has not applied yet would look new. A restart in the same term also
+/// waits for everything that it proposed so far. An entry with an unknown outcome may still be committed, and must
+/// not come between the applied state and what is built on it.
 /// between what is applied from then on and what that is built on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It begins again, at this time.
+    /// Waits until this time, then restarts.
     Pauses(Instant),
-    /// An entry behind everything that it has proposed is under way, until then.
+    /// An entry behind all its proposals is in flight, until this time at most.
     Fences(Instant),
-    /// Its leadership is confirmed.
+    /// Its leadership is being confirmed.
     CatchesUp,
-    /// Workers are served.
+    /// It serves workers.
     Leads,
 }
 
 impl Leader {
-    /// Some deadline is over.
+    /// Handles the deadlines that have passed.
     pub(super) fn time(&mut self, group: &dyn Standing) {
         let now = self.now.at;
         match self.epoch.as_ref().map(|e| e.phase) {
@@ -115,7 +117,7 @@ impl Leader {
 
     pub(super) fn begin(&mut self, term: u64, again: bool) {
         let phase = if again { Phase::Pauses(self.now.at + PAUSE) } else { Phase::CatchesUp };
-        // Who wanted one of an earlier epoch has asked another leader since, or given up.
+        // A requester of an earlier epoch has asked another leader since, or given up.
         self.counters.save.store(false, std::sync::atomic::Ordering::Relaxed);
         self.epoch = Some(Epoch {
             term,
@@ -143,7 +145,7 @@ impl Leader {
         }
     }
 
-    /// Everything leader-only vanishes; the streams go and find the leader.
+    /// Drops all leader-only state; redirects the streams to the leader.
     pub(super) fn step_down(&mut self, group: &dyn Standing) {
         let Some(epoch) = self.epoch.take() else { return };
         self.counters.leases.lock().clear();
@@ -168,7 +170,7 @@ impl Leader {
         RefusalKind::NotLeader { shard: self.shard.id(), leader: group.leader_address(), stopped: None }
     }
 
-    /// A proposal failed though the term did not end (the lease ran out, say): begin again.
+    /// Restarts the epoch: a proposal failed although the term did not end (the lease ran out, say).
     pub(super) fn restart(&mut self, group: &dyn Standing) {
         let term = self.epoch.as_ref().map(|e| e.term).filter(|_| !self.is_deposed());
         self.step_down(group);
@@ -177,8 +179,9 @@ impl Leader {
         }
     }
 
-    /// Something of a successor is applied here, and that there is one was not heard yet. What this leader has (working
-    /// copies, what is in flight) does not fit to what is replicated any more: nobody may be told anything by it.
+    /// Whether an entry of a successor is applied here before this leader learned of the successor. The leader-only
+    /// state (working copies, pushes in flight) then does not match the replicated state, so this leader must
+    /// answer nothing.
     pub(super) fn is_deposed(&self) -> bool {
         self.epoch.as_ref().is_some_and(|e| e.term < self.shard.term())
     }
@@ -189,7 +192,7 @@ impl Leader {
         }
     }
 
-    /// The epoch, if workers are served in it.
+    /// The epoch, if it serves workers.
     pub(super) fn leading(&mut self) -> Option<&mut Epoch> {
         self.epoch.as_mut().filter(|e| e.phase == Phase::Leads)
     }
@@ -205,7 +208,7 @@ impl Leader {
     }
 
     pub(super) fn cannot_lead_yet(&mut self, group: &dyn Standing, e: &ProposeError) {
-        // Said once a term: it tries again many times a second.
+        // Logged as a warning once a term: it retries many times a second.
         let shard = self.shard.id().0;
         match self.epoch.as_ref().is_some_and(|e| e.again) {
             true => tracing::debug!(shard, error = %e, "cannot lead yet"),
@@ -230,7 +233,7 @@ impl Leader {
         self.propose_switch();
     }
 
-    /// What this leader computed with is gone: it begins again, as where a proposal is lost.
+    /// Restarts the epoch after a failed computation, as after a lost proposal: its input is gone.
     pub(super) fn broken(&mut self, e: &Panicked) {
         tracing::error!(shard = self.shard.id().0, error = %e, "this leader cannot go on with what it has");
         if let Some(epoch) = &mut self.epoch {
@@ -238,7 +241,7 @@ impl Leader {
         }
     }
 
-    // ---- quiet: nobody is connected, nobody is missed, and nothing is on its way ----
+    // ---- sleep: no stream is open, no member is absent, and nothing is in flight ----
 
     pub(super) fn look_for_quiet(&mut self) {
         let (under_way, now) = (self.under_way, self.now.at);
@@ -252,7 +255,8 @@ impl Leader {
         }
     }
 
-    /// Also of a group that sleeps it is looked again: others wake it too, and nobody says so here.
+    /// Puts an idle group to sleep. It checks a sleeping group too: another replica may wake it without an event
+    /// here.
     pub(super) fn sleep_if_quiet(&mut self, group: &dyn Standing) {
         let now = self.now.at;
         let Some(e) = self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + QUIET <= now))

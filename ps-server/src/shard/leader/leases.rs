@@ -1,11 +1,10 @@
-//! Leases of members. Every message renews the lease of the member that sent it, and its client sends a heartbeat where
-//! there is nothing else to say (from its own I/O thread: a long step is no silence). A member that is silent for a
-//! lease is taken out, whether its connection broke or not: a process that hangs and a network that swallows
-//! everything keep theirs open.
+//! Leases of members. Every message renews the lease of its sender. A client that has nothing else to send sends
+//! heartbeats, from its own I/O thread, so a long step is no silence. A member that is silent for a lease is
+//! removed, even if its connection is open: a hanging process and a network that drops everything keep theirs open.
 //!
-//! Leader-only. Silence is counted in quarters of a lease, by looking, not by comparing clocks: a server that stood
-//! still itself finds one quarter gone, not a fleet of dead workers. So a member has between one lease and one and a
-//! quarter.
+//! Leader-only. Silence is counted in quarters of a lease, by periodic checks instead of clock comparison: a server
+//! that was suspended itself finds one quarter gone, not a fleet of dead workers. So a member has between one lease
+//! and one and a quarter.
 
 use super::messages::{ConnId, Liveness};
 use paraft_common::{WorkerId, config::ServerJob};
@@ -15,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After an election, members have at least this long to find the new leader.
-/// (They notice a leader that hangs, rather than dies, by the connection's keepalive.)
+/// After an election, members have at least this long to find the new leader. (They detect a hanging leader by the
+/// connection's keepalive.)
 const REFIND: Duration = Duration::from_secs(10);
 /// Quarters of a lease that may pass in silence.
 const QUARTERS: u32 = 4;
@@ -25,28 +24,28 @@ const QUARTERS: u32 = 4;
 #[derive(Debug)]
 struct Watched {
     liveness: Arc<Liveness>,
-    /// Quarters of a lease without one.
+    /// Quarters of a lease without a sign of life.
     silent: u32,
 }
 
-/// Who is heard, who is missed and who goes.
+/// Which members are alive, absent or leaving.
 #[derive(Debug, Default)]
 pub struct Leases {
     streams: BTreeMap<ConnId, Watched>,
-    /// When they are looked at next.
+    /// When the leases are checked next.
     look: Option<Instant>,
-    /// Members without a stream, and until when they may be.
+    /// Members without a stream, and the deadline of each.
     absent: BTreeMap<WorkerId, Instant>,
-    /// Members whose Leave is asked for.
+    /// Members whose Leave is proposed.
     leaving: BTreeSet<WorkerId>,
 }
 
-/// What a look has found.
+/// The result of a check.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Looked {
     /// What is left of each member's lease, to a quarter of it.
     pub left: BTreeMap<WorkerId, Duration>,
-    /// Whose lease is over, with an open stream.
+    /// Members with an open stream whose lease is over.
     pub over: Vec<(WorkerId, ConnId)>,
 }
 
@@ -55,30 +54,30 @@ fn grace(job: &ServerJob) -> Duration {
 }
 
 impl Leases {
-    /// The leadership begins: these are its members, who look for it.
+    /// Starts an epoch: these members must find the new leader.
     pub fn begin(&mut self, members: Vec<WorkerId>, job: Option<&ServerJob>, now: Instant) {
         let until = now + job.map_or(REFIND, |job| grace(job).max(REFIND));
         self.absent = members.into_iter().map(|w| (w, until)).collect();
         self.look = Some(now);
     }
 
-    /// A stream is open.
+    /// Records an open stream.
     pub fn opened(&mut self, conn: ConnId, liveness: Arc<Liveness>) {
         self.streams.insert(conn, Watched { liveness, silent: 0 });
     }
 
-    /// A member is here.
+    /// Records that a member has a stream.
     pub fn here(&mut self, worker: WorkerId) {
         self.absent.remove(&worker);
     }
 
-    /// A stream is closed.
+    /// Removes a closed stream.
     pub fn closed(&mut self, conn: ConnId) -> Option<Silence> {
         self.streams.remove(&conn).map(|w| Silence(w.silent))
     }
 
-    /// It was a member's, who may be away for what is left of its lease: the connection of a host that vanished closes long
-    /// after the last sign of life.
+    /// Records that a member lost its stream. It may be absent for the rest of its lease: the connection of a
+    /// vanished host closes long after the last sign of life.
     pub fn missed(&mut self, worker: WorkerId, silence: Silence, job: Option<&ServerJob>, now: Instant) {
         let rest = job.map_or(REFIND, |job| {
             // One quarter may be a heartbeat that was a little late.
@@ -88,12 +87,12 @@ impl Leases {
         self.absent.insert(worker, now + rest);
     }
 
-    /// A member is not to be waited for any more.
+    /// Ends the wait for a member.
     pub fn over(&mut self, worker: WorkerId, now: Instant) {
         self.absent.insert(worker, now);
     }
 
-    /// Looks at the leases, if it is time. `members`: those with a stream.
+    /// Checks the leases, if it is time. `members`: those with a stream.
     pub fn look(
         &mut self,
         lease: Duration,
@@ -116,19 +115,19 @@ impl Leases {
         Some(looked)
     }
 
-    /// Those that were away for too long. They are given once.
+    /// Takes the members that were absent for too long, once.
     pub fn gone(&mut self, now: Instant) -> Vec<WorkerId> {
         let gone: Vec<_> = self.absent.iter().filter(|(_, until)| **until <= now).map(|(w, _)| *w).collect();
         gone.iter().for_each(|w| _ = self.absent.remove(w));
         gone
     }
 
-    /// A member's Leave is asked for.
+    /// Records that a member's Leave is proposed.
     pub fn leaves(&mut self, worker: WorkerId) {
         self.leaving.insert(worker);
     }
 
-    /// Its Leave is applied; it may have come `back` before, in another session.
+    /// Records that its Leave is applied; `back`: the worker returned before, in another session.
     pub fn left(&mut self, worker: WorkerId, back: bool) {
         self.leaving.remove(&worker);
         if !back {
@@ -136,17 +135,17 @@ impl Leases {
         }
     }
 
-    /// Members whose Leave is asked for.
+    /// Members whose Leave is proposed.
     pub fn leaving(&self) -> &BTreeSet<WorkerId> {
         &self.leaving
     }
 
-    /// Nobody is missed, and nobody goes.
+    /// Whether no member is absent or leaving.
     pub fn is_quiet(&self) -> bool {
         self.absent.is_empty() && self.leaving.is_empty()
     }
 
-    /// When there is something to look at. `attached`: some member has a stream.
+    /// The next deadline. `attached`: some member has a stream.
     pub fn deadline(&self, attached: bool) -> Option<Instant> {
         let look = self.look.filter(|_| attached || !self.absent.is_empty());
         self.absent.values().copied().chain(look).min()
@@ -166,7 +165,8 @@ mod tests {
     const STEP: Duration = Duration::from_millis(10);
 
     proptest! {
-        /// A member goes when it was silent for one lease to one and a quarter, or away for as long as it may be; nobody else.
+        /// A member is removed after one lease to one and a quarter of silence, or at the end of its allowed
+        /// absence; no other is.
         #[test]
         fn a_member_goes_for_its_silence_and_for_nothing_else(
             beats in prop::collection::vec(prop::collection::vec((1u32..300, 1u32..150), 1..6), 3),
@@ -181,7 +181,7 @@ mod tests {
                 leases.opened(u64::from(w.0), liveness.clone());
                 leases.here(*w);
             }
-            // Each beats for some steps, then is silent for some, again and again.
+            // Each alternates between some steps with heartbeats and some without.
             let beats_at = |w: usize, step: u32| {
                 let turn: u32 = beats[w].iter().map(|(on, off)| on + off).sum();
                 let mut at = step % turn;
@@ -228,7 +228,7 @@ mod tests {
             }
         }
 
-        /// Who is away has what is left of its lease, and is not missed once it is here again.
+        /// An absent member has the rest of its lease, and is not absent once it is back.
         #[test]
         fn who_is_away_has_what_is_left_of_its_lease(silent in 0u32..6, back in any::<bool>()) {
             let job = ServerJob { grace_ms: 4000, ..ServerJob::new("leases", Mode::Bsp, 8, 8) };

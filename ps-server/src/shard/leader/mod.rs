@@ -1,4 +1,5 @@
-//! The leader's work on a shard: everything that is not replicated, as one state machine without a clock, a network or a task.
+//! The leader's work on a shard: all state that is not replicated, as one state machine without a clock, a network
+//! or a task.
 //!
 //! ```text
 //!  follower ──elected──▶ catching up ──confirmed──▶ leading ──term over / a proposal lost──▶ follower
@@ -8,10 +9,10 @@
 //!            └───────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Inputs go in with the time, effects come out in the order in which they are to be carried out ([`effects`]). One task per
-//! replica does that ([`run`]); the simulation does it without one. While the replica does not lead, every stream is sent to
-//! the leader. All that a leader knows beyond the replicated state may vanish: the workers keep what is not acknowledged and
-//! push it again.
+//! Inputs arrive with the time; effects leave in the order in which they must run ([`effects`]). One task per
+//! replica does that ([`run`]); the simulation does it without a task. While the replica does not lead, it
+//! redirects every stream to the leader. All state of the leader beyond the replicated state may be lost: the
+//! workers keep what is not acknowledged, and push it again.
 //!
 //! Every event enters by [`Leader::handle`], and each has one function:
 //!
@@ -28,18 +29,19 @@
 //! | something was computed | `computed` | here |
 //! | time | `time` | `epoch` |
 //!
-//! The parts that these functions use have private state, and know nothing of each other:
+//! The modules behind these functions have private state and do not depend on each other:
 //!
-//! - [`streams`]: who is connected. [`leases`]: who is heard, missed, taken out.
-//! - [`pending`]: the pushes that are taken in and not applied, and what each waits for. [`admission`]: may this push be taken?
-//!   Pure.
-//! - [`rounds`]: BSP's open rounds. [`norms`]: those that wait for the norm of the whole gradient.
-//! - [`pulls`]: who may go on.
-//! - [`deltas`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are written.
-//! - [`switching`]: the live switch of the mode. [`tally`]: what the rule that chooses modes goes by. [`progress`]: what people
-//!   see of it.
-//! - `replication`: what it needs of its group.
-//! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
+//! - [`streams`]: open streams. [`leases`]: which members are alive, absent or leaving.
+//! - [`pending`]: pushes that are received and not applied, and what each waits for. [`admission`]: whether a push
+//!   is accepted (a pure function).
+//! - [`rounds`]: BSP's open rounds. [`norms`]: closed rounds that wait for the norm of the whole gradient.
+//! - [`pulls`]: which pulls may be answered.
+//! - [`deltas`], [`working`]: the working copies that are ahead of the log at the level `leader`, and when they are
+//!   written to it.
+//! - [`switching`]: the live switch of the mode. [`tally`]: the counts that the rule for the mode uses.
+//!   [`progress`]: counts for people.
+//! - `replication`: what the leader needs of its Raft group.
+//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
 
 pub mod admission;
 pub mod checkpoint;
@@ -97,76 +99,76 @@ use std::{
     time::Instant,
 };
 
-/// Steps that a worker may push without waiting for their acks; its stream has room for as many.
+/// Steps that a worker may push without waiting for acks. Its stream has room for as many.
 pub const MAX_AHEAD: u64 = 4;
 
-/// Draws the numbers of sessions. They are what a worker takes its session up again with, so nobody else must be able to guess
-/// one; and no two may be equal, whichever replica draws them.
+/// Draws session ids. A worker resumes its session with the id, so the id must not be guessable, and must be unique
+/// over all replicas.
 pub type DrawSession = Box<dyn FnMut() -> SessionId + Send>;
 
-/// One replica's.
+/// The leader of one replica.
 pub struct Leader {
     shard: Arc<Shard>,
     counters: Arc<Counters>,
-    /// Names the founding of the shard's state.
+    /// Identifies the creation of the shard's state.
     founding: u64,
     draw_session: DrawSession,
-    /// While this replica leads.
+    /// Present while this replica leads.
     epoch: Option<Epoch>,
-    /// State deltas that this process has begun, in any of its leaderships.
+    /// State deltas that this process has started, in all its epochs.
     deltas: u64,
-    /// The last number of a proposal or confirmation.
+    /// Number of the last proposal or confirmation.
     asked: u64,
-    /// Effects that an input will answer, of earlier leaderships too.
+    /// Effects that an input will answer, including those of earlier epochs.
     under_way: usize,
-    /// Inputs that came while something was computed.
+    /// Inputs that arrived during a computation.
     inputs: VecDeque<Input>,
     agenda: VecDeque<Task>,
-    /// What is done next when nothing is left on the agenda.
+    /// What runs next once the agenda is empty.
     after: Option<After>,
-    /// What is computed now. Nothing else is done before.
+    /// The computation in progress. Nothing else runs before it ends.
     computing: Option<Computing>,
     now: Now,
     out: VecDeque<Effect>,
 }
 
-/// What is done one after the other. What one brings with it is done before what comes after it.
+/// One task of the agenda. Tasks that a task adds run before those behind it.
 enum Task {
-    /// Decide over a push.
+    /// Decide on a push.
     Take(Push),
-    /// Look which rounds close.
+    /// Find the rounds that close.
     Rounds,
-    /// Close one.
+    /// Close one round.
     Close(rounds::Key),
-    /// Look which pulls go.
+    /// Find the pulls that may be answered.
     Pulls(Changed),
-    /// Look which asks for chunks have an answer.
+    /// Find the chunk requests that have an answer.
     Asks,
-    /// Take pushes that wait for room, after one was.
+    /// Accept pushes that wait for room, after one was accepted.
     Room,
 }
 
-/// After every input, one after the other: whatever has become possible. It is done for each push, so what has nothing to do
-/// finds that out without the state's lock.
+/// The steps after each input, in order. They run for each push, so a step without work returns without the state's
+/// lock.
 #[derive(Clone, Copy)]
 enum After {
-    /// It may have to begin again; the mode is switched.
+    /// Restart the epoch if necessary; continue a switch of the mode.
     GoOn,
-    /// Take pushes that wait for room.
+    /// Accept pushes that wait for room.
     Room,
-    /// Propose what workers have said behind pushes.
+    /// Propose the commands that waited behind pushes.
     Said,
-    /// Write a state delta, if it is time.
+    /// Write a state delta, if one is due.
     Delta,
     /// Propose the pulls that the log must hold.
     Record,
-    /// Is there nothing left to do?
+    /// Check whether the group may sleep.
     Quiet,
 }
 
-/// For what something is computed.
+/// What the result of a computation is for.
 enum Computing {
-    /// A push to a working copy.
+    /// A push that is applied to a working copy.
     Push {
         conn: ConnId,
         bucket: usize,
@@ -180,7 +182,8 @@ enum Computing {
 }
 
 impl Leader {
-    /// Of a replica that does not lead. `founding` names the founding of the shard's state.
+    /// Creates the leader of a replica that does not lead yet. `founding` identifies the creation of the shard's
+    /// state.
     pub fn new(shard: Arc<Shard>, counters: Arc<Counters>, founding: u64, draw_session: DrawSession) -> Self {
         Self {
             shard,
@@ -200,7 +203,7 @@ impl Leader {
         }
     }
 
-    /// Takes one input in. What is to be done now is in [`Self::next_effect`], and must be done before the next input.
+    /// Handles one input. The caller must run all effects of [`Self::next_effect`] before the next input.
     pub fn handle(&mut self, now: Now, group: &dyn Standing, input: Input) {
         self.now = now;
         match input {
@@ -221,7 +224,7 @@ impl Leader {
         }
     }
 
-    /// What is to be done next, in order; `None`: nothing.
+    /// The next effect, in order; `None` if there is none.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.out.pop_front()
     }
@@ -231,7 +234,7 @@ impl Leader {
         self.input(group, input);
     }
 
-    /// When to come with [`Input::Time`], though nothing else happens.
+    /// When the caller must send [`Input::Time`] if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
         let e = self.epoch.as_ref()?;
         match e.phase {
@@ -283,7 +286,7 @@ impl Leader {
         }
     }
 
-    /// To be done next, in this order, before everything else.
+    /// Runs these tasks next, in this order, before all others.
     fn next(&mut self, tasks: impl IntoIterator<Item = Task, IntoIter: DoubleEndedIterator>) {
         tasks.into_iter().rev().for_each(|task| self.agenda.push_front(task));
     }
@@ -310,7 +313,7 @@ impl Leader {
             }
             Input::SleepOrWake => self.under_way -= 1,
             Input::Time => self.time(group),
-            Input::Computed(_) => {} // handled where it comes in
+            Input::Computed(_) => {} // handled on entry
         }
     }
 
@@ -360,12 +363,12 @@ impl Leader {
                 self.propose(Purpose::Other, take.into());
             }
             Message::Pause => {
-                // In the log too a worker trains, then rests.
+                // The log records the training before the pause.
                 let pause = Command::Pause { worker, session };
                 self.propose_behind_own(worker, Purpose::Member(worker), pause);
             }
             Message::Resume { level } => {
-                // Behind what the others have pushed: where they are decides where it begins.
+                // The command goes behind the pushes of the others: their clocks decide where the worker resumes.
                 let resume = Command::Resume { worker, session, level };
                 self.propose_behind_own(worker, Purpose::Resume(conn), resume);
             }
@@ -402,7 +405,7 @@ impl Leader {
         self.out.push_back(Effect::Confirm(number));
     }
 
-    /// Proposes a command that must find everything in the log that was pushed before it.
+    /// Proposes a command behind a delta with everything that was pushed before the command.
     fn propose_behind_cut(&mut self, purpose: Purpose, proposal: Proposal) {
         let free = self.epoch.as_mut().and_then(|e| e.deltas.behind(purpose, proposal));
         if let Some((purpose, proposal)) = free {
@@ -410,9 +413,9 @@ impl Leader {
         }
     }
 
-    /// Proposes what a worker says behind its pushes. As long as one of them waits this waits too: a worker that the log
-    /// calls finished has all its pushes there, and who asks for the final weights, of whichever leader, gets them. What a
-    /// worker says keeps its order.
+    /// Proposes a command behind the worker's own pushes; it waits while one of them waits. So the log holds all
+    /// pushes of a worker that it calls finished, and every leader serves final weights with all of them. Commands
+    /// of a worker keep their order.
     fn propose_behind_own(&mut self, worker: WorkerId, purpose: Purpose, command: Command) {
         let free = self.epoch.as_mut().and_then(|e| e.pending.says(worker, (purpose, command)));
         if let Some((purpose, command)) = free {
@@ -469,7 +472,7 @@ impl Leader {
         }
     }
 
-    /// Ends a stream.
+    /// Closes a stream.
     fn closes(&mut self, conn: ConnId) {
         self.closed(conn);
         self.out.push_back(Effect::Close(conn));
@@ -489,7 +492,7 @@ impl Leader {
         self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
     }
 
-    /// The outcome of an update or of a delta is here.
+    /// Records the span of an applied update or delta.
     fn note_replicated(&self, of: Proposed, bucket: Option<BucketId>, worker: Option<WorkerId>) {
         let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
         let Proposed { began: begin, step, bytes } = of;
@@ -511,7 +514,7 @@ pub(crate) mod tests {
         first_shard_of(job, 1)
     }
 
-    /// The first of so many shards.
+    /// The first of `shards` shards.
     pub fn first_shard_of(job: &ServerJob, shards: u32) -> Shard {
         let shard = Shard::new(ShardId(0), shards);
         let text = job.to_toml().expect("a valid job");

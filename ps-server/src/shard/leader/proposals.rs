@@ -1,4 +1,4 @@
-//! What has become of a proposal or a confirmation, and what follows from it.
+//! Outcomes of proposals and confirmations.
 
 use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Changed};
 use crate::{
@@ -12,14 +12,15 @@ use crate::{
 use paraft_common::{SessionId, Version, WorkerId};
 use paraft_proto::RefusalKind;
 
-/// Whether all pushes of a closed round are of sessions that are over, whose workers push it again, or in already.
+/// Whether each push of a closed round is already applied, or of a session that is over, whose worker pushes it
+/// again.
 pub(super) fn changes_nothing(members: &Members, bucket: usize, sum: &Sum) -> bool {
     let member = |c: &Contribution| members.in_session(c.worker, c.session);
     sum.contributions.iter().all(|c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
 }
 
 impl Leader {
-    /// Of an earlier leadership: the workers ask again.
+    /// Handles an outcome. It ignores outcomes of an earlier epoch: the workers ask again.
     pub(super) fn outcome(
         &mut self,
         group: &dyn Standing,
@@ -45,9 +46,9 @@ impl Leader {
                 tracing::warn!(shard, error = %e, "another may lead");
                 self.restart(group);
             }
-            // This replica leads and has applied everything: what it knows of the session is so.
+            // This replica leads and has applied everything, so its record of the session is correct.
             (Purpose::Session(conn), Ok(_)) => self.open_confirmed(conn),
-            // This leader's picture of the replicated state is wrong: all that it built on that picture must go.
+            // This leader's copy of the replicated state is wrong: everything derived from it must be dropped.
             (Purpose::DeltaPart | Purpose::Delta(_), Ok(Outcome::Refused(why))) => {
                 tracing::error!(shard, why, "a state delta was refused");
                 self.restart(group);
@@ -117,7 +118,7 @@ impl Leader {
                         self.counters.progress.lock().samples += samples;
                     }
                 }
-                // Decides again over the pushes that waited for it.
+                // Decides again on the pushes that waited for it.
                 again = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();
             }
             (Purpose::Leave { worker, asks }, outcome) => {
@@ -146,11 +147,11 @@ impl Leader {
         self.next(again.into_iter().map(Task::Take));
     }
 
-    /// A worker's session has begun.
+    /// Handles a worker's new session.
     fn joined(&mut self, conn: super::ConnId, worker: WorkerId, session: SessionId) {
         let now = self.now.at;
         let Some(e) = &mut self.epoch else { return };
-        // Its predecessor's part would make the new session's push of the same step look in flight.
+        // The predecessor's part would make the new session's push of the same step look in flight.
         e.rounds.forget(worker);
         e.pending.forget_all(worker);
         if e.streams.begins(conn, session) {
@@ -162,8 +163,8 @@ impl Leader {
         }
     }
 
-    /// A worker's session has ended. It may have come back in between; then the Leave has changed nothing, and what it pushed
-    /// in its new session must not be forgotten.
+    /// Handles the end of a worker's session. If the worker came back meanwhile, the Leave changed nothing, and the
+    /// pushes of its new session must stay.
     fn left(&mut self, worker: WorkerId) {
         let back = self.shard.read(|m| m.members.get(worker).is_some());
         if !back {
@@ -177,7 +178,7 @@ impl Leader {
         }
     }
 
-    /// No norm is of sums that change nothing any more, and nothing waits for it.
+    /// Drops sums that have no effect any more, and the pushes that wait for their norm.
     fn forget_orphans(&mut self) {
         let Some(e) = self.epoch.as_mut().filter(|e| !e.norms.is_empty()) else { return };
         let orphans =
@@ -185,7 +186,8 @@ impl Leader {
         orphans.into_iter().for_each(|(bucket, sum)| self.give_up(bucket, &sum));
     }
 
-    /// A closed round comes to nothing: who is in already hears so, and what has waited for it is decided again.
+    /// Abandons a closed round: acknowledges the pushes that are already applied, and decides again on those that
+    /// waited for it.
     pub(super) fn give_up(&mut self, bucket: usize, sum: &Sum) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         sum.contributions.iter().for_each(|c| e.pending.given_up(bucket, c));
@@ -211,7 +213,7 @@ impl Leader {
                 }),
             };
             if late {
-                // A round that was on its way before it has passed it over.
+                // An earlier round in flight passed it over.
                 self.send(conn, Reply::Dropped { seq: c.seq });
             } else if is_in {
                 self.send(conn, Reply::Ack { seq: c.seq, version });
