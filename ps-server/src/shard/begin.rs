@@ -1,5 +1,5 @@
-//! How a shard comes to its job: by a command of the log, or with a snapshot. Both take room for all that the job may come
-//! to need here before anything is allocated; where there is none, this replica stops and nothing has changed.
+//! How a shard gets its job: from a command of the log, or with a snapshot. Both reserve all the memory that the
+//! job may need here before they allocate. If there is too little, this replica stops and nothing has changed.
 
 use super::{
     bucket::{Bucket, BucketData},
@@ -18,36 +18,36 @@ use paraft_common::{
 };
 use std::sync::Arc;
 
-/// The form in which admitted jobs are written to the log: the job's text with every key, defaults too, as TOML. A later
-/// one is read by later releases alone.
+/// The format in which the log holds admitted jobs: TOML with every key, including defaults. Only later releases
+/// read a later format.
 ///
-/// A key that a release adds gets, where it is missing, the meaning that jobs had before it: [`ServerJob::decode`] gives
+/// If a key that a release adds is missing, it has the meaning that jobs had before: [`ServerJob::decode`] returns
 /// what the leader that admitted the job meant.
 pub const JOB_FORM: u16 = 1;
 
-/// What is known of this replica's part in the server's memory, beside what its job has of it.
+/// This replica's claim on the server's memory, beside its job's reservation.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// What its job was last found to need.
+    /// The memory that its job was last found to need.
     need: Option<Need>,
-    /// Set aside before anything of it was read, until its job is known here.
+    /// Memory reserved before anything of the job was read, until its job is known here.
     expected: Option<Reserved>,
-    /// Why it cannot go on here at present.
+    /// Why it cannot run here at present.
     lacks: Option<String>,
 }
 
 impl Shard {
-    /// Has this set aside until its job is found, in a snapshot or in the log.
+    /// Keeps this reservation until the job is found, in a snapshot or in the log.
     pub fn expects(&self, aside: Reserved) {
         self.claim.lock().expected = Some(aside);
     }
 
-    /// What its job needs here, once it has one or could not begin it.
+    /// The memory that its job needs here, once it has one or could not start it.
     pub fn need(&self) -> Option<Need> {
         self.claim.lock().need
     }
 
-    /// Whether all its workers have been here and none has anything left to do, or the job was ended.
+    /// Whether all its workers have joined and none has anything left to do, or the job was ended.
     pub fn is_over(&self) -> bool {
         self.read(|m| {
             let ended = m.stop || m.started && m.members.iter().next().is_some();
@@ -55,12 +55,12 @@ impl Shard {
         })
     }
 
-    /// Why it cannot go on, where that is for want of memory.
+    /// Why it cannot run, if that is lack of memory.
     pub fn lacks_room(&self) -> Option<String> {
         self.claim.lock().lacks.clone()
     }
 
-    /// Remembers a want of memory: of what stops a replica, only words get through Raft.
+    /// Remembers a lack of memory: Raft passes only the text of an error that stops a replica.
     pub(super) fn noted<T>(&self, done: Result<T, Unable>) -> Result<T, Unable> {
         if let Err(Unable::NoRoom(why)) = &done {
             self.claim.lock().lacks = Some(why.clone());
@@ -74,12 +74,12 @@ impl Shard {
         self.room().reserve(self.name(), &need)
     }
 
-    /// What is set aside now is what was expected.
+    /// Drops the expected reservation: the job's own one has replaced it.
     pub(super) fn is_here(&self) {
         self.claim.lock().expected = None;
     }
 
-    /// A job that a leader has checked and admitted: no rule is asked here.
+    /// Applies a job that a leader has checked and admitted; it is not checked again here.
     pub(super) fn admit(&self, form: u16, text: &str) -> Result<Outcome, Unable> {
         if let Some(outcome) = self.is_configured(text) {
             return Ok(outcome);
@@ -101,7 +101,7 @@ impl Shard {
         self.begin(text, job)
     }
 
-    /// What a second job gets.
+    /// The outcome of a second job.
     fn is_configured(&self, text: &str) -> Option<Outcome> {
         self.read(|m| match m.job.as_str() {
             "" => None,
@@ -127,7 +127,7 @@ impl Shard {
         Ok(Outcome::Done)
     }
 
-    /// Room for the job of a snapshot with this text; none is needed where there is no job.
+    /// Reserves memory for the job of a snapshot with this text; without a job none is needed.
     pub(super) fn set_aside(&self, job: &str) -> Result<Option<(ServerJob, Reserved)>, Unable> {
         if job.is_empty() {
             return Ok(None);
@@ -148,7 +148,7 @@ impl Shard {
         self.install_into(aside, image)
     }
 
-    /// Likewise, into the room that was set aside for it.
+    /// As [`Self::install`], into the reserved memory.
     pub(super) fn install_into(
         &self,
         aside: Option<(ServerJob, Reserved)>,
@@ -166,7 +166,7 @@ impl Shard {
             );
         }
         *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
-        // Together: who reads clocks must not find other buckets with them.
+        // Both at once: a reader of clocks must not combine them with other buckets.
         *self.state.write() = State { configured, meta: image.meta.clone() };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A consistent copy of a shard's state: what a snapshot holds, and what the digest is taken over.
+//! A consistent copy of a shard's state, for snapshots and digests.
 
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
@@ -14,7 +14,7 @@ use paraft_common::{Payload, Version, codec::value_bytes};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Kinds and lengths of buckets that nothing has come for: trained values and running statistics, each with a last one.
+/// Kinds and lengths of blank buckets: trained values and running statistics, each with a shorter last bucket.
 const BLANKS: usize = 4;
 
 /// The whole replicated state of a shard at one log index.
@@ -22,20 +22,20 @@ const BLANKS: usize = 4;
 pub struct Image {
     /// The small part.
     pub meta: Meta,
-    /// The buckets, by rising id.
+    /// The buckets, ascending by id.
     pub buckets: Vec<Arc<BucketData>>,
     /// The parts of a state delta that waits for its marker.
     pub staged: Option<Staged>,
 }
 
-/// What a snapshot says before its vectors: everything but the bulk.
+/// A snapshot's header: the state without the vectors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImageHeader {
     /// The small part.
     pub meta: Meta,
-    /// Of each bucket.
+    /// The header of each bucket.
     pub buckets: Vec<BucketHeader>,
-    /// Of the parts of a state delta that waits for its marker.
+    /// The header of the parts of a state delta that waits for its marker.
     pub staged: Option<StagedHeader>,
 }
 
@@ -50,9 +50,9 @@ pub struct BucketHeader {
     pub initialised: bool,
     /// Values in each of its vectors.
     pub len: u64,
-    /// State vectors.
+    /// Number of state vectors.
     pub slots: u32,
-    /// What is kept of workers.
+    /// The headers of the state kept per worker.
     pub kept: Vec<OfWorkerHeader>,
 }
 
@@ -76,7 +76,8 @@ impl Image {
         ImageHeader { meta: self.meta.clone(), buckets, staged: self.staged.as_ref().map(Staged::header) }
     }
 
-    /// The bulk in order: for each bucket its weights, its slots, what is kept of workers; then what is staged.
+    /// The vectors in order: for each bucket its weights, its slots and the state kept per worker; then the staged
+    /// parts.
     pub fn vectors(&self) -> impl Iterator<Item = &[f32]> {
         let staged = self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| v.as_slice()));
         self.buckets
@@ -88,8 +89,8 @@ impl Image {
             .chain(staged)
     }
 
-    /// Builds an image from a header and its vectors (little-endian), which must fit it exactly. A vector is let go
-    /// before the next is asked for.
+    /// Builds an image from a header and its vectors (little-endian), which must fit it exactly. Each vector is
+    /// released before the next is requested.
     pub fn assemble(
         header: ImageHeader,
         vectors: impl IntoIterator<Item = Result<Payload, String>>,
@@ -115,7 +116,7 @@ impl Image {
             let slots = (0..slots).map(|_| next(len)).collect::<Result<Vec<_>, _>>()?.into();
             let kept = kept.into_iter().map(|k| k.assemble(|| next(len))).collect::<Result<_, _>>()?;
             let data = BucketData { weights: weights.into(), slots, kept, version, clock, initialised };
-            // Those that nothing has come for share their data, as before the snapshot.
+            // Blank buckets share their data, as before the snapshot.
             let same = blanks.iter().find(|b| !initialised && ***b == data).cloned();
             let new = same.is_none();
             let data = same.unwrap_or_else(|| Arc::new(data));
@@ -141,7 +142,7 @@ impl Image {
         Ok(Self { meta: header.meta, buckets, staged })
     }
 
-    /// As Raft carries it. On a little-endian host the parts share the buckets' memory: nothing is copied.
+    /// The image in Raft's format. On a little-endian host the parts share the buckets' memory: nothing is copied.
     pub fn to_raw(&self) -> RawImage {
         let head = header::encode(&self.header());
         let buckets = self.buckets.iter().flat_map(|b| (0..b.vectors()).map(|i| vector_bytes(b, i)));
@@ -153,13 +154,13 @@ impl Image {
         }
     }
 
-    /// And back: what [`RawImage::head`] says. With the parts one after the other it is the image again
-    /// ([`Self::assemble`]); what does not fit is refused.
+    /// Decodes [`RawImage::head`]. Together with the parts in order it gives the image again ([`Self::assemble`]).
+    /// Fails if the head does not fit.
     pub fn header_of(head: &[u8]) -> Result<ImageHeader, Unable> {
         header::decode(head).map_err(|e| Unable::Damaged(format!("the snapshot: {e}")))
     }
 
-    /// Both at once.
+    /// Decodes the head and the parts.
     pub fn from_raw(
         head: &[u8],
         parts: impl IntoIterator<Item = Result<Payload, String>>,
@@ -172,7 +173,7 @@ impl Image {
         self.to_raw().digest()
     }
 
-    /// Bytes of the bulk.
+    /// Bytes of the vectors.
     pub fn bytes(&self) -> u64 {
         self.vectors().map(|v| v.len() as u64 * 4).sum()
     }

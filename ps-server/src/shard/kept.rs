@@ -1,7 +1,7 @@
-//! What an algorithm keeps of each worker in a bucket: the weights that it pulled last, and optimizer state of its own
-//! (`paraft_common::algorithm`). Part of the replicated state; empty for algorithms that keep nothing of workers.
+//! State that an algorithm keeps per worker in a bucket: the weights of the worker's last pull, and optimizer state
+//! of its own (`paraft_common::algorithm`). Part of the replicated state; empty for algorithms without such state.
 //!
-//! A worker's part appears with its first pull or push, and is dropped with the first update after it has stopped
+//! A worker's part is created with its first pull or push, and dropped with the first update after it has stopped
 //! training. It is not in checkpoints, nor in state deltas, which such jobs do not have.
 
 use crate::raft::Unable;
@@ -9,13 +9,13 @@ use paraft_common::{Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Whose state it is when several pushes are one update: the fleet's. No worker has this id.
+/// The owner of the state when several pushes are one update: the fleet. No worker has this id.
 pub const FLEET: WorkerId = WorkerId(u32::MAX);
 
 /// By worker.
 pub type Kept = BTreeMap<WorkerId, OfWorker>;
 
-/// What is kept of one worker. The vectors are shared with copies of the bucket, and with pulls on their way.
+/// The state of one worker. Its vectors are shared with copies of the bucket, and with pulls in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OfWorker {
     /// The weights of its last pull, and their version.
@@ -26,14 +26,14 @@ pub struct OfWorker {
     pub updates: u64,
 }
 
-/// [`OfWorker`] without the bulk, for a snapshot's header.
+/// [`OfWorker`] without the vectors, for a snapshot's header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OfWorkerHeader {
-    /// Whose.
+    /// The worker.
     pub worker: WorkerId,
-    /// The version of the pulled weights, where there are any.
+    /// The version of the pulled weights, if there are any.
     pub pulled: Option<Version>,
-    /// State vectors.
+    /// Number of state vectors.
     pub slots: u32,
     /// Its updates of the bucket.
     pub updates: u64,
@@ -46,12 +46,12 @@ impl OfWorker {
         OfWorkerHeader { worker, pulled, slots: self.slots.len() as u32, updates: self.updates }
     }
 
-    /// The bulk in order: the pulled weights, then the state vectors.
+    /// The vectors in order: the pulled weights, then the state vectors.
     pub fn vectors(&self) -> impl Iterator<Item = &Arc<Vec<f32>>> {
         self.pulled.iter().map(|(_, w)| w).chain(&self.slots)
     }
 
-    /// Whether a job with such buckets may have it: `len` values in each vector, at most `slots` state vectors.
+    /// Whether a job with such buckets may have it: `len` values per vector, at most `slots` state vectors.
     pub fn fits(&self, len: usize, keeps_pulled: bool, slots: usize) -> bool {
         (self.slots.is_empty() || self.slots.len() == slots)
             && (keeps_pulled || self.pulled.is_none())
@@ -60,7 +60,7 @@ impl OfWorker {
 }
 
 impl OfWorkerHeader {
-    /// The part that it announces; `next` gives its vectors.
+    /// Builds the state from its header; `next` returns the vectors.
     pub fn assemble(
         self,
         mut next: impl FnMut() -> Result<Vec<f32>, Unable>,

@@ -1,4 +1,5 @@
-//! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
+//! A shard with observers of its applies: spans, staleness and readers. Replicated state knows no clock and no
+//! reader.
 
 use super::{
     command::{Outcome, Proposal},
@@ -11,15 +12,15 @@ use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{collections::BTreeSet, sync::Arc};
 use tokio::sync::watch;
 
-/// Passes everything on to the shard, notes the spans of `apply`, and wakes those who read.
+/// Forwards to the shard, records the spans of `apply`, and notifies the readers.
 pub struct Observed {
-    /// What is replicated.
+    /// The replicated shard.
     pub shard: Arc<Shard>,
-    /// Where they are noted.
+    /// The recorder of spans.
     pub stages: Arc<Stages>,
-    /// How late pushes are.
+    /// The measurements of late pushes.
     pub staleness: Arc<Staleness>,
-    /// Changes with everything that is applied or installed; closes with the replica.
+    /// Notified after every apply or install; closes with the replica.
     pub applied: watch::Sender<()>,
 }
 
@@ -56,7 +57,7 @@ impl Replicated for Observed {
         let mut outcomes = Vec::with_capacity(proposals.len());
         let mut rest = proposals;
         while !rest.is_empty() {
-            // A bucket is looked at before each of its updates.
+            // Each bucket is read before each of its updates.
             let mut buckets = BTreeSet::new();
             let again = |p: &&Proposal| p.command.pushes().is_some_and(|e| !buckets.insert(e.bucket));
             let run = rest.iter().position(again).unwrap_or(rest.len());

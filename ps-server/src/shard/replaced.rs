@@ -1,33 +1,33 @@
-//! What copy-on-write costs: vectors of buckets that an update has replaced while they are still read (by a snapshot that is
-//! being written, a digest, a checkpoint, weights on their way to a worker).
+//! The memory cost of copy-on-write: replaced vectors that readers still hold (a snapshot in progress, a digest, a
+//! checkpoint, weights in flight to a worker).
 //!
-//! Not replicated state: who reads what, and for how long, is each replica's own affair.
+//! Not replicated state: the readers differ between replicas.
 
 use super::weights::Read;
 use crate::raft::Outdated;
 use parking_lot::Mutex;
 use std::{any::Any, sync::Weak};
 
-/// Keeps nothing alive: it only counts.
+/// Counts only; it keeps no data alive.
 #[derive(Debug, Default)]
 pub struct Replaced(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     data: Vec<(Weak<dyn Any + Send + Sync>, u64)>,
-    /// Of `data`, some of which may be gone.
+    /// Bytes of `data`, some of which may be released.
     bytes: u64,
-    /// Counted anew when there are more.
+    /// Recount when there are more entries.
     look_at: usize,
-    /// Parts that readers said they have done with.
+    /// Parts that readers have released.
     read: u64,
 }
 
-/// So few are not worth a look.
+/// Below this number of entries a recount is not worthwhile.
 const FEW: usize = 1024;
 
 impl Replaced {
-    /// An update is about to replace a vector of so many bytes, if it has other readers.
+    /// Adds a vector that an update is about to replace, if it has other readers.
     pub(super) fn add(&self, read: Option<Read>) {
         let Some((data, bytes)) = read else { return };
         let mut inner = self.0.lock();
@@ -39,12 +39,12 @@ impl Replaced {
         inner.bytes += bytes;
     }
 
-    /// A reader has done with a bucket: it gets on, also where that one was not replaced.
+    /// Records that a reader has released a bucket: it makes progress, even if that bucket was not replaced.
     pub(super) fn read_on(&self) {
         self.0.lock().read += 1;
     }
 
-    /// What is still read; exact where it may be more than `beyond`, else at most what is returned.
+    /// The bytes still held; exact if they may exceed `beyond`, else an upper bound.
     pub fn outdated(&self, beyond: u64) -> Outdated {
         let mut inner = self.0.lock();
         if inner.bytes > beyond {
@@ -55,7 +55,7 @@ impl Replaced {
 }
 
 impl Inner {
-    /// Forgets what nobody reads any more.
+    /// Drops the entries without readers.
     fn look(&mut self) {
         self.data.retain(|(data, _)| data.strong_count() > 0);
         self.bytes = self.data.iter().map(|(_, bytes)| bytes).sum();
@@ -67,7 +67,7 @@ mod tests {
     use super::super::weights::Weights;
     use super::*;
 
-    /// Of so many values, which a reader has.
+    /// A vector of this many values, with a reader.
     fn read(values: usize) -> Weights {
         vec![0.0; values].into()
     }

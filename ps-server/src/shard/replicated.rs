@@ -1,4 +1,4 @@
-//! A shard as Raft sees it.
+//! A shard as Raft's state machine.
 
 use super::{
     bucket::Bucket,
@@ -30,7 +30,7 @@ impl Replicated for Shard {
         self.bytes_of(proposal)
     }
 
-    /// The job's.
+    /// The share of the job.
     fn share(&self) -> u32 {
         self.name().job().0
     }
@@ -60,7 +60,7 @@ impl Replicated for Shard {
         self.configured().map_or(0, |c| c.bytes())
     }
 
-    /// A backward pass pushes the last bucket first: what it has not come to yet is next, from its end on.
+    /// A backward pass pushes the last bucket first, so the next updates are of the buckets before, from the end.
     fn order(&self) -> Vec<u32> {
         let Some(conf) = self.configured() else { return Vec::new() };
         let mut first = 0;
@@ -71,7 +71,7 @@ impl Replicated for Shard {
         };
         let mut buckets: Vec<_> = conf.buckets.iter().map(of_bucket).collect();
         buckets.reverse();
-        buckets.sort_by_key(|(version, _)| *version); // keeps the order of those of one version
+        buckets.sort_by_key(|(version, _)| *version); // stable: keeps the order of buckets with one version
         buckets.into_iter().flat_map(|(_, parts)| parts).collect()
     }
 

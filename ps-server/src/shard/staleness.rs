@@ -1,4 +1,4 @@
-//! How late each push is: in versions, in seconds, and in the way that the weights have gone meanwhile.
+//! The delay of each push: in versions, in seconds, and in the distance that the weights moved meanwhile.
 //!
 //! ```text
 //!  pull answered ─▶ version, time, a sample of the weights ······ push applied: delay, age, distance
@@ -9,9 +9,9 @@
 //! are taken over a sample of [`SAMPLE`] values of the bucket, the same ones, in short runs that are evenly spread; buckets that are
 //! no larger are measured whole.
 //!
-//! Measured where a replica leads, beside the state: nothing here is replicated, and all of it may vanish. It takes at most
-//! [`MOST_BYTES`]: with more workers and buckets than fit, the pulls of some are not measured. A push in
-//! a round of several is not measured: it is not late.
+//! Measured on the leader, beside the state: nothing here is replicated, and all of it may be lost. It takes at
+//! most [`MOST_BYTES`]: with more workers and buckets than fit, some pulls are not measured. A push in a round of
+//! several is not measured, because it is not late.
 
 use super::{
     command::{Contribution, Proposal},
@@ -25,19 +25,19 @@ use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc};
 use tokio::time::Instant;
 
-/// Values of a bucket that a distance is measured on. The root mean square of so many has an error of some percent, and they take
-/// 4 KiB for each worker and bucket.
+/// Values of a bucket that a distance is measured on. Their root mean square has an error of some percent, and they
+/// take 4 KiB per worker and bucket.
 pub const SAMPLE: usize = 1024;
-/// Values in a row: what a line of the caches brings.
+/// Values in a row: one cache line.
 const RUN: usize = 16;
-/// Of all samples together. Sixteen workers of a model of 4 GB fit on a shard, of three.
+/// Bound on all samples together. Sixteen workers of a 4 GB model fit on one of three shards.
 pub const MOST_BYTES: u64 = 64 << 20;
-/// Workers of whom something is measured, at most: who they are is each one's own word.
+/// Bound on the measured workers: they choose their ids themselves.
 const MOST_WORKERS: usize = 4096;
-/// What remains of the mean step after an update.
+/// Decay of the mean step per update.
 const REMAINS: f64 = 0.98;
 
-/// Of one replica.
+/// The measurements of one replica.
 #[derive(Debug, Default)]
 pub struct Staleness(Mutex<Inner>);
 
@@ -45,16 +45,16 @@ pub struct Staleness(Mutex<Inner>);
 struct Inner {
     /// By worker and local bucket.
     pulled: BTreeMap<(WorkerId, usize), Pulls>,
-    /// Of their samples, as if none were shared.
+    /// Bytes of the samples, as if none were shared.
     bytes: u64,
-    /// The last sample of each local bucket, until an update: who pulls the same version shares it.
+    /// The last sample of each local bucket, until an update: workers that pull the same version share it.
     latest: BTreeMap<usize, (Version, Sample)>,
     /// The mean length of a step, by local bucket.
     step: BTreeMap<usize, f64>,
     workers: BTreeMap<WorkerId, OfWorker>,
 }
 
-/// The last pull, and the one before it of a worker that has been seen to push what it computed there.
+/// The last pull, and the one before it if the worker was seen to push what it computed there.
 #[derive(Debug, Default)]
 struct Pulls {
     of: Vec<Pulled>,
@@ -68,14 +68,14 @@ struct Pulled {
     sample: Sample,
 }
 
-/// What was measured of one worker's pushes, bucket by bucket.
+/// The measurements of one worker's pushes, per bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OfWorker {
     /// Versions between pull and push.
     pub delay: DelayHistogram,
-    /// Average steps between the weights that were pulled and those that the push was applied to.
+    /// Average steps between the pulled weights and those that the push was applied to.
     pub distance: LogHistogram,
-    /// Seconds between the answer of the pull and the push being applied.
+    /// Seconds from the answer of the pull to the apply of the push.
     pub age: LogHistogram,
 }
 
@@ -88,21 +88,21 @@ pub struct Before {
     sample: Sample,
 }
 
-/// Values of a bucket.
+/// Sampled values of a bucket.
 type Sample = Arc<[f32]>;
 
-/// Those of a bucket with more than [`SAMPLE`] that are looked at; of others it is all.
+/// The sampled values of a bucket with more than [`SAMPLE`] values; of a smaller one, all values.
 fn spread(weights: &[f32]) -> impl Iterator<Item = &f32> {
     let begins = |run| run * (weights.len() - RUN) / (SAMPLE / RUN - 1);
     (0..SAMPLE / RUN).flat_map(move |run| &weights[begins(run)..][..RUN])
 }
 
-/// The values of a bucket that are looked at.
+/// Samples a bucket.
 fn sample(weights: &[f32]) -> Sample {
     if weights.len() <= SAMPLE { weights.into() } else { spread(weights).copied().collect() }
 }
 
-/// Bytes of a sample, and of what lies around it.
+/// Memory of a sample, including its overhead.
 fn bytes_of(sample: &[f32]) -> u64 {
     (size_of_val(sample) + size_of::<((WorkerId, usize), Pulled)>()) as u64
 }
@@ -118,7 +118,7 @@ impl Inner {
 }
 
 impl Staleness {
-    /// A worker's pull of a local bucket is answered with these weights.
+    /// Records that a worker's pull of a local bucket was answered with these weights.
     pub fn pulled(&self, worker: WorkerId, bucket: usize, version: Version, weights: &[f32]) {
         let mut inner = self.0.lock();
         let sample = inner.known(bucket, version).unwrap_or_else(|| sample(weights));
@@ -138,7 +138,7 @@ impl Staleness {
         inner.latest.insert(bucket, (version, sample));
     }
 
-    /// The worker is gone. What was measured of it stays.
+    /// Drops the samples of a worker that is gone. Its measurements stay.
     pub fn forget(&self, worker: WorkerId) {
         let inner = &mut *self.0.lock();
         let mut gone = inner.pulled.split_off(&(worker, 0));
@@ -148,18 +148,18 @@ impl Staleness {
         inner.bytes -= gone.values().flat_map(|p| &p.of).map(|p| bytes_of(&p.sample)).sum::<u64>();
     }
 
-    /// What the samples take in memory.
+    /// Memory of the samples.
     pub fn bytes(&self) -> u64 {
         self.0.lock().bytes
     }
 
-    /// The leadership is over: other leaders answer pulls from now on. What was measured stays.
+    /// Drops all samples at the end of a leadership: another leader answers pulls from now on. Measurements stay.
     pub fn clear(&self) {
         let mut inner = self.0.lock();
         (inner.pulled, inner.latest, inner.step, inner.bytes) = Default::default();
     }
 
-    /// Looks at a local bucket before an update; `of` is the push, where it is one alone.
+    /// Reads a local bucket before an update; `of` is the push, if the update is a single one.
     pub fn before(
         &self,
         bucket: usize,
@@ -167,7 +167,7 @@ impl Staleness {
         version: Version,
         weights: &[f32],
     ) -> Option<Before> {
-        // Nobody pulls from a replica that does not lead.
+        // A replica that does not lead answers no pulls.
         let known = {
             let inner = self.0.lock();
             if inner.pulled.is_empty() {
@@ -179,7 +179,7 @@ impl Staleness {
         Some(Before { bucket, of, version, sample })
     }
 
-    /// Looks at it again, after the update.
+    /// Reads the bucket after the update, and measures.
     pub fn after(&self, before: Before, weights: &[f32]) {
         let Before { bucket, of, version, sample: old } = before;
         let moved = match weights.len() > SAMPLE {
@@ -206,7 +206,7 @@ impl Staleness {
         }
     }
 
-    /// Applies one change, and looks at the bucket that it updates before and after.
+    /// Applies one change, and measures the bucket that it updates.
     pub fn around<T>(&self, shard: &Shard, proposal: &Proposal, apply: impl FnOnce() -> T) -> T {
         let seen = self.look(shard, proposal);
         let applied = apply();
@@ -214,7 +214,7 @@ impl Staleness {
         applied
     }
 
-    /// Looks at the bucket that a change updates, if it updates one.
+    /// Reads the bucket that a change updates, if any, before it.
     pub fn look(&self, shard: &Shard, proposal: &Proposal) -> Option<Before> {
         let entry = proposal.command.pushes()?;
         let conf = shard.configured()?;
@@ -223,7 +223,7 @@ impl Staleness {
         conf.buckets[local].peek(|data| self.before(local, of, data.version, &data.weights))
     }
 
-    /// And again, after it; an update that changed nothing is not counted.
+    /// Reads it after the change; an update that changed nothing is not counted.
     pub fn look_again(&self, shard: &Shard, seen: Option<Before>) {
         let Some((before, conf)) = seen.zip(shard.configured()) else { return };
         conf.buckets[before.bucket].peek(|data| {
@@ -233,7 +233,7 @@ impl Staleness {
         });
     }
 
-    /// What was measured, by worker.
+    /// The measurements, by worker.
     pub fn workers(&self) -> BTreeMap<WorkerId, OfWorker> {
         self.0.lock().workers.clone()
     }
@@ -256,7 +256,7 @@ mod tests {
         assert!(staleness.before(0, push(0, 0), Version(0), &at(0.0)).is_none(), "nobody has pulled");
         staleness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
         staleness.pulled(WorkerId(1), 0, Version(0), &at(0.0));
-        // Worker 1 pushes four times, by 1 in each of four values each time; then comes worker 0.
+        // Worker 1 pushes four times, by 1 in each of four values each time; then worker 0 pushes.
         for v in 0..4u64 {
             let before = staleness.before(0, push(1, v), Version(v), &at(v as f32)).expect("it watches");
             staleness.after(before, &at(v as f32 + 1.0));
@@ -277,13 +277,13 @@ mod tests {
         let at = |w: f32| vec![w; 4];
         staleness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
         for v in 0..9u64 {
-            // What it computed at the pull before, but for the first.
+            // Its push is computed at the pull before, except the first.
             let before = staleness.before(0, push(0, v.saturating_sub(1)), Version(v), &at(v as f32));
             staleness.after(before.expect("it watches"), &at(v as f32 + 1.0));
             staleness.pulled(WorkerId(0), 0, Version(v + 1), &at(v as f32 + 1.0));
             assert!(staleness.0.lock().pulled[&(WorkerId(0), 0)].of.len() <= 2);
         }
-        // By the first that is late it is seen to be such a worker.
+        // Its first late push shows that it is such a worker.
         let of = &staleness.workers()[&WorkerId(0)];
         assert_eq!((of.delay.total(), of.delay.max(), of.distance.total()), (8, Some(1), 8));
     }

@@ -1,8 +1,8 @@
-//! Seeded schedules against the real leaders' work of three replicas: push, retry, drop, duplicate, reorder, crash, partition,
-//! failover, snapshot, leave. Raft is modelled by what it promises ([`cluster`]), the workers have the session that real ones
-//! have ([`worker`]); admission, rounds, deltas, all of [`Leader`](crate::shard::leader::Leader) and the replicated state are the
-//! real ones. There is no runtime and no clock: time passes where the schedule says so, and nothing else is random, so a seed is
-//! a schedule.
+//! Seeded schedules against the real leaders of three replicas: push, retry, drop, duplicate, reorder, crash,
+//! partition, failover, snapshot, leave. Raft is a model of its guarantees ([`cluster`]); the workers run the real
+//! session code ([`worker`]); admission, rounds, deltas, all of [`Leader`](crate::shard::leader::Leader) and the
+//! replicated state are the real ones. There is no runtime and no clock: the schedule alone advances time, and
+//! nothing else is random, so a seed determines a schedule.
 //!
 //! `PARAFT_SCHEDULES=20000` for a long run, `PARAFT_SEED=N` for one schedule.
 
@@ -29,12 +29,12 @@ use worker::{BUCKETS, PLACES, Stream, Worker};
 
 const NODES: usize = 3;
 const WORKERS: u32 = 3;
-/// Schedules that are tried where nobody says otherwise.
+/// Number of schedules without `PARAFT_SCHEDULES`.
 const SCHEDULES: u64 = 8000;
-/// Of [`Schedule::fails`]: those that schedules can have as their theme.
+/// Number of faults in [`Schedule::fails`] that can be the theme of a schedule.
 const UNAWARES: usize = 14;
 const NO_ANSWERS: usize = 16;
-/// A schedule's events, before everything heals.
+/// A schedule's events before everything heals.
 const EVENTS: u64 = 400;
 
 struct Schedule {
@@ -43,21 +43,21 @@ struct Schedule {
     workers: Vec<Worker>,
     /// Streams that their workers have given up.
     broken: Vec<Stream>,
-    /// The last session that a worker was told of, whether it has read it or not.
+    /// The last session that was sent to a worker, whether it has read it or not.
     told: SessionId,
     history: History,
     conns: u64,
     /// The leader cannot reach a majority: nothing is committed.
     cut_off: bool,
-    /// For so many events nothing is committed.
+    /// For this many events nothing is committed.
     slow: usize,
-    /// What fails most, of [`Self::fails`].
+    /// The most frequent fault of [`Self::fails`].
     theme: Option<usize>,
-    /// The job's mode is switched now and then.
+    /// The job's mode is switched from time to time.
     switches: bool,
-    /// So often the leader lost its proposals' outcomes.
+    /// How often the leader lost its proposals' outcomes.
     doubts: u64,
-    /// Pushes that were applied while things went wrong, before everything healed.
+    /// Pushes that were applied during the faults, before everything healed.
     amid: u64,
     trace: Rc<RefCell<Vec<String>>>,
 }
@@ -78,7 +78,7 @@ impl Schedule {
             ..ServerJob::new("simulation", mode, BUCKETS * PLACES, PLACES)
         };
         let switches = rng.next_u64().is_multiple_of(2);
-        // Of weight 0: pulls are in the log, and pushes count once.
+        // With weight 0: pulls are in the log, and pushes count once.
         let records = !lossy && rng.next_u64().is_multiple_of(3);
         let algorithm = AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 });
         let algorithm = if records { algorithm } else { AlgorithmConfig::default() };
@@ -92,7 +92,7 @@ impl Schedule {
             .push(format!("{mode}, {workers} workers, {}, switches {switches}", job.durability));
         let steps = 4 + rng.next_u64() % 12;
         let text = job.to_toml().expect("a valid job");
-        // Every so many steps a worker has nothing.
+        // A worker has no gradient every n-th step.
         let skips = [0, 0, 3, 6][(rng.next_u64() % 4) as usize];
         let workers = (0..workers).map(|w| Worker::new(w, text.clone(), steps, skips)).collect();
         let cluster = Cluster::new(NODES);
@@ -122,7 +122,7 @@ impl Schedule {
         self.trace.borrow_mut().push(what);
     }
 
-    /// Lets the leaders do what they can.
+    /// Lets the leaders do their pending work.
     fn leaders_work(&mut self) {
         self.cluster.works();
         let told = self.told;
@@ -132,7 +132,7 @@ impl Schedule {
         }
     }
 
-    /// What goes on whether anything fails or not.
+    /// Normal operation, with or without faults.
     fn goes_on(&mut self) {
         if self.switches {
             match self.below(60) {
@@ -176,7 +176,7 @@ impl Schedule {
         }
     }
 
-    /// Time, in which the workers' heartbeats come.
+    /// Advances time, with the workers' heartbeats.
     fn passes(&self, ms: u64) {
         self.cluster.passes(ms);
         self.workers.iter().filter(|w| !w.hangs).filter_map(|w| w.stream.as_ref()).for_each(Stream::beats);
@@ -195,13 +195,13 @@ impl Schedule {
         self.workers[w].connect(node, of, self.conns);
     }
 
-    /// Likewise, the stream on which a worker asks about its leader.
+    /// As `connect`, the stream on which a worker asks about its leader.
     fn connect_beside(&mut self, w: usize, anywhere: bool) {
         if !self.workers[w].wants_beside() {
             return;
         }
         let node = if anywhere { self.below(NODES) } else { self.cluster.0.lock().leader };
-        // Nobody asks a leader about itself.
+        // No worker asks a leader about itself.
         if self.workers[w].stream.as_ref().is_some_and(|s| s.is_to(node)) {
             return;
         }
@@ -215,8 +215,8 @@ impl Schedule {
 
     fn fails(&mut self) {
         let w = self.below(self.workers.len());
-        // A quarter of the schedules is about a leader that keeps its term and loses its answers, another about one that
-        // loses its term and does not know.
+        // A quarter of the schedules is about a leader that keeps its term and loses outcomes; another is about one
+        // that loses its term without its knowledge.
         let theme = if self.below(3) > 0 { self.theme } else { None };
         let which = theme.unwrap_or_else(|| self.below(17));
         match which {
@@ -228,7 +228,7 @@ impl Schedule {
             }
             2 | 3 => self.workers[w].repeats(),
             4 | 5 => {
-                // What was sent long ago arrives.
+                // Messages of a broken stream arrive late.
                 if !self.broken.is_empty() {
                     let i = self.below(self.broken.len());
                     let count = 1 + self.below(4);
@@ -286,7 +286,7 @@ impl Schedule {
         }
     }
 
-    /// Somebody asks a node, mostly the leader, for another mode.
+    /// Asks a node, mostly the leader, for another mode.
     fn switch(&mut self) {
         let fixed = [Mode::Bsp, Mode::Ssp(0), Mode::Ssp(2), Mode::Asp];
         let mode = fixed.get(self.below(5)).map_or(ModeChoice::Auto, |m| (*m).into());
@@ -298,9 +298,9 @@ impl Schedule {
         let _ = events.try_send(Event::SwitchMode { number: None, wanted, tx: None }); // its queue may be full
     }
 
-    /// Whoever follows the rule hears what a node has counted, if the rule is in force there, and tells it a switch. The
-    /// switch is drawn of those that are left: a window of the rule is longer than a schedule, and whoever follows may
-    /// not know what another wanted.
+    /// Plays the control group: takes a node's counts, if the rule is in force there, and sends it a switch. The
+    /// mode is drawn among the remaining ones: a window of the rule is longer than a schedule, and several control
+    /// leaders may not know of each other's switches.
     fn steer(&mut self) {
         let leader = self.cluster.0.lock().leader;
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
@@ -323,7 +323,7 @@ impl Schedule {
         let (node, kept) = (self.below(NODES), self.below(6));
         self.say(format!("node {node} is elected and has {kept} open entries"));
         self.cluster.elect(node, kept);
-        // Some find the new leader before the old one hears of it.
+        // Some workers find the new leader before the old one learns of it.
         if self.below(2) == 0 {
             for w in 0..self.workers.len() {
                 if self.below(2) == 0 {
@@ -334,8 +334,8 @@ impl Schedule {
         }
     }
 
-    /// A worker finds a successor that trains with it at once. The leader applies what the successor commits, hears
-    /// nothing of it otherwise, and still has its other workers.
+    /// A worker finds a successor that trains with it at once. The old leader applies the successor's entries,
+    /// learns nothing else of it, and still has its other workers.
     fn is_deposed_unawares(&mut self, w: usize) {
         let old = self.cluster.0.lock().leader;
         let successor = (old + 1 + self.below(NODES - 1)) % NODES;
@@ -344,7 +344,8 @@ impl Schedule {
             "leader {old} is deposed by {successor} unawares, with {kept} open entries; worker {w} goes"
         ));
         self.cluster.elect(successor, kept);
-        // It asks, and leaves for the successor while the old leader still has its stream; or it has lost that.
+        // It asks, and leaves for the successor while the old leader still has its stream; or it has lost that
+        // stream.
         let asks = self.below(2) == 0;
         if !asks {
             let broken = self.workers[w].disconnect(&mut self.history);
@@ -396,7 +397,7 @@ impl Schedule {
     }
 
     fn run(&mut self) {
-        // Where everything goes wrong from the first moment on, hardly anyone gets to train before all is healed.
+        // If faults start at the first moment, hardly any worker trains before all is healed.
         if self.below(4) > 0 {
             self.begins();
         }
@@ -410,7 +411,7 @@ impl Schedule {
         };
         let begun = self.pushes();
         for _ in 0..events {
-            // Room for what the steps that are left will push.
+            // Room for the pushes of the remaining steps.
             if self.history.len() + 60 > PLACES {
                 break;
             }
@@ -432,7 +433,7 @@ impl Schedule {
         self.heals();
     }
 
-    /// Everything goes well until every worker has weights.
+    /// Runs without faults until every worker has weights.
     fn begins(&mut self) {
         self.say("a quiet beginning".into());
         for _ in 0..100 {
@@ -444,8 +445,8 @@ impl Schedule {
         panic!("nothing fails, and the workers do not begin: {:#?}", self.states());
     }
 
-    /// All that was sent arrives, what is proposed is committed and applied, and some time passes. A stream stays what it
-    /// is: a worker that is owed an answer waits for it, and asks nobody else.
+    /// Delivers, commits and applies everything, and advances time. Streams stay: a worker that waits for an answer
+    /// keeps waiting, and asks no other node.
     fn nothing_fails(&mut self) {
         (0..NODES).for_each(|n| self.cluster.hears(n));
         for w in 0..self.workers.len() {
@@ -470,7 +471,7 @@ impl Schedule {
         self.workers.iter().map(Worker::state).collect()
     }
 
-    /// Nothing fails from now on: everyone must come to the end.
+    /// Ends all faults: every worker must finish.
     fn heals(&mut self) {
         self.say("everything heals".into());
         for mut old in std::mem::take(&mut self.broken) {
@@ -530,7 +531,7 @@ fn a_seed_is_a_schedule() {
     }
 }
 
-/// What the schedules would be worth if nothing happened in them.
+/// The schedules must reach the events that they are meant for.
 #[test]
 fn the_schedules_have_what_they_are_for() {
     let mut seen = [0u64; 10];
