@@ -1,4 +1,4 @@
-//! When a log is compacted: often enough for its length to be bounded, and not while a follower needs it.
+//! When a log is compacted: often enough to bound its length, and not while a follower needs it.
 
 use super::{
     asleep::Sleep,
@@ -21,15 +21,15 @@ use std::{
 };
 use tokio::sync::{Notify, watch};
 
-/// What decides about it.
+/// The inputs of the decision.
 pub(super) struct Held<C: Logged> {
     pub log: ReplicaLog<C>,
     pub state_bytes: Arc<AtomicU64>,
     pub sleep: Arc<Sleep>,
 }
 
-/// A log that somebody still needs is kept while it is shorter than so many times what is enough to compact it. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
-/// always be too old, and the follower never done.
+/// A log that is still needed is kept up to this multiple of the size that triggers compaction. A follower that
+/// receives a snapshot needs the entries since; without them, under load, the snapshot would always be too old.
 const KEPT: u64 = 3;
 
 /// Whether there is no other replica.
@@ -38,10 +38,10 @@ fn is_alone<C: Logged>(raft: &Raft<C>) -> bool {
 }
 
 impl<C: Logged> Held<C> {
-    /// Whether the log is to be kept a while longer.
+    /// Whether the log must be kept for now.
     fn is_needed(&self, raft: &Raft<C>) -> bool {
         let LogSize { entries, bytes, in_memory } = self.log.size();
-        // Memory that the host lacks is not spent on a follower that can be sent a snapshot.
+        // A host short of memory spends none on a follower that can receive a snapshot.
         if in_memory > SNAPSHOT_BYTES && paraft_host::memory::is_short() {
             return false;
         }
@@ -53,10 +53,10 @@ impl<C: Logged> Held<C> {
     }
 }
 
-/// A snapshot takes so long at most.
+/// Timeout of a snapshot.
 const SNAPSHOT: Duration = Duration::from_secs(30);
 
-/// Of a replica that sleeps: a snapshot of what is applied, and of the log nothing.
+/// For a sleeping replica: takes a snapshot of the applied state, and purges the whole log.
 async fn compact_whole<C: Logged>(raft: &Raft<C>) {
     let applied = raft.metrics().borrow_watched().last_applied.as_ref().map(|l| l.index);
     if let Err(e) = raft.trigger().snapshot().await {
@@ -71,7 +71,7 @@ async fn compact_whole<C: Logged>(raft: &Raft<C>) {
     }
 }
 
-/// Takes a snapshot whenever the state machine asks for one, and lets the log before it go.
+/// Takes a snapshot whenever the state machine requests one, and purges the log before it.
 pub(super) async fn compact<C: Logged>(
     raft: Raft<C>,
     held: Held<C>,
@@ -88,8 +88,9 @@ pub(super) async fn compact<C: Logged>(
                 while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
-                // openraft leaves a snapshot's last entries for followers that are a little behind. Where there are none they go when the
-                // next snapshot is due: buffers that come back soon are still in the caches.
+                // openraft keeps a snapshot's last entries for followers that are a little behind. Without
+                // followers they are purged when the next snapshot is due: buffers that are reused soon are still
+                // in the caches.
                 if is_alone(&raft) && raft.trigger().purge_log(u64::MAX).await.is_err() {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Entries as records of a log on disk: the payload beside the header.
+//! Conversion between entries and records of a log on disk: the payload is beside the header.
 
 use super::{replicated::Logged, types::Entry, wire};
 use openraft::EntryPayload;
@@ -14,7 +14,7 @@ pub(super) fn record_of<C: Logged>(entry: &Entry<C>) -> Result<Record, wire::Wir
     Ok(Record { index: entry.log_id.index, header: wire::encode(entry)?, payload })
 }
 
-/// And back.
+/// Converts a record back to its entry.
 pub(super) fn entry_of<C: Logged>(record: Record) -> Result<Entry<C>, wire::WireError> {
     let mut entry: Entry<C> = wire::decode(&record.header)?;
     if entry.log_id.index != record.index {

@@ -22,7 +22,7 @@ pub struct Write {
 }
 
 impl Write {
-    /// This is what the part is from now on.
+    /// A write of this content to the part.
     pub fn new(part: u32, payload: impl Into<Payload>) -> Self {
         Self { part: Some(part), payload: payload.into() }
     }
@@ -54,7 +54,7 @@ impl Logged for Write {
     }
 }
 
-/// A group of its own.
+/// A new group name.
 pub fn group() -> GroupName {
     GroupName { number: 0, text: "the group".into(), may_sleep: true }
 }
@@ -63,7 +63,7 @@ pub fn group() -> GroupName {
 #[derive(Default)]
 pub struct Parts {
     inner: Mutex<Inner>,
-    /// Parts of images that were let go.
+    /// Released parts of images.
     read: Arc<AtomicU64>,
     /// There is no room for any image.
     pub full: AtomicBool,
@@ -72,12 +72,12 @@ pub struct Parts {
 #[derive(Default)]
 struct Inner {
     writes: u64,
-    /// Each with the number of the write that it is of.
+    /// Each part with the number of its last write.
     parts: Vec<(u64, Arc<Vec<u8>>)>,
     replaced: Vec<Weak<Vec<u8>>>,
 }
 
-/// A part in somebody's image.
+/// A part in an image.
 struct Read(Arc<Vec<u8>>, Arc<AtomicU64>);
 
 impl AsRef<[u8]> for Read {
@@ -93,14 +93,14 @@ impl Drop for Read {
 }
 
 impl Parts {
-    /// So many parts of so many zeros.
+    /// This many parts of this many zeros.
     pub fn of(parts: usize, bytes: usize) -> Arc<Self> {
         let state = Self::default();
         state.inner.lock().parts = (0..parts).map(|_| (0, Arc::new(vec![0; bytes]))).collect();
         Arc::new(state)
     }
 
-    /// Writes that were applied.
+    /// Number of applied writes.
     pub fn writes(&self) -> u64 {
         self.inner.lock().writes
     }
@@ -167,7 +167,7 @@ impl Replicated for Parts {
         self.inner.lock().parts.iter().map(|(_, p)| p.len() as u64).sum()
     }
 
-    /// What was written longest ago, the last of those first.
+    /// The longest-unwritten parts first; among equals, the last first.
     fn order(&self) -> Vec<u32> {
         let inner = self.inner.lock();
         let mut order: Vec<u32> = (0..inner.parts.len() as u32).rev().collect();

@@ -1,29 +1,29 @@
-//! Why a replica cannot go on with what its log or a snapshot asks of it.
+//! Why a replica cannot apply a log entry or a snapshot.
 
 use std::io;
 
-/// This replica stops, with these words; the others, and other groups on the same server, go on. What was asked is not
-/// carried out, and nothing of it is kept.
+/// This replica stops with this text; the other replicas, and other groups on the same server, continue. The
+/// request has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.text())]
 pub enum Unable {
-    /// This host has not the memory for it, at present. It may be tried again when there is more.
+    /// This host lacks the memory at present. A retry may succeed when there is more.
     NoRoom(String),
-    /// A later version of Paraft wrote it. Not to be tried again with this one; nothing is damaged.
+    /// A later version of Paraft wrote it. A retry with this version is pointless; nothing is damaged.
     Newer(String),
-    /// It contradicts itself, or the state.
+    /// It is inconsistent with itself or with the state.
     Damaged(String),
 }
 
 impl Unable {
-    /// The words.
+    /// The text.
     pub fn text(&self) -> &str {
         match self {
             Unable::NoRoom(text) | Unable::Newer(text) | Unable::Damaged(text) => text,
         }
     }
 
-    /// Tells what passes from what does not, where only an [`io::Error`] gets through.
+    /// Encodes the kind where only an [`io::Error`] gets through.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Unable::NoRoom(_) => io::ErrorKind::OutOfMemory,
@@ -32,7 +32,7 @@ impl Unable {
         }
     }
 
-    /// The same, said of a place.
+    /// Adds the place of the problem.
     #[must_use]
     pub fn at(self, place: impl std::fmt::Display) -> Self {
         let at = |text: String| format!("{place}: {text}");
@@ -50,7 +50,7 @@ impl From<Unable> for io::Error {
     }
 }
 
-/// What has only words is damage: shortage and age are always said as such.
+/// A plain text means damage: lack of memory and version have their own variants.
 impl From<String> for Unable {
     fn from(text: String) -> Self {
         Unable::Damaged(text)

@@ -145,7 +145,7 @@ impl Configured {
 /// Blank buckets. Those of the same kind and length share their data, so that a job costs next to nothing before
 /// its weights arrive: each allocates with its initial state.
 pub(super) fn blank(places: Vec<(BucketId, BucketSpec)>, job: &ServerJob) -> Vec<Bucket> {
-    let mut blanks: BTreeMap<(bool, usize), Arc<BucketData>> = BTreeMap::new(); // two per group and two of statistics
+    let mut blanks: BTreeMap<(bool, usize), Arc<BucketData>> = BTreeMap::new(); // two per group
     let mut buckets = Vec::with_capacity(places.len());
     for (id, spec) in places {
         let of = (spec.kind == TensorKind::Param, spec.len);
