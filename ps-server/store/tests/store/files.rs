@@ -1,4 +1,4 @@
-//! Small files and snapshots: whole or refused.
+//! Small files and snapshots: complete or refused.
 
 use paraft_common::Payload;
 use paraft_store::{
@@ -53,7 +53,7 @@ fn a_small_file_that_is_changed_or_cut_is_refused_and_a_missing_one_is_none() {
     assert!(write_small(&disk, Path::new(VOTE), &vec![0; (1 << 20) + 1]).is_err());
 }
 
-/// What the next process reads of a dead one's work stays, whatever fails then.
+/// What the next process reads of a dead process's files persists, whatever fails then.
 #[test]
 fn what_was_read_once_is_durable() {
     for changes in 0..20 {
@@ -125,7 +125,7 @@ fn a_snapshot_with_a_flipped_byte_ends_in_an_error() {
         disk.put(Path::new(SNAPSHOT), flipped);
         assert!(read(&disk).is_err(), "byte {at}");
     }
-    // A chunk taken out as a whole.
+    // Removes a whole chunk.
     let second = 16 + 20 + 20 + 40;
     disk.put(Path::new(SNAPSHOT), [&good[..16 + 20], &good[second..]].concat());
     assert!(matches!(read(&disk), Err(StoreError::Damaged { offset: 36, .. })));
