@@ -98,7 +98,7 @@ async fn start_when_free(options: GroupOptions) -> Group<Write> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_had_it() {
+async fn replica_without_its_log_does_not_vote_under_old_name() {
     let (group, me) = alone().await;
     let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_incarnation(ServerId(1)));
     assert_eq!(before.server(), me.server());
@@ -108,7 +108,7 @@ async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
+async fn restarted_replica_does_not_vote_twice_in_a_term() {
     let dir = tempfile::tempdir().expect("a folder");
     let me = ReplicaId::new_incarnation(ServerId(0));
     let [a, b] = [1, 2].map(|s| ReplicaId::new_incarnation(ServerId(s)));
@@ -149,7 +149,7 @@ async fn a_learner_that_nobody_waits_for_leaves_the_group() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+async fn log_is_purged_by_entries_and_its_memory_is_bounded() {
     let (group, _) = alone().await;
     for _ in 0..5000u32 {
         let write = Write::new(0, Vec::new());
@@ -172,7 +172,7 @@ async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
+async fn leader_restarted_from_disk_is_elected_before_it_leads() {
     let dir = tempfile::tempdir().expect("a folder");
     let me = ReplicaId::new_incarnation(ServerId(0));
     let start = || async {

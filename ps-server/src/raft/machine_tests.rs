@@ -32,7 +32,7 @@ async fn apply(machine: &mut Machine<Write>, entries: Vec<(Entry<Write>, Option<
 
 /// The limit allows one copied part; this is the second.
 #[tokio::test(start_paused = true)]
-async fn updates_wait_while_a_reader_that_gets_on_holds_what_they_have_replaced() {
+async fn updates_wait_for_readers_that_make_progress() {
     let state = Parts::of(PARTS, LEN);
     let mut machine = machine(state.clone()).await;
     let image = state.image();
@@ -108,7 +108,7 @@ fn counted(image: &RawImage) -> (Vec<Payload>, Arc<Mutex<Vec<usize>>>) {
 
 /// A second copy of the state would not fit: it has twelve bytes for each of 10^9 values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_state_is_never_in_memory_twice_on_its_way_to_and_from_the_disk() {
+async fn state_is_never_in_memory_twice_during_snapshot_io() {
     let (state, dir) = (Parts::of(PARTS, LEN), tempfile::tempdir().expect("a folder"));
     let file = Arc::new(Folder::new(Arc::new(RealDisk), dir.path().join("shard-0")).snapshot());
     // In the middle of a step: the last three parts are written, so the fifth is next.
@@ -147,7 +147,7 @@ async fn a_state_is_never_in_memory_twice_on_its_way_to_and_from_the_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_with_a_damaged_part_is_not_installed_and_its_file_is_named() {
+async fn snapshot_with_damaged_part_is_refused_naming_its_file() {
     let (state, dir) = (Parts::of(PARTS, LEN), tempfile::tempdir().expect("a folder"));
     let path = dir.path().join("shard-0");
     let file = Arc::new(Folder::new(Arc::new(RealDisk), &path).snapshot());

@@ -147,7 +147,7 @@ async fn a_snapshot_goes_on_at_the_piece_that_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_with_a_flipped_byte_is_refused_and_the_piece_sent_again() {
+async fn snapshot_piece_with_flipped_byte_is_resent() {
     for piece in [0, 5, 8] {
         let t = Transfer::new(&[(piece, Fault::Flipped)]).await;
         t.send().await.expect("the second try is right");
@@ -158,7 +158,7 @@ async fn a_snapshot_with_a_flipped_byte_is_refused_and_the_piece_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transfer_that_was_given_up_goes_on_where_it_stopped_when_it_is_sent_again() {
+async fn abandoned_transfer_resumes_where_it_stopped() {
     let t = Transfer::new(&[(6, Fault::Broken(5))]).await;
     t.send().await.expect_err("five tries, and no more");
     assert!(!t.arrived() && t.follower.writes() == 0, "half a snapshot is none");

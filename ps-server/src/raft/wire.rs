@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_travel_beside_the_header_and_come_back_to_their_entries() {
+    fn payloads_are_reattached_to_their_entries() {
         let (request, beside) = append();
         let header = encode(&request).expect("encodes");
         assert!(!header.windows(4).any(|w| w == b"abcd"), "the bulk is not in the header");

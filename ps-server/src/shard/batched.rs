@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn pushes_are_kept_as_they_came_where_they_are_fewer_bytes_than_their_sum() {
+    fn pushes_smaller_than_their_sum_are_kept_unsummed() {
         const LEN: usize = 3000;
         for encoding in Encoding::ALL {
             for n in [2, 3, 4, 5, 40] {

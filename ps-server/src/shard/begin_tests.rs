@@ -43,7 +43,7 @@ fn admit(job: &ServerJob) -> Proposal {
 }
 
 #[test]
-fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothing() {
+fn job_too_large_stops_replica_and_changes_nothing() {
     let shard = Shard::within(room(4 * GIB), JobShard::default(), 3);
     let before = shard.image();
     let proposal = admit(&largest());
@@ -63,7 +63,7 @@ fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothin
 /// Before the fix, this took 192 GiB.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_largest_job_costs_next_to_nothing_before_its_weights_are_here() {
+fn largest_job_costs_little_before_its_weights() {
     let before = paraft_host::usage().peak_rss_bytes;
     let shard = Shard::new(ShardId(0), 1);
     assert_eq!(shard.apply(&admit(&largest())), Outcome::Done);
@@ -77,7 +77,7 @@ fn the_largest_job_costs_next_to_nothing_before_its_weights_are_here() {
 }
 
 #[test]
-fn what_others_took_meanwhile_stops_a_replica_before_it_is_too_late() {
+fn memory_taken_by_others_stops_replica_in_time() {
     let free = Arc::new(AtomicU64::new(4 * GIB));
     let now = free.clone();
     let room = Room::with(move || {
@@ -99,7 +99,7 @@ fn what_others_took_meanwhile_stops_a_replica_before_it_is_too_late() {
 }
 
 #[test]
-fn a_snapshot_that_does_not_fit_is_refused_before_its_bulk_is_read() {
+fn snapshot_too_large_is_refused_before_its_bulk() {
     let whole = Shard::new(ShardId(0), 1);
     whole.apply(&admit(&largest()));
     let header = header::encode(&whole.image().header()).expect("a header");
@@ -113,7 +113,7 @@ fn a_snapshot_that_does_not_fit_is_refused_before_its_bulk_is_read() {
 }
 
 #[test]
-fn buckets_that_nothing_has_come_for_share_their_data_after_a_snapshot_too() {
+fn blank_buckets_share_data_after_a_snapshot() {
     let optimizer = largest().optimizer; // trained values have slots, running statistics none
     let job = ServerJob { buffers_len: 9, optimizer, ..ServerJob::new("blank", Mode::Asp, 4 * 100 + 3, 4) };
     let shard = Shard::new(ShardId(0), 1);
@@ -212,7 +212,7 @@ fn trained(steps: u64) -> Shard {
 /// A reader during snapshot installs sees the clocks together with their buckets. Before the fix they were read one
 /// after the other, and a pull of step 2 got the weights of step 1.
 #[test]
-fn the_clocks_of_a_snapshot_are_never_seen_with_the_buckets_before_it() {
+fn snapshot_clocks_are_never_seen_with_old_buckets() {
     let (one, two) = (trained(1).image(), trained(2).image());
     let shard = Shard::new(ShardId(0), 1);
     shard.install(&one).expect("fits");

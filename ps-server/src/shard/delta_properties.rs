@@ -289,7 +289,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn cuts_leave_the_state_that_their_pushes_leave_as_updates_on_every_replica_whoever_crashes(
+    fn deltas_equal_updates_on_every_replica_despite_crashes(
         job in a_job(), ops in prop::collection::vec(an_op(), 1..150),
     ) {
         let mut world = World::new(job);
@@ -337,7 +337,7 @@ fn half_a_cut_dies_with_its_leader() {
 }
 
 #[test]
-fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
+fn marker_takes_effect_once_and_only_on_its_base_state() {
     let mut world = half_a_cut(3);
     let conf = world.replicas[0].configured().expect("configured");
     let Some(Piece::Marker(marker)) = world.working.next(&conf) else {

@@ -303,7 +303,7 @@ proptest! {
     }
 
     #[test]
-    fn entries_that_are_applied_together_end_as_those_applied_one_by_one(
+    fn batched_apply_equals_one_by_one_apply(
         job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120), run in 1usize..20,
     ) {
         let (a, configure) = configured(&job);
@@ -322,7 +322,7 @@ proptest! {
     }
 
     #[test]
-    fn a_replica_that_starts_from_a_snapshot_ends_as_one_that_saw_the_whole_log(
+    fn snapshot_start_equals_whole_log_replay(
         job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120), cut in any::<prop::sample::Index>(),
     ) {
         let (whole, _) = configured(&job);
@@ -430,7 +430,7 @@ fn a_proposal_that_is_committed_twice_is_applied_once() {
 
 /// A check of the test: without the record of pushes in `apply`, the ledger would show a double push.
 #[test]
-fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
+fn ledger_shows_double_push_without_push_record() {
     let (shard, push) = ledger();
     shard.apply(&push);
     let conf = shard.configured().expect("configured");
@@ -442,7 +442,7 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
 }
 
 #[test]
-fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() {
+fn round_closed_before_rejoin_counts_for_new_session() {
     let (shard, _) = ledger();
     let join = |w: u32| match shard.apply(&join(w).into()) {
         Outcome::Joined { session, .. } => session,
@@ -535,7 +535,7 @@ fn an_evaluation_that_is_reported_again_counts_once() {
 }
 
 #[test]
-fn an_early_stop_comes_after_as_many_bad_evaluations_as_patience_says() {
+fn early_stop_comes_after_patience_bad_evaluations() {
     let (shard, _) = ledger();
     let session = shard.read(|m| m.members.get(WorkerId(0)).map(|m| m.session)).expect("joined");
     let stops: Vec<bool> = [1.0, 0.5, 0.45, f64::NAN, 0.6, 0.1]
@@ -638,7 +638,7 @@ fn who_has_begun_anew_is_not_waited_for_in_what_is_behind_it() {
 }
 
 #[test]
-fn an_evaluation_of_which_those_are_gone_who_had_the_samples_is_none() {
+fn evaluation_is_none_when_all_sample_holders_left() {
     let (shard, sessions) = evaluated_by(&[8, 9]);
     // The second worker joined after the first had taken all samples.
     assert!(reports(&shard, (9, sessions[&9]), 1, 0.0, 0).is_empty());
@@ -697,7 +697,7 @@ fn a_late_push_is_compensated_for_the_way_since_its_own_pull() {
 }
 
 #[test]
-fn what_is_kept_of_a_worker_goes_with_the_first_update_after_it_left() {
+fn worker_state_is_dropped_by_first_update_after_leave() {
     let (shard, [a, b]) = compensated();
     let (at, _) = (pull(&shard, 0, a), pull(&shard, 1, b));
     let whose = || shard.image().buckets[0].kept.keys().map(|w| w.0).collect::<Vec<_>>();

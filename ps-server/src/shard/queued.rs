@@ -61,7 +61,7 @@ mod tests {
     use futures::FutureExt;
 
     #[tokio::test]
-    async fn beyond_its_bytes_streams_wait_in_order_and_go_on_as_the_leader_takes() {
+    async fn full_queue_makes_streams_wait_in_order() {
         let queued = Queued::of(100);
         let first = queued.room(60).await;
         let mut second = Box::pin(queued.room(60));

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn without_versions_everything_goes_out_as_it_is_and_only_what_is_asked_for() {
+    fn read_without_versions_sends_requested_buckets_only() {
         let world = shard();
         push(&world, 1, 1);
         assert_eq!(take(&mut Read::new(Vec::new(), Vec::new()), &world.0), ["0v0: 0", "1v1: -1."]);

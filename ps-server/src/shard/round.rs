@@ -120,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_sum_is_that_of_the_decoded_values_by_rising_worker_however_the_bytes_are_cut(
+        fn sum_adds_decoded_values_in_worker_order(
             parts in prop::collection::vec((-1f32..1.0, any::<prop::sample::Index>()), 1..5),
             len in 1usize..2500, encoding in prop::sample::select(Encoding::ALL.to_vec()),
         ) {

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_pulls_before_it_pushes_is_measured_from_the_pull_that_its_push_names() {
+    fn pulls_ahead_are_measured_from_the_named_pull() {
         let staleness = Staleness::default();
         let at = |w: f32| vec![w; 4];
         staleness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_from_weights_that_others_answered_with_is_not_measured() {
+    fn push_from_another_leaders_weights_is_not_measured() {
         let staleness = Staleness::default();
         staleness.pulled(WorkerId(0), 0, Version(3), &[0.0]);
         let before = staleness.before(0, push(0, 2), Version(3), &[0.0]).expect("it watches");

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_writer_has_had_is_not_taken_again_for_who_pulls_later() {
+    fn fetched_part_is_not_taken_again_for_later_pulls() {
         let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
         let conf = shard.configured().expect("configured");
         let (writer, other, step) = (WorkerId(0), WorkerId(1), Step(50));

@@ -521,7 +521,7 @@ mod tests {
     proptest! {
         /// Each push waits for exactly one thing, and every count equals the count over all pushes.
         #[test]
-        fn every_push_waits_for_one_thing_and_nothing_is_said_before_its_worker_s_pushes(
+        fn each_push_waits_for_one_thing_and_commands_keep_order(
             ops in prop::collection::vec(op(), 1..120),
         ) {
             let (mut pushes, mut model) = (Pushes::<u32>::default(), Model::default());
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_has_too_much_waiting_is_told_and_its_retries_are_not_counted() {
+    fn waiting_pushes_are_bounded_and_retries_are_not_counted() {
         let mut pushes = Pushes::<()>::default();
         assert!((1..=3).all(|s| pushes.wait_for_room(push(0, 0, s, 1), 3)));
         assert!(!pushes.wait_for_room(push(0, 0, 4, 1), 3));

@@ -201,7 +201,7 @@ impl World {
 }
 
 #[test]
-fn a_leader_that_something_of_a_successor_is_applied_at_says_nothing_more_than_that_it_does_not_lead() {
+fn deposed_leader_answers_only_not_leader() {
     let mut world = World::new(Mode::Asp);
     world.pull(0);
     assert!(matches!(world.sent(), [(1, Reply::Weights(_))]));
@@ -254,7 +254,7 @@ fn pull_behind_three_unread_answers_ends_the_stream() {
 }
 
 #[test]
-fn pushes_that_come_again_all_at_once_are_taken_one_after_the_other() {
+fn pushes_resent_at_once_are_taken_in_order() {
     let mut world = World::new(Mode::Asp);
     (1..=4).for_each(|step| world.push(step));
     assert_eq!(world.log.len(), 1, "each waits for the one before");
@@ -277,7 +277,7 @@ fn the_rate_that_a_worker_says_is_in_the_log() {
 }
 
 #[test]
-fn a_skipped_step_is_acknowledged_and_lets_its_worker_go_with_the_weights_that_it_has() {
+fn skipped_step_is_acked_and_pull_returns_current_weights() {
     let leader = |job: &mut ServerJob| job.durability = Durability::Leader;
     for (mode, change) in [(Mode::Bsp, None), (Mode::Asp, None), (Mode::Asp, Some(leader))] {
         let mut world = World::with(mode, |job| change.into_iter().for_each(|change| change(job)));
@@ -334,7 +334,7 @@ fn a_step_whose_pushes_bring_the_norm_is_not_split_by_a_switch() {
 }
 
 #[test]
-fn a_norm_that_comes_before_all_of_a_step_is_summed_takes_nothing_of_it_apart() {
+fn early_norm_does_not_split_a_step() {
     let mut world = clips(Mode::Bsp);
     world.push_to(0, 1, 0.0, None, false);
     world.commit();
@@ -347,7 +347,7 @@ fn a_norm_that_comes_before_all_of_a_step_is_summed_takes_nothing_of_it_apart() 
 
 /// A worker that got a step's norm may die before it sent it to all shards; its successor pushes the step again.
 #[test]
-fn a_step_that_waits_for_its_norm_is_pushed_again_by_who_takes_its_worker_s_place() {
+fn step_waiting_for_norm_is_pushed_again_by_successor() {
     for told in [None, Some(0), Some(1)] {
         // This shard has two of the four buckets.
         let change = |job: &mut ServerJob| (job.params_len, job.clip.norm) = (32, Some(1.0));
@@ -383,7 +383,7 @@ fn a_step_that_waits_for_its_norm_is_pushed_again_by_who_takes_its_worker_s_plac
 }
 
 #[test]
-fn a_leader_that_goes_on_with_a_step_of_which_some_is_in_asks_for_the_norm_of_the_rest() {
+fn new_leader_asks_for_norm_of_remaining_buckets() {
     let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
     (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
     world.commit();
@@ -411,7 +411,7 @@ fn a_leader_that_goes_on_with_a_step_of_which_some_is_in_asks_for_the_norm_of_th
 }
 
 #[test]
-fn a_worker_that_goes_on_behind_a_step_that_waits_for_its_norm_can_finish() {
+fn worker_resuming_behind_a_waiting_norm_can_finish() {
     let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
     (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
     world.commit();
@@ -424,7 +424,7 @@ fn a_worker_that_goes_on_behind_a_step_that_waits_for_its_norm_can_finish() {
 }
 
 #[test]
-fn a_push_stays_in_flight_when_the_outcome_of_the_one_before_is_heard_after_it_was_taken() {
+fn late_outcome_leaves_the_next_push_in_flight() {
     let mut world = World::new(Mode::Asp);
     world.push(1);
     let first = world.applies();
@@ -449,7 +449,7 @@ fn what_a_worker_says_last_is_in_the_log_behind_its_pushes() {
 }
 
 #[test]
-fn a_leader_begins_again_behind_a_fence_and_gives_up_where_nobody_answers() {
+fn restarted_leader_fences_and_gives_up_without_answers() {
     let mut world = World::new(Mode::Ssp(1));
     world.push(1);
     let (number, _) = world.log.pop_front().expect("it is proposed");

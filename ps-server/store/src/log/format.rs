@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_bounds_is_refused_even_with_a_good_checksum() {
+    fn sizes_beyond_bounds_are_refused_despite_good_checksum() {
         let none = |head: Head| assert_eq!(Head::decode(1, &head.encode(1)), None, "{head:?}");
         for (header_bytes, payload_bytes) in
             [(u32::MAX, 0), (0, u32::MAX), ((16 << 20) + 1, 0), (0, (16 << 20) + 1)]

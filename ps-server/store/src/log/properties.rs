@@ -287,7 +287,7 @@ proptest! {
 /// Renames reach the disk in any order, except those known to be durable earlier: of several removed segments none
 /// is found while a later one is gone.
 #[test]
-fn segments_that_go_leave_no_hole_behind_those_that_are_found_again() {
+fn removed_segments_leave_no_gap_after_a_crash() {
     // The second group has given up its records in those segments, except one that is moved out of the first.
     let many = (0..12).flat_map(|_| [(0, What::Append(3, 850)), (1, What::Append(1, 20))]);
     let end = [(1, What::Truncate(1)), (0, What::Purge(0)), (0, What::Append(3, 850))];

@@ -240,7 +240,7 @@ fn crash_everywhere(options: LogOptions) -> Vec<String> {
     wrong
 }
 #[test]
-fn whatever_a_power_failure_leaves_acknowledged_records_are_there_and_nothing_else_is() {
+fn power_failure_keeps_exactly_acknowledged_records() {
     let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: true });
     assert!(wrong.is_empty(), "{} outcomes are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
@@ -262,7 +262,7 @@ fn without_syncs_the_death_of_the_process_still_costs_nothing() {
 
 /// The next process reuses segments that a dying process purged, and dies too.
 #[test]
-fn a_segment_on_its_way_to_be_a_spare_does_not_come_back_with_new_contents() {
+fn segment_becoming_spare_never_reappears_with_new_contents() {
     let options = LogOptions { segment_bytes: 4096, sync: true };
     let dir = Path::new(DIR);
     let records: Vec<_> = (0..12).map(|i| record(i, 1, 900)).collect();

@@ -34,7 +34,7 @@ fn used(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_flipped_byte_anywhere_is_refused_or_costs_only_the_last_unproven_record() {
+fn flipped_byte_is_refused_or_costs_last_unproven_record() {
     for closed in [true, false] {
         let (files, records) = five(closed);
         let bytes = |r: &Record| HEAD + r.header.len() + r.payload.len();
@@ -156,7 +156,7 @@ fn damage_far_before_its_proof_is_found() {
 /// The last segment of an unclosed log: no item after the cut proves that it was durable, but the reserved size
 /// does.
 #[test]
-fn a_last_segment_that_was_cut_short_is_refused_wherever_it_was_cut() {
+fn shortened_last_segment_is_refused_at_any_length() {
     let (files, _) = five(false);
     for at in 0..files[2].1.len() {
         let mut cut = files.clone();

@@ -12,7 +12,7 @@ use std::{
 };
 
 #[test]
-fn a_disk_that_is_full_at_any_byte_stops_the_log_and_loses_nothing_acknowledged() {
+fn full_disk_at_any_byte_loses_nothing_acknowledged() {
     let records: Vec<Record> = (0..5).map(|i| record(i, 1, 30)).collect();
     let mut fulls = 0;
     for room in 0..700 {

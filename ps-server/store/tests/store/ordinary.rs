@@ -55,7 +55,7 @@ fn a_log_on_the_real_disk_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_second_log_in_the_same_folder_is_refused_until_the_first_is_closed() {
+fn second_log_in_a_folder_is_refused_while_first_is_open() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open_in(&RealDisk, dir.path(), SMALL).unwrap();
     let twice = open_in(&RealDisk, dir.path(), SMALL).unwrap_err();
@@ -68,7 +68,7 @@ fn a_second_log_in_the_same_folder_is_refused_until_the_first_is_closed() {
 }
 
 #[test]
-fn truncating_to_every_place_and_going_on_leaves_what_was_kept_and_what_is_new() {
+fn truncate_anywhere_then_append_keeps_old_and_new() {
     for purged in [None, Some(4)] {
         for last in (0..30).map(Some).chain([None]) {
             let disk = ForgetfulDisk::default();
@@ -92,7 +92,7 @@ fn truncating_to_every_place_and_going_on_leaves_what_was_kept_and_what_is_new()
 }
 
 #[test]
-fn purging_at_every_place_keeps_the_rest_and_the_log_goes_on_behind_it() {
+fn purge_anywhere_keeps_the_rest_and_allows_appends() {
     for upto in 0..35 {
         let disk = ForgetfulDisk::default();
         let (log, _) = open(&disk).unwrap();
@@ -115,7 +115,7 @@ fn purging_at_every_place_keeps_the_rest_and_the_log_goes_on_behind_it() {
 }
 
 #[test]
-fn purged_segments_are_written_over_and_their_old_records_never_come_back() {
+fn reused_segments_never_return_old_records() {
     let disk = ForgetfulDisk::default();
     let (log, _) = open(&disk).unwrap();
     // Records of equal length, so that old ones lie exactly where new ones would follow.
@@ -136,7 +136,7 @@ fn purged_segments_are_written_over_and_their_old_records_never_come_back() {
 }
 
 #[test]
-fn an_append_that_does_not_follow_is_refused_and_costs_nothing_else() {
+fn append_out_of_order_is_refused_without_side_effects() {
     let disk = ForgetfulDisk::default();
     let (log, _) = open(&disk).unwrap();
     append(&log, vec![record(7, 1, 10)]).unwrap(); // a new log starts anywhere
@@ -153,7 +153,7 @@ fn an_append_that_does_not_follow_is_refused_and_costs_nothing_else() {
 }
 
 #[test]
-fn what_is_queued_while_a_sync_runs_shares_the_next_one_and_is_done_in_order() {
+fn appends_queued_during_a_sync_share_the_next_one() {
     let slow = FaultyDisk::new(Arc::new(ForgetfulDisk::default()));
     let (log, _) = open_in(&slow, Path::new(DIR), LogOptions::default()).unwrap();
     append(&log, vec![record(0, 1, 10)]).unwrap();

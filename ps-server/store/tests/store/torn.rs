@@ -43,7 +43,7 @@ fn disk_with(bytes: Vec<u8>) -> ForgetfulDisk {
 }
 
 #[test]
-fn a_log_cut_at_any_byte_opens_with_the_records_before_and_goes_on() {
+fn log_cut_at_any_byte_opens_with_records_before() {
     let (bytes, records, ends) = six(&[6]);
     for cut in PREFIX..bytes.len() {
         let whole = ends.iter().filter(|end| **end <= cut).count();
@@ -74,7 +74,7 @@ fn a_log_cut_at_any_byte_opens_with_the_records_before_and_goes_on() {
 }
 
 #[test]
-fn a_record_missing_inside_the_last_batch_is_torn_and_what_was_behind_it_stays_gone() {
+fn record_missing_in_last_batch_is_torn_with_its_successors() {
     let (bytes, records, ends) = six(&[2, 4]);
     for lost in 2..6 {
         let mut found = bytes.clone();
@@ -142,7 +142,7 @@ fn a_log_whose_only_record_was_torn_may_begin_elsewhere() {
 /// A later build may use shorter segments. A longer segment records its size, and without those bytes it would be
 /// refused as cut short.
 #[test]
-fn a_segment_that_was_made_longer_than_they_are_now_keeps_its_length_when_its_tail_is_cut() {
+fn longer_old_segment_keeps_its_length_after_tail_cut() {
     let disk = ForgetfulDisk::default();
     let long = LogOptions { segment_bytes: 64 << 10, ..SMALL };
     let (log, _) = open_in(&disk, Path::new(DIR), long).unwrap();
