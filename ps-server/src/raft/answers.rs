@@ -51,7 +51,7 @@ impl<C: Logged> Group<C> {
             overtaken || i.last.elapsed() > SENDER_TIMEOUT
         });
         if stale {
-            tracing::info!(group = %self.name, "a snapshot that was half received is dropped");
+            tracing::info!(group = %self.name, "a partly received snapshot is dropped");
             *slot = None;
         }
     }

@@ -60,14 +60,14 @@ const SNAPSHOT: Duration = Duration::from_secs(30);
 async fn compact_whole<C: Logged>(raft: &Raft<C>) {
     let applied = raft.metrics().borrow_watched().last_applied.as_ref().map(|l| l.index);
     if let Err(e) = raft.trigger().snapshot().await {
-        return tracing::warn!(error = %e, "no snapshot");
+        return tracing::warn!(error = %e, "a snapshot failed");
     }
     let taken = |m: &openraft::RaftMetrics<Types<C>>| m.snapshot.as_ref().map(|l| l.index) >= applied;
     let is_taken = raft.wait(Some(SNAPSHOT)).metrics(taken, "a snapshot of all that is applied").await;
     if is_taken.is_ok()
         && let Err(e) = raft.trigger().purge_log(u64::MAX).await
     {
-        tracing::warn!(error = %e, "the log is not cut");
+        tracing::warn!(error = %e, "the log was not purged");
     }
 }
 
@@ -95,7 +95,7 @@ pub(super) async fn compact<C: Logged>(
                     return;
                 }
                 if let Err(e) = raft.trigger().snapshot().await {
-                    tracing::warn!(error = %e, "no snapshot");
+                    tracing::warn!(error = %e, "a snapshot failed");
                     return;
                 }
             }

@@ -233,7 +233,7 @@ impl Folder {
                 shared.take_in(new, &own, there)?;
                 self.write_place(Place { own: None, shared: Some(new) })?;
                 self.forget_own_log()?;
-                tracing::info!(path = %self.path.display(), "its log was taken into the server's");
+                tracing::info!(path = %self.path.display(), "the replica's log was imported into the server's log");
                 Ok(shared.group(new, each)?)
             }
         }
@@ -284,7 +284,7 @@ impl Folder {
         self.take_log_out()?;
         let to = self.rename(name)?;
         if let Err(e) = Self::within(&self.logs, &to).leave_log() {
-            tracing::warn!(path = %to.display(), error = %e, "its part of the server's log goes when the server starts again");
+            tracing::warn!(path = %to.display(), error = %e, "the replica's part of the server's log is released at the next server start");
         }
         Ok(to)
     }

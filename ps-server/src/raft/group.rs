@@ -355,7 +355,11 @@ impl<C: Logged> Group<C> {
         ttl: Duration,
     ) -> Option<A> {
         let answer = self.connection(member)?.ask(call, question, ttl).await;
-        answer.inspect_err(|e| tracing::debug!(group = %self.name, member, error = %e, "no answer")).ok()
+        answer
+            .inspect_err(
+                |e| tracing::debug!(group = %self.name, member, error = %e, "a member does not answer"),
+            )
+            .ok()
     }
 
     /// Stops a replica that must not continue; [`Self::trouble`] returns `why` from then on.
@@ -376,7 +380,7 @@ impl<C: Logged> Group<C> {
             })
             .await
         {
-            tracing::warn!(group = %self.name, error = %e, "its snapshot's file may still be written");
+            tracing::warn!(group = %self.name, error = %e, "the replica's snapshot file may still be written");
         }
     }
 }

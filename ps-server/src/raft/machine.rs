@@ -192,7 +192,10 @@ impl<C: Logged> Machine<C> {
             if outdated.bytes < last.bytes || outdated.read != last.read {
                 (last, since) = (outdated, Instant::now());
             } else if since.elapsed() >= READERS_PATIENCE {
-                tracing::warn!(outdated.bytes, "whoever reads an earlier state does not get on: not waiting");
+                tracing::warn!(
+                    outdated.bytes,
+                    "readers of earlier states make no progress; updates no longer wait for them"
+                );
                 self.impatient = true;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -72,7 +72,7 @@ impl<C: Logged> Group<C> {
             Some(_) => {}
         }
         // It is a member under another address: the same replica with the same files on another host.
-        tracing::info!(group = %self.name, %replica, address, "is at another address now");
+        tracing::info!(group = %self.name, %replica, address, "a member has a new address");
         let moved = ChangeMembers::SetNodes([(replica.0, node)].into());
         self.raft.change_membership(moved, true).await.map(drop).map_err(|e| e.to_string())
     }
@@ -123,9 +123,9 @@ impl<C: Logged> Group<C> {
             };
             // Seen twice: no leader is about to finish it.
             if seen.replace(at) == Some(at) {
-                tracing::info!(group = %self.name, ?voters, "finishing a change of voters that was broken off");
+                tracing::info!(group = %self.name, ?voters, "finishing an interrupted change of voters");
                 if let Err(e) = self.raft.change_membership(voters, false).await {
-                    tracing::debug!(group = %self.name, error = %e, "not yet");
+                    tracing::debug!(group = %self.name, error = %e, "the change of voters is not finished yet");
                 }
             }
         }
@@ -195,7 +195,7 @@ impl<C: Logged> Group<C> {
             }
             *last = Some(Instant::now());
         }
-        tracing::info!(group = %self.name, %to, "handing the leadership over");
+        tracing::info!(group = %self.name, %to, "transferring the leadership");
         self.raft.trigger().transfer_leader(to.0).await.map_err(|e| e.to_string())
     }
 }

@@ -47,7 +47,7 @@ impl<C: Logged> Group<C> {
     pub fn wake(&self) {
         self.sleep.activity.fetch_add(1, SeqCst);
         if self.sleep.asleep.swap(false, SeqCst) {
-            tracing::debug!(group = %self.name, replica = %self.me, "awake");
+            tracing::debug!(group = %self.name, replica = %self.me, "the replica wakes");
             self.raft.runtime_config().tick(true);
             self.sleep.woken.notify_waiters();
         }
@@ -104,7 +104,7 @@ impl<C: Logged> Group<C> {
         // A request between the two lines has turned the timers on before they were turned off.
         match self.is_asleep() {
             true => {
-                tracing::debug!(group = %self.name, replica = %self.me, "nothing to do: asleep");
+                tracing::debug!(group = %self.name, replica = %self.me, "the idle replica sleeps");
                 // No member needs its entries any more: all have them.
                 if self.log_size().bytes > KEPT_ASLEEP {
                     self.sleep.compact.notify_one();

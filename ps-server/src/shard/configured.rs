@@ -86,7 +86,9 @@ impl Configured {
             // travel. A bucket takes whole pages.
             let bytes = weights + weights.min(COPIES) * 2 + self.buckets.len() * PAGES;
             Memory::new(bytes)
-                .inspect_err(|error| tracing::info!(%error, "no shared memory: weights travel"))
+                .inspect_err(
+                    |error| tracing::info!(%error, "no shared memory: weights are sent over the connection"),
+                )
                 .ok()
         };
         self.memory.get_or_init(make).as_ref()

@@ -121,7 +121,7 @@ impl Kept {
                 shard = id,
                 step = step.0,
                 before,
-                "no part kept: the one before is not fetched yet"
+                "no part taken: the previous part is not fetched yet"
             );
             return;
         }
@@ -136,7 +136,7 @@ impl Kept {
         let Some((part, level, mode)) = taken else { return };
         // The apply task may be ahead of the leader: no update beyond the step may be in flight.
         if mode == Mode::Bsp && !(level && last_proposed.is_none_or(|last| last <= step)) {
-            tracing::warn!(shard = id, step = step.0, "no part kept: some member is not at this step");
+            tracing::warn!(shard = id, step = step.0, "no part taken: a member is not at this step");
             return;
         }
         self.put(part, writer, now);

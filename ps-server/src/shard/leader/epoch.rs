@@ -222,7 +222,7 @@ impl Leader {
         if self.leading().and_then(|e| e.stalled()).is_some_and(|at| at <= now) {
             tracing::warn!(
                 shard = self.shard.id().0,
-                "no majority answers; workers are sent away until one does"
+                "no majority answers; workers are redirected until one does"
             );
             return self.restart(group);
         }
@@ -235,7 +235,7 @@ impl Leader {
 
     /// Restarts the epoch after a failed computation, as after a lost proposal: its input is gone.
     pub(super) fn broken(&mut self, e: &Panicked) {
-        tracing::error!(shard = self.shard.id().0, error = %e, "this leader cannot go on with what it has");
+        tracing::error!(shard = self.shard.id().0, error = %e, "a computation of this leader failed; it restarts its epoch");
         if let Some(epoch) = &mut self.epoch {
             epoch.broken = true;
         }

@@ -43,7 +43,7 @@ impl Leader {
             }
             (Purpose::CatchUp, Ok(_)) => self.ready(),
             (Purpose::Session(_), Err(e)) => {
-                tracing::warn!(shard, error = %e, "another may lead");
+                tracing::warn!(shard, error = %e, "a confirmation failed; another replica may lead");
                 self.restart(group);
             }
             // This replica leads and has applied everything, so its record of the session is correct.
@@ -138,7 +138,9 @@ impl Leader {
             }
             (Purpose::SwitchMode, outcome) => self.switched(&outcome),
             (Purpose::Resume(conn), Outcome::Resumed { clock }) => self.send(conn, Reply::Resumed { clock }),
-            (_, Outcome::Refused(why)) => tracing::error!(shard = self.shard.id().0, why, "refused by apply"),
+            (_, Outcome::Refused(why)) => {
+                tracing::error!(shard = self.shard.id().0, why, "apply refused a proposal")
+            }
             (_, outcome) => self.evaluated(outcome),
         }
         self.next([Task::Asks]);

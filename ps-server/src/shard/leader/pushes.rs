@@ -242,7 +242,7 @@ impl Leader {
 
     pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {
         if lost > 0 {
-            let why = "acknowledged pushes went down with an earlier leader";
+            let why = "an earlier leader lost acknowledged pushes";
             tracing::warn!(shard = self.shard.id().0, worker = worker.0, pushes = lost, "{why}");
         }
     }

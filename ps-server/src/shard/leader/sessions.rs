@@ -197,7 +197,7 @@ impl Leader {
                 shard = self.shard.id().0,
                 worker = worker.0,
                 ?lease,
-                "a member was silent for its lease"
+                "a member was silent for its lease; its stream is closed"
             );
             self.closes(conn);
             if let Some(e) = &mut self.epoch {
@@ -216,7 +216,7 @@ impl Leader {
             tracing::warn!(
                 shard = self.shard.id().0,
                 worker = worker.0,
-                "a member's lease is over; the others go on"
+                "a member's lease is over; the other members continue"
             );
             self.take_out(worker, session, None);
         }
