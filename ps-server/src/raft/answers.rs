@@ -5,7 +5,7 @@ use super::{
     image::RawImage,
     incoming::Incoming,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Snapshot, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
@@ -35,7 +35,7 @@ const SENDER_TIMEOUT: Duration = Duration::from_secs(30);
 /// larger increase would leave no higher terms for later leaders.
 pub const MAX_TERM_JUMP: u64 = 1 << 32;
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// Payload bytes of the snapshot that is being received.
     pub async fn incoming_bytes(&self) -> u64 {
         self.incoming.lock().await.as_ref().map_or(0, Incoming::bytes)
@@ -171,7 +171,7 @@ impl<C: Logged> Group<C> {
             return wire::encode(&SnapshotAnswer::Next(incoming.parts.len() as u64 + 1));
         }
         let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
-        let _installing = Installing::of(&self.installing);
+        let _installing = InstallingGuard::of(&self.installing);
         // Installing takes as long as the disk and the state need; the group's maintenance must not wait for it.
         drop(slot);
         let image = RawImage { head: done.head.into(), parts: done.parts };
@@ -182,16 +182,16 @@ impl<C: Logged> Group<C> {
 }
 
 /// A snapshot is being installed until this is dropped.
-struct Installing(Arc<AtomicBool>);
+struct InstallingGuard(Arc<AtomicBool>);
 
-impl Installing {
+impl InstallingGuard {
     fn of(flag: &Arc<AtomicBool>) -> Self {
         flag.store(true, SeqCst);
         Self(flag.clone())
     }
 }
 
-impl Drop for Installing {
+impl Drop for InstallingGuard {
     fn drop(&mut self) {
         self.0.store(false, SeqCst);
     }

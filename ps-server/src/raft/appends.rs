@@ -9,8 +9,8 @@
 
 use super::{
     lane,
-    network::{Answers, CallError, Connection, ERROR_PAUSE, unreachable},
-    replicated::Logged,
+    network::{Answers, CallError, Connection, ERROR_DELAY, unreachable},
+    replicated::LogChange,
     types::{LogId, Types},
     wire,
 };
@@ -31,27 +31,27 @@ use std::{
 
 /// Messages in flight. Each takes what has been proposed meanwhile, up to 1 MiB: small entries still share
 /// messages.
-const MESSAGES: usize = 16;
+const MAX_MESSAGES: usize = 16;
 /// Payload bytes in flight: 40 ms at 400 MB/s. A follower may hold as much per group in memory before its log takes
 /// it.
-const BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 
 /// A follower that owes an answer for this long counts as unreachable. A megabyte on a slow link takes longer than
 /// a heartbeat's timeout.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// An idle stream of appends ends after this long: an idle server keeps none open.
-const IDLE: Duration = Duration::from_secs(2);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A stream that starts with this many payload bytes uses a lane. For less, a connection of its own would cost more
 /// than it saves: streams start and end with every leader and every change of members.
 const LANE_BYTES: usize = 16 << 10;
 /// Interval of the checks for both.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The requests in flight to a follower.
-struct UnderWay<S> {
+struct InFlight<S> {
     /// The source of requests; `None`: no more.
     requests: Option<S>,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentRequest>,
     bytes: usize,
     /// Payload bytes of the largest request so far.
     largest: usize,
@@ -60,27 +60,27 @@ struct UnderWay<S> {
     waker: Option<Waker>,
 }
 
-struct Sent {
+struct SentRequest {
     prev: Option<LogId>,
     last: Option<LogId>,
     bytes: usize,
 }
 
 /// The requests as messages; polled by the connection that sends them.
-pub(super) struct Outgoing<S> {
-    under_way: Arc<Mutex<UnderWay<S>>>,
+pub(super) struct RequestStream<S> {
+    under_way: Arc<Mutex<InFlight<S>>>,
     /// The message without header and payloads.
     head: PeerRequest,
 }
 
 /// The consumer of the answers. Dropping it ends the requests.
-pub(super) struct Answered<S> {
-    under_way: Arc<Mutex<UnderWay<S>>>,
+pub(super) struct AnswerReader<S> {
+    under_way: Arc<Mutex<InFlight<S>>>,
 }
 
 /// Splits requests into the messages to send, with this head, and the consumer of their answers.
-pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (Outgoing<S>, Answered<S>) {
-    let under_way = Arc::new(Mutex::new(UnderWay {
+pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (RequestStream<S>, AnswerReader<S>) {
+    let under_way = Arc::new(Mutex::new(InFlight {
         requests: Some(requests),
         sent: VecDeque::new(),
         bytes: 0,
@@ -88,12 +88,12 @@ pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (Outgoing<S>, Answe
         progress: Instant::now(),
         waker: None,
     }));
-    (Outgoing { under_way: under_way.clone(), head }, Answered { under_way })
+    (RequestStream { under_way: under_way.clone(), head }, AnswerReader { under_way })
 }
 
-impl<C, S> Stream for Outgoing<S>
+impl<C, S> Stream for RequestStream<S>
 where
-    C: Logged,
+    C: LogChange,
     S: Stream<Item = AppendEntriesRequest<Types<C>>> + Unpin,
 {
     type Item = WithBulk<PeerRequest>;
@@ -102,7 +102,7 @@ where
         let this = self.get_mut();
         let mut u = this.under_way.lock();
         u.waker = Some(cx.waker().clone());
-        let full = u.sent.len() >= MESSAGES || u.bytes >= BYTES;
+        let full = u.sent.len() >= MAX_MESSAGES || u.bytes >= MAX_BYTES;
         let Some(requests) = &mut u.requests else { return Poll::Ready(None) };
         if full {
             return Poll::Pending;
@@ -126,16 +126,16 @@ where
         if u.sent.is_empty() {
             u.progress = Instant::now();
         }
-        u.sent.push_back(Sent { prev, last, bytes });
+        u.sent.push_back(SentRequest { prev, last, bytes });
         u.bytes += bytes;
         u.largest = u.largest.max(bytes);
         Poll::Ready(Some(WithBulk { message: PeerRequest { header, ..this.head.clone() }, bulk }))
     }
 }
 
-impl<S> Answered<S> {
+impl<S> AnswerReader<S> {
     /// Interprets the answer to the oldest request; `None`: there is no request that it could answer.
-    pub fn answer<C: Logged>(
+    pub fn answer<C: LogChange>(
         &self,
         answer: AppendEntriesResponse<Types<C>>,
     ) -> Option<StreamAppendResult<Types<C>>> {
@@ -196,7 +196,7 @@ impl<S> Answered<S> {
     }
 }
 
-impl<S> Drop for Answered<S> {
+impl<S> Drop for AnswerReader<S> {
     fn drop(&mut self) {
         self.close();
     }
@@ -205,7 +205,7 @@ impl<S> Drop for Answered<S> {
 impl Connection {
     /// Opens a stream of appends: over a lane if the first has bulk, else over HTTP/2; such a stream ends when bulk
     /// comes.
-    pub(super) async fn appends<C: Logged>(
+    pub(super) async fn appends<C: LogChange>(
         &mut self,
         first: AppendEntriesRequest<Types<C>>,
         behind: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
@@ -232,7 +232,7 @@ impl Connection {
                 Ok(Some(refusal @ Err(_))) => Some((Ok(refusal), None)),
                 Ok(Some(answer)) => Some((Ok(answer), Some((replies, answered)))),
                 Err(e) => {
-                    tokio::time::sleep(ERROR_PAUSE).await;
+                    tokio::time::sleep(ERROR_DELAY).await;
                     Some((Err(unreachable(e)), None))
                 }
             }
@@ -251,7 +251,7 @@ impl Connection {
             // A middlebox may drop an unknown protocol.
             Err(LaneError::Silent(_)) if std::mem::replace(&mut self.silent, true) => Ok(None),
             Err(e) => {
-                tokio::time::sleep(ERROR_PAUSE).await;
+                tokio::time::sleep(ERROR_DELAY).await;
                 Err(CallError::Setup(e.to_string()))
             }
         }
@@ -265,7 +265,7 @@ impl Connection {
         tried: bool,
     ) -> Result<Incoming<PeerReply>, CallError> {
         let channel = self.peers.channel(address, true).map_err(CallError::Setup)?;
-        match tokio::time::timeout(TIMEOUT, services::peer_appends(&channel, requests)).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, services::peer_appends(&channel, requests)).await {
             Ok(Ok(replies)) => {
                 if tried {
                     self.peers.speaks_http_alone(address);
@@ -273,26 +273,26 @@ impl Connection {
                 Ok(replies)
             }
             Ok(Err(status)) => {
-                tokio::time::sleep(ERROR_PAUSE).await;
+                tokio::time::sleep(ERROR_DELAY).await;
                 Err(CallError::Status(status))
             }
-            Err(_) => Err(CallError::Timeout(TIMEOUT)),
+            Err(_) => Err(CallError::Timeout(ANSWER_TIMEOUT)),
         }
     }
 }
 
 /// The next answer of a follower; `None`: the stream has ended, with everything answered.
-async fn next_answer<C: Logged, S>(
+async fn next_answer<C: LogChange, S>(
     replies: &mut Incoming<PeerReply>,
-    answered: &Answered<S>,
+    answered: &AnswerReader<S>,
 ) -> Result<Option<StreamAppendResult<Types<C>>>, CallError> {
     let reply = loop {
-        if let Ok(reply) = tokio::time::timeout(LOOK, replies.message()).await {
+        if let Ok(reply) = tokio::time::timeout(CHECK_INTERVAL, replies.message()).await {
             break reply.map_err(CallError::Status)?;
         }
         match answered.since() {
-            (true, since) if since > TIMEOUT => return Err(CallError::Timeout(TIMEOUT)),
-            (false, since) if since > IDLE => answered.close(),
+            (true, since) if since > ANSWER_TIMEOUT => return Err(CallError::Timeout(ANSWER_TIMEOUT)),
+            (false, since) if since > IDLE_TIMEOUT => answered.close(),
             _ => {}
         }
     };

@@ -18,9 +18,9 @@ pub(super) struct Evidence {
 
 /// A replica accepts evidence once per this interval, unless it can tell that the last was true. If evidence is
 /// false (a host refuses connections for a live process), it causes less than one election a second.
-pub(super) const ONCE_IN: Duration = Duration::from_millis(1500);
+pub(super) const EVIDENCE_INTERVAL: Duration = Duration::from_millis(1500);
 /// Accepted evidence is checked again after this long: the leader may have been alive all the time.
-const LASTS: Duration = Duration::from_millis(500);
+const EVIDENCE_LIFETIME: Duration = Duration::from_millis(500);
 
 /// The last leader whose end a replica has accepted, and when. It has no clock.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub(super) struct Belief(Option<(Vote, Instant)>);
 impl Belief {
     /// Whether it accepts now that the leader with this vote has ended.
     pub fn holds(&self, vote: &Vote, now: Instant) -> bool {
-        self.0.is_some_and(|(of, at)| of == *vote && now.saturating_duration_since(at) < LASTS)
+        self.0.is_some_and(|(of, at)| of == *vote && now.saturating_duration_since(at) < EVIDENCE_LIFETIME)
     }
 
     /// The last accused leader, and the time since the evidence was accepted.
@@ -39,7 +39,7 @@ impl Belief {
 
     /// Whether new evidence may be accepted, whatever became of the last.
     pub fn is_open(&self, now: Instant) -> bool {
-        self.0.is_none_or(|(_, at)| now.saturating_duration_since(at) >= ONCE_IN)
+        self.0.is_none_or(|(_, at)| now.saturating_duration_since(at) >= EVIDENCE_INTERVAL)
     }
 
     /// Accepts from now on that the leader with this vote has ended.
@@ -63,8 +63,8 @@ mod tests {
             !belief.holds(&b, now),
             "the same replica leads again, elected anew: that is another leadership"
         );
-        assert!(!belief.is_open(now + ONCE_IN - Duration::from_millis(1)));
-        assert!(!belief.holds(&a, now + LASTS), "it is looked at again");
-        assert!(belief.is_open(now + ONCE_IN));
+        assert!(!belief.is_open(now + EVIDENCE_INTERVAL - Duration::from_millis(1)));
+        assert!(!belief.holds(&a, now + EVIDENCE_LIFETIME), "it is looked at again");
+        assert!(belief.is_open(now + EVIDENCE_INTERVAL));
     }
 }

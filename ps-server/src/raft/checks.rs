@@ -23,14 +23,14 @@ pub struct Digest {
 }
 
 /// Number of kept digests: replicas that are a little behind are compared too.
-const KEPT: usize = 4;
-/// Hashing takes at most this fraction (1 / `MOST`) of the time.
-const MOST: u32 = 20;
+const KEPT_DIGESTS: usize = 4;
+/// Hashing takes at most this fraction (1 / `HASHING_DIVISOR`) of the time.
+const HASHING_DIVISOR: u32 = 20;
 
 /// A check is being hashed until this is dropped, even if hashing panics or never starts.
-struct Hashing(Checks);
+struct HashingGuard(Checks);
 
-impl Drop for Hashing {
+impl Drop for HashingGuard {
     fn drop(&mut self) {
         self.0.inner.lock().hashing = false;
     }
@@ -62,7 +62,7 @@ impl Checks {
                 return;
             }
         }
-        let hashing = Hashing(self.clone());
+        let hashing = HashingGuard(self.clone());
         let image = image();
         tokio::task::spawn_blocking(move || {
             let began = Instant::now();
@@ -70,7 +70,7 @@ impl Checks {
             let mut inner = hashing.0.inner.lock();
             inner.took = began.elapsed();
             inner.digests.push_back(Digest { index, digest });
-            if inner.digests.len() > KEPT {
+            if inner.digests.len() > KEPT_DIGESTS {
                 inner.digests.pop_front();
             }
             drop(inner); // dropping `hashing` takes the lock
@@ -89,7 +89,7 @@ impl Checks {
 
     /// The pause between two checks, at least `wanted`.
     pub fn pause(&self, wanted: Duration) -> Duration {
-        wanted.max(self.inner.lock().took * MOST)
+        wanted.max(self.inner.lock().took * HASHING_DIVISOR)
     }
 }
 

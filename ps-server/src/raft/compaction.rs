@@ -5,7 +5,7 @@ use super::{
     leadership::{Leadership, Role, behind},
     log::{LogSize, ReplicaLog},
     machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
-    replicated::Logged,
+    replicated::LogChange,
     types::Types,
 };
 use openraft::async_runtime::WatchReceiver;
@@ -22,7 +22,7 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 /// The inputs of the decision.
-pub(super) struct Held<C: Logged> {
+pub(super) struct CompactionInputs<C: LogChange> {
     pub log: ReplicaLog<C>,
     pub state_bytes: Arc<AtomicU64>,
     pub sleep: Arc<Sleep>,
@@ -30,14 +30,14 @@ pub(super) struct Held<C: Logged> {
 
 /// A log that is still needed is kept up to this multiple of the size that triggers compaction. A follower that
 /// receives a snapshot needs the entries since; without them, under load, the snapshot would always be too old.
-const KEPT: u64 = 3;
+const MAX_KEPT_FACTOR: u64 = 3;
 
 /// Whether there is no other replica.
-fn is_alone<C: Logged>(raft: &Raft<C>) -> bool {
+fn is_alone<C: LogChange>(raft: &Raft<C>) -> bool {
     raft.server_metrics().borrow_watched().membership_config.nodes().count() <= 1
 }
 
-impl<C: Logged> Held<C> {
+impl<C: LogChange> CompactionInputs<C> {
     /// Whether the log must be kept for now.
     fn is_needed(&self, raft: &Raft<C>) -> bool {
         let LogSize { entries, bytes, in_memory } = self.log.size();
@@ -46,7 +46,7 @@ impl<C: Logged> Held<C> {
             return false;
         }
         let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
-        if bytes >= KEPT * enough || entries >= KEPT * 4 * SNAPSHOT_ENTRIES {
+        if bytes >= MAX_KEPT_FACTOR * enough || entries >= MAX_KEPT_FACTOR * 4 * SNAPSHOT_ENTRIES {
             return false;
         }
         !behind(raft).is_empty()
@@ -54,16 +54,17 @@ impl<C: Logged> Held<C> {
 }
 
 /// Timeout of a snapshot.
-const SNAPSHOT: Duration = Duration::from_secs(30);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// For a sleeping replica: takes a snapshot of the applied state, and purges the whole log.
-async fn compact_whole<C: Logged>(raft: &Raft<C>) {
+async fn compact_whole<C: LogChange>(raft: &Raft<C>) {
     let applied = raft.metrics().borrow_watched().last_applied.as_ref().map(|l| l.index);
     if let Err(e) = raft.trigger().snapshot().await {
         return tracing::warn!(error = %e, "a snapshot failed");
     }
     let taken = |m: &openraft::RaftMetrics<Types<C>>| m.snapshot.as_ref().map(|l| l.index) >= applied;
-    let is_taken = raft.wait(Some(SNAPSHOT)).metrics(taken, "a snapshot of all that is applied").await;
+    let is_taken =
+        raft.wait(Some(SNAPSHOT_TIMEOUT)).metrics(taken, "a snapshot of all that is applied").await;
     if is_taken.is_ok()
         && let Err(e) = raft.trigger().purge_log(u64::MAX).await
     {
@@ -72,9 +73,9 @@ async fn compact_whole<C: Logged>(raft: &Raft<C>) {
 }
 
 /// Takes a snapshot whenever the state machine requests one, and purges the log before it.
-pub(super) async fn compact<C: Logged>(
+pub(super) async fn compact<C: LogChange>(
     raft: Raft<C>,
-    held: Held<C>,
+    held: CompactionInputs<C>,
     wants: Arc<Notify>,
     mut alive: watch::Receiver<Leadership>,
 ) {

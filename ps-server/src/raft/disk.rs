@@ -18,7 +18,7 @@ use super::{
     logs::{Logs, Place},
     records::entry_of,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     snapshot::{SnapshotFile, open_snapshot, snapshot_end, snapshot_head},
     storage::FolderError,
     types::{Entry, LogId, Vote},
@@ -32,7 +32,7 @@ use std::{
 };
 
 /// Bound on the terms since the last entry: elections raise a term by one. Less than one message may raise it.
-const TERMS_AHEAD: u64 = 1 << 20;
+const MAX_TERMS_AHEAD: u64 = 1 << 20;
 
 /// A replica's folder. Cheap to clone.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ pub struct Folder {
 
 /// The state of a log on disk when it was opened, besides its entries.
 #[derive(Default)]
-pub struct Stored {
+pub struct StoredLog {
     /// The id of the last entry.
     pub last: Option<LogId>,
     pub purged: Option<LogId>,
@@ -108,22 +108,22 @@ impl Folder {
 
     /// Reads and checks everything: the vote, the snapshot, and every entry of the log. Returns the last log index,
     /// or 0. Changes nothing. A missing or damaged vote is no error: it contains nothing that was acknowledged.
-    pub fn check<C: Logged>(&self) -> Result<u64, FolderError> {
+    pub fn check<C: LogChange>(&self) -> Result<u64, FolderError> {
         Ok(self.read_all::<C>()?.1.map_or(0, |l| l.index))
     }
 
     /// As [`Self::check`], for a folder that will be used again. If its vote is gone, it votes for itself in a term
     /// that no election has reached, so that it cannot vote twice in any earlier term. Returns whether the vote was
     /// gone.
-    pub fn check_and_vote<C: Logged>(&self, me: ReplicaId) -> Result<bool, FolderError> {
+    pub fn check_and_vote<C: LogChange>(&self, me: ReplicaId) -> Result<bool, FolderError> {
         let (vote, last) = self.read_all::<C>()?;
         let Some(last) = last.filter(|l| vote.is_none() && l.index > 0) else { return Ok(false) };
-        let vote = Vote::new(last.committed_leader_id().term + TERMS_AHEAD, me.0);
+        let vote = Vote::new(last.committed_leader_id().term + MAX_TERMS_AHEAD, me.0);
         self.write(DataFile::Vote, &wire::encode(&vote).map_err(FolderError::passing)?)?;
         Ok(true)
     }
 
-    fn read_all<C: Logged>(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
+    fn read_all<C: LogChange>(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
         let vote: Option<Vote> = match self.read(DataFile::Vote) {
             Err(e) if e.is_damage() => None,
             vote => {
@@ -143,10 +143,10 @@ impl Folder {
     }
 
     /// Opens the log and passes every entry to `each`, in order. On an error the caller must forget these entries.
-    pub(super) fn open_log<C: Logged>(
+    pub(super) fn open_log<C: LogChange>(
         &self,
         each: &mut dyn FnMut(Entry<C>),
-    ) -> Result<(Log, Stored), FolderError> {
+    ) -> Result<(Log, StoredLog), FolderError> {
         let path = &self.path;
         // Its checksums are correct: an entry that cannot be decoded was written by another build.
         let unknown = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
@@ -180,14 +180,14 @@ impl Folder {
         }
         let (begun, empty) = (self.read(DataFile::Begun)?.is_some(), last.is_none() && purged.is_none());
         if begun && empty {
-            return Err(damage(&LOST));
+            return Err(damage(&LOST_LOG));
         }
         // The process ended between the first entry and the marker. From here on the entry may be acknowledged.
         if !begun && !empty {
             self.write(DataFile::Begun, &[])?;
         }
         let begun = !empty;
-        Ok((log, Stored { last, purged, vote, begun }))
+        Ok((log, StoredLog { last, purged, vote, begun }))
     }
 
     fn place(&self) -> Result<Option<Place>, FolderError> {
@@ -314,7 +314,7 @@ impl Folder {
 
     /// Reads the entries of the log that a replica left here, in order, without changing it. On an error the caller
     /// must ignore what `each` got.
-    pub(super) fn look<C: Logged>(&self, each: &mut dyn FnMut(Entry<C>)) -> Result<(), FolderError> {
+    pub(super) fn look<C: LogChange>(&self, each: &mut dyn FnMut(Entry<C>)) -> Result<(), FolderError> {
         let at = |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.display()));
         let (mut unreadable, mut empty) = (None, true);
         let mut record = |r| match entry_of(r) {
@@ -342,7 +342,7 @@ impl Folder {
         }
         let lost = empty && found.purged.is_none() && self.read(DataFile::Begun)?.is_some();
         match lost {
-            true => Err(FolderError::damage(format!("{}: {LOST}", self.path.display()))),
+            true => Err(FolderError::damage(format!("{}: {LOST_LOG}", self.path.display()))),
             false => Ok(()),
         }
     }
@@ -367,4 +367,4 @@ impl Folder {
 
 /// For a log that had entries ([`DataFile::Begun`]) and is empty: it was lost, and its replica must not vote as if
 /// it had never promised anything.
-const LOST: &str = "its log is gone, though it has held entries: a lost log must not vote";
+const LOST_LOG: &str = "its log is gone, though it has held entries: a lost log must not vote";

@@ -3,7 +3,7 @@
 use super::{
     disk::Folder,
     records::{entry_of, record_of},
-    replicated::Logged,
+    replicated::LogChange,
     storage::{blocking, invalid},
     types::{Entry, LogId, Vote},
     wire,
@@ -45,7 +45,7 @@ impl DiskLog {
     }
 
     /// Queues entries; calls `done` when they are on disk.
-    pub fn append<C: Logged>(
+    pub fn append<C: LogChange>(
         &self,
         entries: &[Entry<C>],
         done: impl FnOnce(io::Result<()>) + Send + 'static,
@@ -65,7 +65,7 @@ impl DiskLog {
     }
 
     /// Reads entries back; see [`Log::read`].
-    pub async fn read<C: Logged>(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry<C>>> {
+    pub async fn read<C: LogChange>(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry<C>>> {
         let log = self.log()?;
         blocking(move || {
             let records = log.read(range, most).map_err(io::Error::other)?;

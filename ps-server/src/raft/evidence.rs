@@ -15,15 +15,15 @@
 //! Evidence costs no safety, true or false: it only decides when to start an election. Votes are openraft's, on
 //! disk before they are sent, one per term. Evidence is about one leadership (its vote): older evidence does not
 //! count against the next one. A replica that finds the last accused leader alive accepts no more evidence for [a
-//! time](super::belief::ONCE_IN), so false evidence causes few elections.
+//! time](super::belief::EVIDENCE_INTERVAL), so false evidence causes few elections.
 
 use super::{
     belief::Belief,
     group::Group,
     leadership::Role,
-    network::{Connection, Dialled, Peers},
+    network::{Connection, DialResult, Peers},
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     types::{LogId, Vote},
     wire::{self, WireError},
 };
@@ -38,20 +38,20 @@ use std::{
 use tokio::sync::broadcast::error::RecvError;
 
 /// A voter that does not answer within this time counts as absent.
-const ANSWER: Duration = Duration::from_millis(100);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 /// Number of checks of a process that accepts a dial and does not answer: it may be about to end.
-const LOOKS: u32 = 3;
+const MAX_CHECKS: u32 = 3;
 /// Pause between these checks.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// Delay of a voter that is not the best, longer than an election takes.
-const LATER: Duration = Duration::from_millis(50);
+const SECOND_ELECTION_DELAY: Duration = Duration::from_millis(50);
 /// After this many elections, each after twice the pause, the election timer takes over: without the lease it fires
 /// soon.
-const ROUNDS: u32 = 6;
+const MAX_ELECTIONS: u32 = 6;
 
 /// A voter's answer to the question whether it sees the same.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
-pub(super) struct Seen {
+pub(super) struct EvidenceAnswer {
     /// The leader's process has ended.
     pub ended: bool,
     /// The end of the voter's log.
@@ -62,10 +62,10 @@ pub(super) struct Seen {
 
 /// The answer of a server that hosts no replica of the group at present: none of its replicas is the leader.
 pub fn ended_here(peers: &Peers) -> Result<Bytes, WireError> {
-    wire::encode(&Seen { ended: true, last: None, runs: peers.runs() })
+    wire::encode(&EvidenceAnswer { ended: true, last: None, runs: peers.runs() })
 }
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// Checks the leader whenever a connection from its server closes. A sleeping group keeps sleeping: the next
     /// request finds out.
     pub(super) async fn watch_leader(self) {
@@ -93,7 +93,7 @@ impl<C: Logged> Group<C> {
         if !self.sees_end(&vote).await || self.evidence.succeeding.swap(true, SeqCst) {
             return;
         }
-        for round in 0..ROUNDS {
+        for round in 0..MAX_ELECTIONS {
             let best = self.stands.load(SeqCst) && self.is_best(&vote).await;
             if self.followed() != Some(vote) {
                 break;
@@ -102,7 +102,7 @@ impl<C: Logged> Group<C> {
                 // With a pre-vote: a voter that has seen nothing still refuses.
                 let _ = self.raft.trigger().elect(true).await;
             }
-            tokio::time::sleep(LATER * (1 << round)).await;
+            tokio::time::sleep(SECOND_ELECTION_DELAY * (1 << round)).await;
             if !self.sees_end(&vote).await {
                 break;
             }
@@ -151,10 +151,10 @@ impl<C: Logged> Group<C> {
             return false;
         };
         match accused.dial().await {
-            Dialled::Refused => true,
-            Dialled::Unknown => false,
-            Dialled::Taken => {
-                let seen = accused.ask::<_, Seen>(PeerCall::Ended, &vote, ANSWER).await;
+            DialResult::Refused => true,
+            DialResult::Unknown => false,
+            DialResult::Taken => {
+                let seen = accused.ask::<_, EvidenceAnswer>(PeerCall::Ended, &vote, ANSWER_TIMEOUT).await;
                 seen.is_ok_and(|seen| seen.runs < past)
             }
         }
@@ -162,17 +162,17 @@ impl<C: Logged> Group<C> {
 
     /// Dials the leader, and asks the process that answers.
     async fn has_ended(&self, leader: &Connection, vote: &Vote) -> bool {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_CHECKS {
             match leader.dial().await {
-                Dialled::Refused => return true,
-                Dialled::Unknown => return false,
-                Dialled::Taken => {}
+                DialResult::Refused => return true,
+                DialResult::Unknown => return false,
+                DialResult::Taken => {}
             }
-            match leader.ask::<_, Seen>(PeerCall::Ended, vote, ANSWER).await {
+            match leader.ask::<_, EvidenceAnswer>(PeerCall::Ended, vote, ANSWER_TIMEOUT).await {
                 Ok(seen) => return seen.ended,
                 Err(e) => tracing::debug!(group = %self.name, error = %e, "the leader does not answer"),
             }
-            tokio::time::sleep(LOOK_PAUSE).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
         false
     }
@@ -188,7 +188,7 @@ impl<C: Logged> Group<C> {
         };
         let majority = (others.len() + 2) / 2 + 1; // including this replica and the leader
         let asked = others.into_iter().map(|id| async move {
-            let seen: Option<Seen> = self.ask(id, PeerCall::Ended, vote, ANSWER).await;
+            let seen: Option<EvidenceAnswer> = self.ask(id, PeerCall::Ended, vote, ANSWER_TIMEOUT).await;
             seen.map(|seen| (id, seen))
         });
         // Ties go to the lower id in one group and to the higher one in the next, so that no server gets them all.
@@ -219,7 +219,7 @@ impl<C: Logged> Group<C> {
             }
             ended
         };
-        wire::encode(&Seen { ended, last: self.last(), runs: self.network.peers.runs() })
+        wire::encode(&EvidenceAnswer { ended, last: self.last(), runs: self.network.peers.runs() })
     }
 
     fn leads_with(&self, vote: &Vote) -> bool {

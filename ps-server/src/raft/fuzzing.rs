@@ -2,7 +2,7 @@
 
 use super::{
     records::entry_of,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Committed, Entry, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };
@@ -23,7 +23,7 @@ use serde::{Serialize, de::DeserializeOwned};
 ///
 /// # Panics
 /// If it does not.
-pub fn read_as_anything<C: Logged>(bytes: &[u8], payloads: &[Payload]) {
+pub fn read_as_anything<C: LogChange>(bytes: &[u8], payloads: &[Payload]) {
     if let Some(mut request) = back::<AppendEntriesRequest<Types<C>>>(bytes) {
         let attached = wire::attach(&mut request, payloads.to_vec());
         assert!(attached.is_err() || wire::payloads(&request.entries) == payloads);
@@ -49,7 +49,7 @@ pub fn read_as_anything<C: Logged>(bytes: &[u8], payloads: &[Payload]) {
 }
 
 /// The change in a log record with this header.
-pub fn change_of<C: Logged>(header: &[u8]) -> Option<C> {
+pub fn change_of<C: LogChange>(header: &[u8]) -> Option<C> {
     match wire::decode::<Entry<C>>(header).ok()?.payload {
         EntryPayload::Normal(change) => Some(change),
         EntryPayload::Blank | EntryPayload::Membership(_) => None,
@@ -60,7 +60,7 @@ pub fn change_of<C: Logged>(header: &[u8]) -> Option<C> {
 ///
 /// # Panics
 /// Never: every change can be encoded.
-pub fn header_of<C: Logged>(index: u64, change: C) -> Bytes {
+pub fn header_of<C: LogChange>(index: u64, change: C) -> Bytes {
     let log_id = LogId::new(Committed::new(1), index);
     wire::encode(&Entry { log_id, payload: EntryPayload::Normal(change) }).expect("a change can be written")
 }
@@ -86,7 +86,7 @@ pub fn purge_tag(index: u64) -> Bytes {
 ///
 /// # Panics
 /// Never, as above.
-pub fn append<C: Logged>(changes: impl IntoIterator<Item = C>) -> Bytes {
+pub fn append<C: LogChange>(changes: impl IntoIterator<Item = C>) -> Bytes {
     let entry = |(index, change)| wire::decode::<Entry<C>>(&header_of(index, change));
     let entries = (7..).zip(changes).map(|e| entry(e).expect("it was just written")).collect();
     let vote = Vote::new_committed(3, 1);

@@ -4,7 +4,7 @@ use super::{
     asleep::Sleep,
     belief::Evidence,
     checks::{Checks, Digest},
-    compaction::{Held, compact},
+    compaction::{CompactionInputs, compact},
     disk::Folder,
     image::RawImage,
     incoming::Incoming,
@@ -13,7 +13,7 @@ use super::{
     machine::{Machine, Raft},
     network::{Addresses, Connection, Network, Peers},
     replica::{GroupName, ReplicaId},
-    replicated::{Logged, StateOf},
+    replicated::{GroupState, LogChange},
     snapshot::SnapshotFile,
     storage::{FolderError, blocking},
 };
@@ -71,12 +71,12 @@ pub struct GroupOptions {
 
 /// A handle to one replica. Cheap to clone.
 #[derive(Clone)]
-pub struct Group<C: Logged> {
+pub struct Group<C: LogChange> {
     pub(super) raft: Raft<C>,
     pub(super) me: ReplicaId,
     pub(super) name: GroupName,
     pub(super) election: Duration,
-    pub(super) state: Arc<StateOf<C>>,
+    pub(super) state: Arc<GroupState<C>>,
     pub(super) leadership: watch::Receiver<Leadership>,
     log: ReplicaLog<C>,
     file: Option<Arc<SnapshotFile>>,
@@ -97,11 +97,11 @@ pub struct Group<C: Logged> {
     trusted: Arc<parking_lot::RwLock<BTreeSet<ReplicaId>>>,
 }
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// Starts the replica from its folder.
     pub async fn start(
         options: GroupOptions,
-        state: Arc<StateOf<C>>,
+        state: Arc<GroupState<C>>,
         peers: Arc<Peers>,
     ) -> Result<Self, FolderError> {
         let election = options.election.as_millis() as u64;
@@ -138,7 +138,8 @@ impl<C: Logged> Group<C> {
                 .await?;
         let installed = machine.installed();
         let sleep = Arc::new(Sleep { compact: wants_snapshot.clone(), ..Sleep::default() });
-        let held = Held { log: log.clone(), state_bytes: machine.state_bytes(), sleep: sleep.clone() };
+        let held =
+            CompactionInputs { log: log.clone(), state_bytes: machine.state_bytes(), sleep: sleep.clone() };
         let addresses = Addresses::default();
         let network =
             Network { peers, group: options.group.number, me: options.me, addresses: addresses.clone() };
@@ -291,7 +292,7 @@ impl<C: Logged> Group<C> {
     /// The applied log index, and a copy of the state at it.
     pub async fn image(&self) -> Result<(u64, RawImage), ProposeError> {
         // The copy is made at once, between two entries; the future only returns it.
-        fn read<C: Logged>(m: &mut Machine<C>) -> futures::future::BoxFuture<'_, (u64, RawImage)> {
+        fn read<C: LogChange>(m: &mut Machine<C>) -> futures::future::BoxFuture<'_, (u64, RawImage)> {
             Box::pin(std::future::ready(m.image()))
         }
         self.raft.with_state_machine(read).await.map_err(|e| ProposeError(e.to_string()))

@@ -3,7 +3,7 @@
 use super::{
     machine::Raft,
     replica::{GroupName, ReplicaId},
-    replicated::Logged,
+    replicated::LogChange,
 };
 use openraft::{ServerState, async_runtime::WatchReceiver, errors::Fatal};
 use paraft_common::ServerId;
@@ -50,24 +50,27 @@ impl Role {
 }
 
 /// A member that lacks at most this many entries has caught up: they are in flight.
-const NEARLY: u64 = 64;
+const CAUGHT_UP_ENTRIES: u64 = 64;
 
 /// The members that lack more than a few of the entries applied here, or any entry from before the last change of
 /// membership (when they were added, say); a member that was never reached lacks it. Empty if this replica does not
 /// lead. Both indices are from one moment: reports of two servers are not, and under load that alone makes many
 /// entries.
-pub(super) fn behind<C: Logged>(raft: &Raft<C>) -> BTreeSet<ReplicaId> {
+pub(super) fn behind<C: LogChange>(raft: &Raft<C>) -> BTreeSet<ReplicaId> {
     let metrics = raft.metrics();
     let m = metrics.borrow_watched();
     let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
     let since = m.membership_config.log_id().as_ref().map_or(0, |l| l.index);
     let all = m.replication.iter().flatten();
-    let has = |matched: &u64| matched + NEARLY >= applied && *matched >= since;
+    let has = |matched: &u64| matched + CAUGHT_UP_ENTRIES >= applied && *matched >= since;
     let behind = all.filter(|(_, matched)| !matched.as_ref().map(|l| l.index).is_some_and(|l| has(&l)));
     behind.map(|(id, _)| ReplicaId(*id)).collect()
 }
 
-pub(super) fn watch_leadership<C: Logged>(raft: &Raft<C>, group: GroupName) -> watch::Receiver<Leadership> {
+pub(super) fn watch_leadership<C: LogChange>(
+    raft: &Raft<C>,
+    group: GroupName,
+) -> watch::Receiver<Leadership> {
     let mut metrics = raft.server_metrics();
     let (tx, rx) = watch::channel(Leadership::default());
     let raft = raft.clone();

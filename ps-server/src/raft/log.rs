@@ -16,7 +16,7 @@
 use super::{
     disk::Folder,
     disk_log::DiskLog,
-    replicated::Logged,
+    replicated::LogChange,
     storage::FolderError,
     types::{Entry, LogId, Types, Vote},
 };
@@ -44,18 +44,18 @@ const RECENT_BYTES: usize = 64 << 20;
 /// Bytes of durable, unapplied entries that stay in memory. If applying falls further behind, it reads them back.
 const UNAPPLIED_BYTES: usize = 256 << 20;
 
-pub struct ReplicaLog<C: Logged> {
+pub struct ReplicaLog<C: LogChange> {
     inner: Arc<Mutex<Inner<C>>>,
     disk: Option<Arc<DiskLog>>,
 }
 
-impl<C: Logged> Clone for ReplicaLog<C> {
+impl<C: LogChange> Clone for ReplicaLog<C> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), disk: self.disk.clone() }
     }
 }
 
-impl<C: Logged> Default for ReplicaLog<C> {
+impl<C: LogChange> Default for ReplicaLog<C> {
     fn default() -> Self {
         let inner = Inner {
             vote: None,
@@ -81,7 +81,7 @@ pub struct LogSize {
     pub in_memory: u64,
 }
 
-struct Inner<C: Logged> {
+struct Inner<C: LogChange> {
     vote: Option<Vote>,
     /// The id of the last entry, in memory or not.
     last: Option<LogId>,
@@ -96,7 +96,7 @@ struct Inner<C: Logged> {
     applied: u64,
 }
 
-impl<C: Logged> Inner<C> {
+impl<C: LogChange> Inner<C> {
     fn insert(&mut self, entry: Entry<C>) {
         self.last = Some(entry.log_id);
         self.bytes += payload_bytes(&entry);
@@ -127,7 +127,7 @@ impl<C: Logged> Inner<C> {
 }
 
 /// Removes durable entries from memory. They are megabytes, so they are freed outside the lock.
-fn evict<C: Logged>(inner: &Mutex<Inner<C>>, note: impl FnOnce(&mut Inner<C>)) {
+fn evict<C: LogChange>(inner: &Mutex<Inner<C>>, note: impl FnOnce(&mut Inner<C>)) {
     let gone = {
         let mut inner = inner.lock();
         note(&mut inner);
@@ -136,7 +136,7 @@ fn evict<C: Logged>(inner: &Mutex<Inner<C>>, note: impl FnOnce(&mut Inner<C>)) {
     drop(gone);
 }
 
-impl<C: Logged> ReplicaLog<C> {
+impl<C: LogChange> ReplicaLog<C> {
     /// Opens the log in `folder` with its entries.
     pub fn open(folder: &Folder) -> Result<Self, FolderError> {
         let this = Self::default();
@@ -215,7 +215,7 @@ impl<C: Logged> ReplicaLog<C> {
     }
 }
 
-impl<C: Logged> Inner<C> {
+impl<C: LogChange> Inner<C> {
     /// Entries in memory: up to `most` bytes, or one.
     fn up_to(&self, range: Range<u64>, most: usize) -> Vec<Entry<C>> {
         let mut bytes = 0;
@@ -231,7 +231,7 @@ impl<C: Logged> Inner<C> {
     }
 }
 
-fn payload_bytes<C: Logged>(e: &Entry<C>) -> usize {
+fn payload_bytes<C: LogChange>(e: &Entry<C>) -> usize {
     match &e.payload {
         openraft::EntryPayload::Normal(p) => p.payload().len() + 256,
         _ => 256,
@@ -252,7 +252,7 @@ fn half_open(range: &impl RangeBounds<u64>) -> Range<u64> {
     start..end
 }
 
-impl<C: Logged> RaftLogReader<Types<C>> for ReplicaLog<C> {
+impl<C: LogChange> RaftLogReader<Types<C>> for ReplicaLog<C> {
     async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<Entry<C>>, io::Error>
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
@@ -295,7 +295,7 @@ impl<C: Logged> RaftLogReader<Types<C>> for ReplicaLog<C> {
     }
 }
 
-impl<C: Logged> RaftLogStorage<Types<C>> for ReplicaLog<C> {
+impl<C: LogChange> RaftLogStorage<Types<C>> for ReplicaLog<C> {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> Result<LogState<Types<C>>, io::Error> {

@@ -4,7 +4,7 @@ use super::{
     checks::Checks,
     image::RawImage,
     log::ReplicaLog,
-    replicated::{Logged, Outdated, StateOf},
+    replicated::{GroupState, LogChange, OutdatedMemory},
     snapshot::SnapshotFile,
     storage::FolderError,
     types::{LogId, Snapshot, SnapshotData, SnapshotMeta, StoredMembership, Types},
@@ -31,10 +31,10 @@ pub const SNAPSHOT_ENTRIES: u64 = 4096;
 /// ...or payload bytes, at least; see [`enough_bytes`].
 pub const SNAPSHOT_BYTES: u64 = 32 << 20;
 /// Maximum size of a log in memory.
-const MEMORY_BYTES: u64 = 256 << 20;
+const MAX_MEMORY_LOG_BYTES: u64 = 256 << 20;
 /// Size of a log in memory that no other replica reads: an applied entry is useless, and buffers that are reused
 /// soon are still in the caches, while a long log would need fresh pages from the kernel.
-const LONE_BYTES: u64 = 4 << 20;
+const MAX_LONE_LOG_BYTES: u64 = 4 << 20;
 
 /// Payload bytes after which a log is compacted. A snapshot on disk writes the whole state, so the log must have
 /// grown by as much. A log in memory costs memory and its compaction nothing, but a follower further behind gets
@@ -42,8 +42,8 @@ const LONE_BYTES: u64 = 4 << 20;
 fn enough_bytes(state_bytes: u64, on_disk: bool, alone: bool) -> u64 {
     match (on_disk, alone) {
         (true, _) => state_bytes.max(SNAPSHOT_BYTES),
-        (false, true) => LONE_BYTES,
-        (false, false) => state_bytes.clamp(SNAPSHOT_BYTES, MEMORY_BYTES),
+        (false, true) => MAX_LONE_LOG_BYTES,
+        (false, false) => state_bytes.clamp(SNAPSHOT_BYTES, MAX_MEMORY_LOG_BYTES),
     }
 }
 
@@ -52,13 +52,13 @@ fn enough_bytes(state_bytes: u64, on_disk: bool, alone: bool) -> u64 {
 /// workers, while the readers make progress.
 const OUTDATED_BYTES: u64 = 1 << 30;
 /// Readers that release nothing for this long are not waited for: a hanging one must not stop the group.
-const READERS_PATIENCE: Duration = Duration::from_secs(2);
+const READERS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One replica, as openraft runs it.
 pub type Raft<C> = openraft::Raft<Types<C>, Machine<C>>;
 
-pub struct Machine<C: Logged> {
-    state: Arc<StateOf<C>>,
+pub struct Machine<C: LogChange> {
+    state: Arc<GroupState<C>>,
     log: ReplicaLog<C>,
     applied: Option<LogId>,
     membership: StoredMembership,
@@ -75,10 +75,10 @@ pub struct Machine<C: Logged> {
     impatient: bool,
 }
 
-impl<C: Logged> Machine<C> {
+impl<C: LogChange> Machine<C> {
     /// Creates a machine with the state in `file`.
     pub async fn open(
-        state: Arc<StateOf<C>>,
+        state: Arc<GroupState<C>>,
         log: ReplicaLog<C>,
         file: Option<Arc<SnapshotFile>>,
         wants_snapshot: Arc<Notify>,
@@ -145,7 +145,7 @@ pub struct Builder {
     file: Option<Arc<SnapshotFile>>,
 }
 
-impl<C: Logged> RaftSnapshotBuilder<Types<C>> for Builder {
+impl<C: LogChange> RaftSnapshotBuilder<Types<C>> for Builder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
@@ -163,12 +163,12 @@ impl<C: Logged> RaftSnapshotBuilder<Types<C>> for Builder {
 const MAX_RUN: usize = 16;
 
 /// Changes that are applied together, and the receivers of their outcomes.
-struct Run<C: Logged> {
+struct Run<C: LogChange> {
     changes: Vec<C>,
     waiting: Vec<(LogId, Option<Responder<C>>)>,
 }
 
-impl<C: Logged> Default for Run<C> {
+impl<C: LogChange> Default for Run<C> {
     fn default() -> Self {
         Self { changes: Vec::new(), waiting: Vec::new() }
     }
@@ -176,11 +176,11 @@ impl<C: Logged> Default for Run<C> {
 
 type Responder<C> = openraft::storage::ApplyResponder<Types<C>>;
 
-impl<C: Logged> Machine<C> {
+impl<C: LogChange> Machine<C> {
     /// Returns when another run may replace state that readers hold.
     async fn room(&mut self) {
         let most = self.outdated_bytes.max(self.state.bytes() / 16);
-        let (mut last, mut since) = (Outdated { bytes: u64::MAX, read: 0 }, Instant::now());
+        let (mut last, mut since) = (OutdatedMemory { bytes: u64::MAX, read: 0 }, Instant::now());
         loop {
             let outdated = self.state.outdated(most);
             if outdated.bytes <= most {
@@ -191,7 +191,7 @@ impl<C: Logged> Machine<C> {
             }
             if outdated.bytes < last.bytes || outdated.read != last.read {
                 (last, since) = (outdated, Instant::now());
-            } else if since.elapsed() >= READERS_PATIENCE {
+            } else if since.elapsed() >= READERS_TIMEOUT {
                 tracing::warn!(
                     outdated.bytes,
                     "readers of earlier states make no progress; updates no longer wait for them"
@@ -229,7 +229,7 @@ impl<C: Logged> Machine<C> {
     }
 }
 
-impl<C: Logged> RaftStateMachine<Types<C>> for Machine<C> {
+impl<C: LogChange> RaftStateMachine<Types<C>> for Machine<C> {
     type SnapshotData = SnapshotData;
     type SnapshotBuilder = Builder;
 

@@ -42,7 +42,7 @@ async fn updates_wait_for_readers_that_make_progress() {
     let began = Instant::now();
     let reader = tokio::spawn(async move {
         for part in image.parts {
-            tokio::time::sleep(READERS_PATIENCE / 2).await;
+            tokio::time::sleep(READERS_TIMEOUT / 2).await;
             drop(part);
         }
     });
@@ -50,7 +50,7 @@ async fn updates_wait_for_readers_that_make_progress() {
     // The test alone advances this clock.
     let waited = began.elapsed();
     assert!(
-        waited >= READERS_PATIENCE / 2 && waited < READERS_PATIENCE,
+        waited >= READERS_TIMEOUT / 2 && waited < READERS_TIMEOUT,
         "until the first was let go: {waited:?}"
     );
     assert_eq!(state.writes(), 3);
@@ -70,7 +70,7 @@ async fn a_reader_that_hangs_is_waited_for_once_and_not_for_ever() {
         apply(&mut machine, vec![entry(1 + u64::from(part), part)]).await;
     }
     let waited = began.elapsed();
-    assert!(waited >= READERS_PATIENCE && waited < 2 * READERS_PATIENCE, "{waited:?}");
+    assert!(waited >= READERS_TIMEOUT && waited < 2 * READERS_TIMEOUT, "{waited:?}");
     assert_eq!(state.writes(), 5);
     drop(image);
     // The next reader is waited for again.
@@ -80,7 +80,7 @@ async fn a_reader_that_hangs_is_waited_for_once_and_not_for_ever() {
     for part in 1..5 {
         apply(&mut machine, vec![entry(6 + u64::from(part), part)]).await;
     }
-    assert!(began.elapsed() >= READERS_PATIENCE);
+    assert!(began.elapsed() >= READERS_TIMEOUT);
 }
 
 /// Counts itself while it lives.

@@ -5,7 +5,7 @@ use super::{
     leadership::{Role, behind},
     network::Addresses,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
 };
 use openraft::{BasicNode, ChangeMembers, async_runtime::WatchReceiver};
 use std::{
@@ -28,15 +28,15 @@ pub struct Membership {
 }
 
 /// Interval between two checks of the membership. The leader finishes a joint membership that two checks have seen.
-const LOOK_PAUSE: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The interval for a sleeping group; it is also checked when it wakes.
-const ASLEEP_PAUSE: Duration = Duration::from_secs(20);
+const ASLEEP_CHECK_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Election timeouts that a transfer may take, including an election if it fails.
 const TRANSFER_ELECTIONS: u32 = 4;
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// The effective membership.
     pub fn membership(&self) -> Membership {
         let metrics = self.raft.server_metrics();
@@ -103,7 +103,7 @@ impl<C: Logged> Group<C> {
         let mut seen = None;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(if self.is_asleep() { ASLEEP_PAUSE } else { LOOK_PAUSE }) => {}
+                () = tokio::time::sleep(if self.is_asleep() { ASLEEP_CHECK_INTERVAL } else { CHECK_INTERVAL }) => {}
                 () = self.sleep.woken.notified() => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }

@@ -7,7 +7,7 @@
 use super::{
     image::RawImage,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Snapshot, SnapshotData, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };
@@ -48,7 +48,7 @@ use tonic::transport::{Channel, Endpoint};
 /// Pause before an error is returned. openraft backs off from appends that fail one by one; but if our
 /// `stream_append` fails before it takes a request, the leader would spin at a whole core while one follower is
 /// down (deploy/tests/cli/hazards.rs). Votes and pieces of snapshots are retried at once.
-pub(super) const ERROR_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const ERROR_DELAY: Duration = Duration::from_millis(50);
 
 /// The connections to the other servers, one set per process.
 pub struct Peers {
@@ -75,7 +75,7 @@ impl Default for Peers {
 impl Peers {
     /// No connections yet. `access`: how to reach the servers.
     pub fn new(access: Access) -> Self {
-        let closings = broadcast::channel(CLOSINGS).0;
+        let closings = broadcast::channel(CLOSINGS_CAPACITY).0;
         Self {
             access,
             channels: Mutex::default(),
@@ -89,14 +89,14 @@ impl Peers {
 }
 
 /// Connections that may close at once. If a group misses one, it still checks its leader.
-const CLOSINGS: usize = 64;
+const CLOSINGS_CAPACITY: usize = 64;
 
 /// A dial without a result in this time proves nothing. Longer than a busy or distant host takes.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a dial shows of the process at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialled {
+pub enum DialResult {
     /// The host is up, and no process listens.
     Refused,
     /// A process listens.
@@ -105,14 +105,14 @@ pub enum Dialled {
     Unknown,
 }
 
-async fn dial(address: &str) -> Dialled {
-    let Ok(places) = tokio::net::lookup_host(address).await else { return Dialled::Unknown };
-    let mut said = Dialled::Unknown;
+async fn dial(address: &str) -> DialResult {
+    let Ok(places) = tokio::net::lookup_host(address).await else { return DialResult::Unknown };
+    let mut said = DialResult::Unknown;
     for place in places {
         match tokio::net::TcpStream::connect(place).await {
-            Ok(_) => return Dialled::Taken,
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => said = Dialled::Refused,
-            Err(_) => return Dialled::Unknown,
+            Ok(_) => return DialResult::Taken,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => said = DialResult::Refused,
+            Err(_) => return DialResult::Unknown,
         }
     }
     said
@@ -122,7 +122,7 @@ async fn dial(address: &str) -> Dialled {
 const MAX_CHANNELS: usize = 1024;
 
 /// A server without lanes is tried again after this long, with the next stream: it may have a newer release by now.
-const LANES_AGAIN: Duration = Duration::from_secs(60);
+const LANES_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 impl Peers {
     /// Sets the fleet of this server: every message names it from now on.
@@ -172,7 +172,7 @@ impl Peers {
 
     /// Whether lanes may be tried at an address.
     pub(super) fn speaks_lanes(&self, address: &str) -> bool {
-        self.http_alone.lock().get(address).is_none_or(|since| since.elapsed() >= LANES_AGAIN)
+        self.http_alone.lock().get(address).is_none_or(|since| since.elapsed() >= LANES_RETRY_DELAY)
     }
 
     /// Records that this address answered gRPC, and not a lane if one was tried.
@@ -261,7 +261,7 @@ impl Network {
     }
 }
 
-impl<C: Logged> RaftNetworkFactory<Types<C>> for Network {
+impl<C: LogChange> RaftNetworkFactory<Types<C>> for Network {
     type Network = Connection;
 
     async fn new_client(&mut self, target: u64, node: &BasicNode) -> Connection {
@@ -289,7 +289,7 @@ pub struct Connection {
 
 /// The answers to a stream of appends.
 pub(super) type Answers<'s, C> = BoxStream<'s, Result<StreamAppendResult<Types<C>>, RPCError<Types<C>>>>;
-type Opened<'s, C> = Result<Answers<'s, C>, RPCError<Types<C>>>;
+type AppendStream<'s, C> = Result<Answers<'s, C>, RPCError<Types<C>>>;
 
 /// Why a call to a peer failed. Always worth a back-off, so always "unreachable" to openraft.
 #[derive(Debug, thiserror::Error)]
@@ -325,9 +325,9 @@ impl Connection {
     }
 
     /// Whether a process listens there, by a separate connection that is closed at once.
-    pub(super) async fn dial(&self) -> Dialled {
+    pub(super) async fn dial(&self) -> DialResult {
         let dialled = tokio::time::timeout(DIAL_TIMEOUT, dial(&self.address())).await;
-        dialled.unwrap_or(Dialled::Unknown)
+        dialled.unwrap_or(DialResult::Unknown)
     }
 
     /// A question that is not openraft's; an error is returned at once.
@@ -350,7 +350,7 @@ impl Connection {
     ) -> Result<A, CallError> {
         let answer = self.call(kind, header, bulk, ttl).await;
         if let Err(CallError::Status(_)) = &answer {
-            tokio::time::sleep(ERROR_PAUSE).await;
+            tokio::time::sleep(ERROR_DELAY).await;
         }
         answer
     }
@@ -374,11 +374,11 @@ impl Connection {
     }
 }
 
-pub(super) fn unreachable<C: Logged>(e: CallError) -> RPCError<Types<C>> {
+pub(super) fn unreachable<C: LogChange>(e: CallError) -> RPCError<Types<C>> {
     RPCError::Unreachable(Unreachable::new(&e))
 }
 
-impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
+impl<C: LogChange> RaftNetworkV2<Types<C>> for Connection {
     type SnapshotData = SnapshotData;
 
     async fn append_entries(
@@ -392,7 +392,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         self.paced(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
     }
 
-    fn stream_append<'s, S>(&'s mut self, mut input: S, _: RPCOption) -> BoxFuture<'s, Opened<'s, C>>
+    fn stream_append<'s, S>(&'s mut self, mut input: S, _: RPCOption) -> BoxFuture<'s, AppendStream<'s, C>>
     where
         S: Stream<Item = AppendEntriesRequest<Types<C>>> + OptionalSend + Unpin + 'static,
     {

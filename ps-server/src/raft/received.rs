@@ -3,7 +3,7 @@
 
 use super::{
     group::Group,
-    replicated::Logged,
+    replicated::LogChange,
     types::Types,
     wire::{self, WireError},
 };
@@ -26,7 +26,7 @@ struct Shared {
     refused: Option<WireError>,
 }
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// A leader's request, and whether it wakes this replica. A heartbeat of the leader under which it sleeps does
     /// not.
     pub(super) fn append_of(

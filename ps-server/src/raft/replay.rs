@@ -4,14 +4,14 @@
 use super::{
     checks::Digest,
     disk::Folder,
-    replicated::{Logged, StateOf},
+    replicated::{GroupState, LogChange},
     types::Entry,
 };
 use openraft::{EntryPayload, entry::RaftEntry};
 
 /// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Replayed {
+pub struct ReplayResult {
     /// The log index of the replayed snapshot; 0: there was none.
     pub snapshot: u64,
     /// The last entry that was applied.
@@ -29,9 +29,13 @@ pub struct Replayed {
 
 /// Rebuilds `state`, which must be new, from `folder`, up to and including entry `upto`. Changes nothing on disk.
 /// The error names the file and the problem.
-pub fn replay<C: Logged>(folder: &Folder, state: &StateOf<C>, upto: u64) -> Result<Replayed, String> {
+pub fn replay<C: LogChange>(
+    folder: &Folder,
+    state: &GroupState<C>,
+    upto: u64,
+) -> Result<ReplayResult, String> {
     let at = folder.path().display();
-    let mut done = Replayed::default();
+    let mut done = ReplayResult::default();
     if let Some(last) = folder.snapshot_end()? {
         done.snapshot = last.index;
         if done.snapshot > upto {
@@ -60,9 +64,14 @@ pub fn replay<C: Logged>(folder: &Folder, state: &StateOf<C>, upto: u64) -> Resu
     Ok(done)
 }
 
-impl Replayed {
+impl ReplayResult {
     /// Applies the next entry of the log, unless the snapshot contains it or it is beyond `upto`.
-    fn take<C: Logged>(&mut self, entry: Entry<C>, state: &StateOf<C>, upto: u64) -> Result<(), String> {
+    fn take<C: LogChange>(
+        &mut self,
+        entry: Entry<C>,
+        state: &GroupState<C>,
+        upto: u64,
+    ) -> Result<(), String> {
         let id = entry.log_id();
         if id.index <= self.snapshot && self.snapshot > 0 || id.index > upto {
             return Ok(());

@@ -1,12 +1,12 @@
 //! The traits of what a group replicates: the content of its log, and the state that the log changes.
 
-use super::{image::RawImage, unable::Unable};
+use super::{image::RawImage, unable::ApplyError};
 use paraft_common::Payload;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;
 
 /// The content of a group's log: changes of its state, and checks.
-pub trait Logged:
+pub trait LogChange:
     Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + Sync + 'static
 {
     /// The outcome of a change; only the leader that proposed it reads it. The default is the outcome of an entry
@@ -35,9 +35,9 @@ pub trait Replicated: Send + Sync + 'static {
 
     /// Applies one committed change. The outcome is the same on every replica. If this host cannot apply it, the
     /// replica stops, and its state must not be used any more.
-    fn apply(&self, change: &Self::Change) -> Result<Self::Outcome, Unable>;
+    fn apply(&self, change: &Self::Change) -> Result<Self::Outcome, ApplyError>;
     /// Applies consecutive changes, as [`Self::apply`] one by one; it may use several cores.
-    fn apply_run(&self, changes: &[&Self::Change]) -> Result<Vec<Self::Outcome>, Unable> {
+    fn apply_run(&self, changes: &[&Self::Change]) -> Result<Vec<Self::Outcome>, ApplyError> {
         changes.iter().map(|c| self.apply(c)).collect()
     }
     /// Approximate bytes that applying this change reads or writes; they decide on which thread it is applied.
@@ -58,14 +58,14 @@ pub trait Replicated: Send + Sync + 'static {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable>;
+    ) -> Result<(), ApplyError>;
     /// Whether there is room for the image with this head. Called before its bulk is received or written.
-    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, head: &[u8]) -> Result<(), ApplyError> {
         let _ = head;
         Ok(())
     }
     /// As [`Self::install_parts`], from an image that is kept.
-    fn install(&self, image: &RawImage) -> Result<(), Unable> {
+    fn install(&self, image: &RawImage) -> Result<(), ApplyError> {
         self.install_parts(&image.head, &mut image.parts.iter().cloned().map(Ok))
     }
     /// Bytes of the bulk.
@@ -75,18 +75,18 @@ pub trait Replicated: Send + Sync + 'static {
         Vec::new()
     }
     /// Replaced state that readers still hold; exact if it may exceed `beyond`.
-    fn outdated(&self, beyond: u64) -> Outdated {
+    fn outdated(&self, beyond: u64) -> OutdatedMemory {
         let _ = beyond;
-        Outdated::default()
+        OutdatedMemory::default()
     }
 }
 
 /// A state that the changes of a log change.
-pub type StateOf<C> = dyn Replicated<Change = C, Outcome = <C as Logged>::Outcome>;
+pub type GroupState<C> = dyn Replicated<Change = C, Outcome = <C as LogChange>::Outcome>;
 
 /// Bulk that is in memory only for its readers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outdated {
+pub struct OutdatedMemory {
     /// Bytes of it.
     pub bytes: u64,
     /// Grows as readers release parts, outdated or not.

@@ -12,7 +12,7 @@
 
 use super::{
     group::{Group, ProposeError},
-    replicated::Logged,
+    replicated::LogChange,
     types::{LogId, Vote},
     wire::{self, WireError},
 };
@@ -23,15 +23,15 @@ use paraft_proto::PeerCall;
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 /// A member that does not answer in this time does not go to sleep, or is down.
-const TIMEOUT: Duration = Duration::from_millis(500);
+const SLEEP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Bytes that a sleeping replica's log may keep without being needed.
-const KEPT_ASLEEP: u64 = 64 << 10;
+const MAX_ASLEEP_BYTES: u64 = 64 << 10;
 
 /// The common state with which all members go to sleep: the vote of the leadership, and the last entry of the log.
 type Level = (Vote, Option<LogId>);
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// Whether this replica sleeps.
     pub fn is_asleep(&self) -> bool {
         self.sleep.asleep.load(SeqCst)
@@ -69,7 +69,7 @@ impl<C: Logged> Group<C> {
         }
         let leader = self.raft.server_metrics().borrow_watched().current_leader;
         let told = match leader {
-            Some(leader) => self.ask(leader, PeerCall::Wake, &(), TIMEOUT).await.unwrap_or(false),
+            Some(leader) => self.ask(leader, PeerCall::Wake, &(), SLEEP_TIMEOUT).await.unwrap_or(false),
             None => false,
         };
         if !told {
@@ -85,7 +85,7 @@ impl<C: Logged> Group<C> {
     pub async fn sleep(&self) -> bool {
         let before = self.sleep.activity.load(SeqCst);
         let Some((level, others)) = self.level() else { return false };
-        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &level, TIMEOUT));
+        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &level, SLEEP_TIMEOUT));
         if join_all(asked).await.into_iter().any(|agreed: Option<bool>| agreed != Some(true)) {
             return false;
         }
@@ -106,7 +106,7 @@ impl<C: Logged> Group<C> {
             true => {
                 tracing::debug!(group = %self.name, replica = %self.me, "the idle replica sleeps");
                 // No member needs its entries any more: all have them.
-                if self.log_size().bytes > KEPT_ASLEEP {
+                if self.log_size().bytes > MAX_ASLEEP_BYTES {
                     self.sleep.compact.notify_one();
                 }
             }

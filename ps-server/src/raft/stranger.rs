@@ -3,7 +3,7 @@
 
 use super::{
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Committed, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotPiece},
 };
@@ -13,7 +13,7 @@ use paraft_common::Payload;
 use paraft_proto::PeerCall;
 
 /// One message of each kind, in this term, of a group whose log holds `C`: the header, and the payloads.
-pub fn forged<C: Logged>(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)> {
+pub fn forged<C: LogChange>(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)> {
     let last = Some(LogId::new(Committed::new(term), u64::MAX >> 8));
     let (candidate, leader) = (Vote::new(term, from.0), Vote::new_committed(term, from.0));
     // As if the leader had asked for it, so that a lease does not block the vote.

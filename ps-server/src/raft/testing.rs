@@ -1,6 +1,6 @@
 //! A small state for the tests of this module: parts of bytes, each written as a whole.
 
-use super::{GroupName, Logged, Outdated, RawImage, Replicated, Unable, wire};
+use super::{ApplyError, GroupName, LogChange, OutdatedMemory, RawImage, Replicated, wire};
 use bytes::Bytes;
 use paraft_common::Payload;
 use parking_lot::Mutex;
@@ -34,7 +34,7 @@ impl fmt::Display for Write {
     }
 }
 
-impl Logged for Write {
+impl LogChange for Write {
     type Outcome = u64;
 
     fn payload(&self) -> &Payload {
@@ -78,15 +78,15 @@ struct Inner {
 }
 
 /// A part in an image.
-struct Read(Arc<Vec<u8>>, Arc<AtomicU64>);
+struct PartReader(Arc<Vec<u8>>, Arc<AtomicU64>);
 
-impl AsRef<[u8]> for Read {
+impl AsRef<[u8]> for PartReader {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Read {
+impl Drop for PartReader {
     fn drop(&mut self) {
         self.1.fetch_add(1, Relaxed);
     }
@@ -110,7 +110,7 @@ impl Replicated for Parts {
     type Change = Write;
     type Outcome = u64;
 
-    fn apply(&self, change: &Write) -> Result<u64, Unable> {
+    fn apply(&self, change: &Write) -> Result<u64, ApplyError> {
         let mut inner = self.inner.lock();
         inner.writes += 1;
         let part = change.part.ok_or("a check is nothing to apply")? as usize;
@@ -131,8 +131,9 @@ impl Replicated for Parts {
     fn image(&self) -> RawImage {
         let inner = self.inner.lock();
         let writes: Vec<u64> = inner.parts.iter().map(|(n, _)| *n).collect();
-        let read =
-            |(_, part): &(u64, Arc<Vec<u8>>)| Bytes::from_owner(Read(part.clone(), self.read.clone())).into();
+        let read = |(_, part): &(u64, Arc<Vec<u8>>)| {
+            Bytes::from_owner(PartReader(part.clone(), self.read.clone())).into()
+        };
         RawImage {
             head: wire::encode(&(inner.writes, writes)).expect("it encodes"),
             parts: inner.parts.iter().map(read).collect(),
@@ -143,7 +144,7 @@ impl Replicated for Parts {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         self.room_for(head)?;
         let (writes, of): (u64, Vec<u64>) = wire::decode(head).map_err(|e| e.to_string())?;
         let copied = parts.map(|p| p.map(|p| Arc::new(p.to_bytes().to_vec())));
@@ -156,9 +157,9 @@ impl Replicated for Parts {
         Ok(())
     }
 
-    fn room_for(&self, _: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, _: &[u8]) -> Result<(), ApplyError> {
         match self.full.load(Relaxed) {
-            true => Err(Unable::NoRoom("needs 96 GiB, 4 free".into())),
+            true => Err(ApplyError::NoRoom("needs 96 GiB, 4 free".into())),
             false => Ok(()),
         }
     }
@@ -175,10 +176,10 @@ impl Replicated for Parts {
         order
     }
 
-    fn outdated(&self, _: u64) -> Outdated {
+    fn outdated(&self, _: u64) -> OutdatedMemory {
         let mut inner = self.inner.lock();
         inner.replaced.retain(|part| part.strong_count() > 0);
         let bytes = inner.replaced.iter().filter_map(Weak::upgrade).map(|p| p.len() as u64).sum();
-        Outdated { bytes, read: self.read.load(Relaxed) }
+        OutdatedMemory { bytes, read: self.read.load(Relaxed) }
     }
 }

@@ -1,6 +1,6 @@
 //! openraft's type configuration, and aliases for this module.
 
-use super::{image::RawImage, replicated::Logged};
+use super::{image::RawImage, replicated::LogChange};
 use openraft::{BasicNode, EntryPayload, OptionalSend, RaftTypeConfig, impls, vote::RaftLeaderId};
 use std::{cmp::Ordering, fmt, marker::PhantomData, sync::Arc};
 
@@ -8,7 +8,7 @@ use std::{cmp::Ordering, fmt, marker::PhantomData, sync::Arc};
 /// leader (openraft's default allows several), so a proposer may use the term to identify a leader.
 pub struct Types<C>(PhantomData<fn() -> C>);
 
-impl<C: Logged> RaftTypeConfig for Types<C> {
+impl<C: LogChange> RaftTypeConfig for Types<C> {
     type D = C;
     type R = C::Outcome;
     type NodeId = u64;

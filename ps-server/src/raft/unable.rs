@@ -6,7 +6,7 @@ use std::io;
 /// request has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.text())]
-pub enum Unable {
+pub enum ApplyError {
     /// This host lacks the memory at present. A retry may succeed when there is more.
     NoRoom(String),
     /// A later version of Paraft wrote it. A retry with this version is pointless; nothing is damaged.
@@ -15,20 +15,20 @@ pub enum Unable {
     Damaged(String),
 }
 
-impl Unable {
+impl ApplyError {
     /// The text.
     pub fn text(&self) -> &str {
         match self {
-            Unable::NoRoom(text) | Unable::Newer(text) | Unable::Damaged(text) => text,
+            ApplyError::NoRoom(text) | ApplyError::Newer(text) | ApplyError::Damaged(text) => text,
         }
     }
 
     /// Encodes the kind where only an [`io::Error`] gets through.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
-            Unable::NoRoom(_) => io::ErrorKind::OutOfMemory,
-            Unable::Newer(_) => io::ErrorKind::Unsupported,
-            Unable::Damaged(_) => io::ErrorKind::InvalidData,
+            ApplyError::NoRoom(_) => io::ErrorKind::OutOfMemory,
+            ApplyError::Newer(_) => io::ErrorKind::Unsupported,
+            ApplyError::Damaged(_) => io::ErrorKind::InvalidData,
         }
     }
 
@@ -37,28 +37,28 @@ impl Unable {
     pub fn at(self, place: impl std::fmt::Display) -> Self {
         let at = |text: String| format!("{place}: {text}");
         match self {
-            Unable::NoRoom(text) => Unable::NoRoom(at(text)),
-            Unable::Newer(text) => Unable::Newer(at(text)),
-            Unable::Damaged(text) => Unable::Damaged(at(text)),
+            ApplyError::NoRoom(text) => ApplyError::NoRoom(at(text)),
+            ApplyError::Newer(text) => ApplyError::Newer(at(text)),
+            ApplyError::Damaged(text) => ApplyError::Damaged(at(text)),
         }
     }
 }
 
-impl From<Unable> for io::Error {
-    fn from(unable: Unable) -> Self {
+impl From<ApplyError> for io::Error {
+    fn from(unable: ApplyError) -> Self {
         io::Error::new(unable.kind(), unable)
     }
 }
 
 /// A plain text means damage: lack of memory and version have their own variants.
-impl From<String> for Unable {
+impl From<String> for ApplyError {
     fn from(text: String) -> Self {
-        Unable::Damaged(text)
+        ApplyError::Damaged(text)
     }
 }
 
-impl From<&str> for Unable {
+impl From<&str> for ApplyError {
     fn from(text: &str) -> Self {
-        Unable::Damaged(text.into())
+        ApplyError::Damaged(text.into())
     }
 }

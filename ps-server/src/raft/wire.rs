@@ -4,7 +4,7 @@
 //! it is never copied byte by byte.
 
 use super::{
-    replicated::Logged,
+    replicated::LogChange,
     types::{Entry, Types, Vote},
 };
 use crate::header;
@@ -43,7 +43,7 @@ pub fn checksum(payload: &Payload) -> u32 {
 }
 
 /// The payloads of a request's entries: one per proposal, including empty ones.
-pub fn payloads<C: Logged>(entries: &[Entry<C>]) -> Vec<Payload> {
+pub fn payloads<C: LogChange>(entries: &[Entry<C>]) -> Vec<Payload> {
     entries
         .iter()
         .filter_map(
@@ -53,7 +53,7 @@ pub fn payloads<C: Logged>(entries: &[Entry<C>]) -> Vec<Payload> {
 }
 
 /// Restores the payloads that serde omitted.
-pub fn attach<C: Logged>(
+pub fn attach<C: LogChange>(
     request: &mut AppendEntriesRequest<Types<C>>,
     payloads: Vec<Payload>,
 ) -> Result<(), WireError> {

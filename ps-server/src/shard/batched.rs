@@ -20,7 +20,7 @@ use paraft_common::{
 
 /// Two or more pushes of one bucket.
 #[derive(Clone, Debug)]
-pub struct Batched {
+pub struct BatchedPushes {
     encoding: Encoding,
     /// Values of the bucket.
     len: usize,
@@ -56,7 +56,7 @@ pub enum BatchedError {
     Payload(#[from] BadPayload),
 }
 
-impl Batched {
+impl BatchedPushes {
     /// Pushes of a bucket of `len` values, ascending by worker. Fails if one of them does not fit the bucket.
     pub fn of(pushes: Vec<Payload>, encoding: Encoding, len: usize) -> Result<Self, BadPayload> {
         pushes.iter().try_for_each(|p| encoding.check(p, len))?;
@@ -172,24 +172,27 @@ mod tests {
             for n in [2, 3, 4, 5, 40] {
                 let pushes: Vec<Payload> = (0..n).map(|w| push(encoding, w, LEN)).collect();
                 let bytes: usize = pushes.iter().map(Payload::len).sum();
-                let batched = Batched::of(pushes.clone(), encoding, LEN).expect("they fit");
+                let batched = BatchedPushes::of(pushes.clone(), encoding, LEN).expect("they fit");
                 let sum = batched.sum();
                 let entry = batched.payload(sum.clone());
                 let heads = if encoding == Encoding::F32 { 0 } else { 4 * n };
                 assert_eq!(entry.len(), heads + bytes.min(4 * LEN), "{n} in {encoding}");
                 assert!(encoding != Encoding::Sign || n > 5 || bytes == n * 387, "one bit a value");
-                let read = Batched::read(&entry, encoding, n, LEN).expect("what was written");
+                let read = BatchedPushes::read(&entry, encoding, n, LEN).expect("what was written");
                 assert_eq!(read.sum(), sum, "{n} in {encoding}");
                 assert_eq!(read.pushed(), bytes as u64);
                 // A wrong number of pushes is refused.
-                assert!(encoding == Encoding::F32 || Batched::read(&entry, encoding, n + 1, LEN).is_err());
+                assert!(
+                    encoding == Encoding::F32 || BatchedPushes::read(&entry, encoding, n + 1, LEN).is_err()
+                );
                 // In some encodings, one more value takes no more bytes.
                 assert!(
                     !Encoding::DENSE.contains(&encoding)
-                        || Batched::read(&entry, encoding, n, LEN + 1).is_err()
+                        || BatchedPushes::read(&entry, encoding, n, LEN + 1).is_err()
                 );
                 assert!(
-                    Batched::read(&entry.slice(1..entry.len()).expect("shorter"), encoding, n, LEN).is_err()
+                    BatchedPushes::read(&entry.slice(1..entry.len()).expect("shorter"), encoding, n, LEN)
+                        .is_err()
                 );
                 // The sum is that of the decoded values, one after the other.
                 let mut direct = vec![0f32; LEN];
@@ -215,7 +218,7 @@ mod tests {
             )
         };
         let read = |p: &Payload, n| {
-            Batched::read(p, Encoding::Sign, n, 10).map(|s| s.pushed()).map_err(|e| e.to_string())
+            BatchedPushes::read(p, Encoding::Sign, n, 10).map(|s| s.pushed()).map_err(|e| e.to_string())
         };
         assert_eq!(read(&entry(&[6, 6], &[sign.clone(), sign.clone()]), 2), Ok(12));
         for (lengths, parts, why) in [

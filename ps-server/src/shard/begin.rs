@@ -5,12 +5,12 @@ use super::{
     bucket::{Bucket, BucketData},
     chunks::Chunks,
     command::Outcome,
-    configured::{self, Configured},
+    configured::{self, ShardConfig},
     image::Image,
     state::{Shard, State},
 };
 use crate::{
-    raft::Unable,
+    raft::ApplyError,
     room::{Reserved, Room},
 };
 use paraft_common::{
@@ -61,14 +61,14 @@ impl Shard {
     }
 
     /// Remembers a lack of memory: Raft passes only the text of an error that stops a replica.
-    pub(super) fn noted<T>(&self, done: Result<T, Unable>) -> Result<T, Unable> {
-        if let Err(Unable::NoRoom(why)) = &done {
+    pub(super) fn noted<T>(&self, done: Result<T, ApplyError>) -> Result<T, ApplyError> {
+        if let Err(ApplyError::NoRoom(why)) = &done {
             self.claim.lock().lacks = Some(why.clone());
         }
         done
     }
 
-    fn reserve(&self, job: &ServerJob) -> Result<Reserved, Unable> {
+    fn reserve(&self, job: &ServerJob) -> Result<Reserved, ApplyError> {
         let need = Need::of(job, self.id(), self.shards());
         self.claim.lock().need = Some(need);
         self.room().reserve(self.name(), &need)
@@ -80,19 +80,19 @@ impl Shard {
     }
 
     /// Applies a job that a leader has checked and admitted; it is not checked again here.
-    pub(super) fn admit(&self, form: u16, text: &str) -> Result<Outcome, Unable> {
+    pub(super) fn admit(&self, form: u16, text: &str) -> Result<Outcome, ApplyError> {
         if let Some(outcome) = self.is_configured(text) {
             return Ok(outcome);
         }
         if form > JOB_FORM {
-            return Err(Unable::Newer(format!(
+            return Err(ApplyError::Newer(format!(
                 "the log of {} holds a job in form {form}, and this version of paraft reads forms up to {JOB_FORM}: start \
                  this server with the version that its fleet runs",
                 self.id()
             )));
         }
         let job = ServerJob::decode(text).map_err(|e| {
-            Unable::Newer(format!(
+            ApplyError::Newer(format!(
                 "the log of {} holds a job that this version of paraft cannot read: start this server with the version \
                  that its fleet runs. {e}",
                 self.id()
@@ -110,7 +110,7 @@ impl Shard {
         })
     }
 
-    fn begin(&self, text: &str, job: ServerJob) -> Result<Outcome, Unable> {
+    fn begin(&self, text: &str, job: ServerJob) -> Result<Outcome, ApplyError> {
         let aside = self.reserve(&job)?;
         self.is_here();
         let buckets = configured::blank(placement::buckets_of(&job.layout(), self.id(), self.shards()), &job);
@@ -123,17 +123,17 @@ impl Shard {
         if let Some(start) = &job.start {
             meta.begin_at(start);
         }
-        state.configured = Some(Configured::new(job, buckets, aside));
+        state.configured = Some(ShardConfig::new(job, buckets, aside));
         Ok(Outcome::Done)
     }
 
     /// Reserves memory for the job of a snapshot with this text; without a job none is needed.
-    pub(super) fn set_aside(&self, job: &str) -> Result<Option<(ServerJob, Reserved)>, Unable> {
+    pub(super) fn set_aside(&self, job: &str) -> Result<Option<(ServerJob, Reserved)>, ApplyError> {
         if job.is_empty() {
             return Ok(None);
         }
         let job = ServerJob::decode(job).map_err(|e| {
-            Unable::Newer(format!(
+            ApplyError::Newer(format!(
                 "the snapshot of {} holds a job that this version cannot read: {e}",
                 self.id()
             ))
@@ -143,7 +143,7 @@ impl Shard {
     }
 
     /// Replaces the whole state by a snapshot's.
-    pub fn install(&self, image: &Image) -> Result<(), Unable> {
+    pub fn install(&self, image: &Image) -> Result<(), ApplyError> {
         let aside = self.set_aside(&image.meta.job)?;
         self.install_into(aside, image)
     }
@@ -153,7 +153,7 @@ impl Shard {
         &self,
         aside: Option<(ServerJob, Reserved)>,
         image: &Image,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         let configured = match aside {
             None => None,
             Some((job, aside)) => Some(self.conf_of(job, aside, image)?),
@@ -171,7 +171,12 @@ impl Shard {
         Ok(())
     }
 
-    fn conf_of(&self, job: ServerJob, aside: Reserved, image: &Image) -> Result<Arc<Configured>, Unable> {
+    fn conf_of(
+        &self,
+        job: ServerJob,
+        aside: Reserved,
+        image: &Image,
+    ) -> Result<Arc<ShardConfig>, ApplyError> {
         let places = placement::buckets_of(&job.layout(), self.id(), self.shards());
         let slots = |kind| if kind == TensorKind::Param { job.slots() } else { 0 };
         let (keeps, own_slots) = (job.keeps(), job.on_shard().slots());
@@ -192,7 +197,7 @@ impl Shard {
         }
         let bucket = |((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone());
         let buckets = places.into_iter().zip(&image.buckets).map(bucket).collect();
-        Ok(Configured::new(job, buckets, aside))
+        Ok(ShardConfig::new(job, buckets, aside))
     }
 
     pub(super) fn room(&self) -> &Arc<Room> {

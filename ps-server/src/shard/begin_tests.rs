@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     header::{self, HeaderError},
-    raft::{Replicated, Unable},
+    raft::{ApplyError, Replicated},
     room::Room,
 };
 use paraft_common::{
@@ -92,7 +92,7 @@ fn memory_taken_by_others_stops_replica_in_time() {
         payload: vec![0; 16].into(),
     };
     free.store(0, Relaxed);
-    assert!(matches!(shard.carry_out(&init(0)), Err(Unable::NoRoom(_))));
+    assert!(matches!(shard.carry_out(&init(0)), Err(ApplyError::NoRoom(_))));
     free.store(4 * GIB, Relaxed);
     assert_eq!(shard.carry_out(&init(0)), Ok(Outcome::Done));
     assert_eq!(shard.carry_out(&init(1)), Ok(Outcome::Done));
@@ -106,7 +106,7 @@ fn snapshot_too_large_is_refused_before_its_bulk() {
     let small = Shard::within(room(4 * GIB), JobShard::default(), 1);
     let mut never = std::iter::from_fn(|| panic!("the bulk was read"));
     for unable in [small.room_for(&header), small.install_parts(&header, &mut never)] {
-        assert!(matches!(unable, Err(Unable::NoRoom(_))), "{unable:?}");
+        assert!(matches!(unable, Err(ApplyError::NoRoom(_))), "{unable:?}");
     }
     assert!(small.configured().is_none());
     assert_eq!(small.room().promised_to(|_| true), 0);

@@ -2,11 +2,11 @@
 
 use super::{
     command::{Contribution, InitPart},
-    configured::Configured,
-    kept::{FLEET, Kept, OfWorker},
+    configured::ShardConfig,
+    kept::{FLEET, WorkerState, WorkerStates},
     weights::{Slots, Weights, read_elsewhere},
 };
-use crate::{raft::Unable, room::Room};
+use crate::{raft::ApplyError, room::Room};
 use bytes::Bytes;
 use paraft_common::{
     BucketId, BucketSpec, Payload, TensorKind, Version, WorkerId, algorithm,
@@ -27,7 +27,7 @@ pub struct BucketData {
     /// The state vectors of the optimizer and the algorithm, each as long as `weights`.
     pub slots: Slots,
     /// State that the algorithm keeps per worker.
-    pub kept: Kept,
+    pub kept: WorkerStates,
     /// Updates applied.
     pub version: Version,
     /// The schedule's clock, in steps of the whole fleet. Each update adds contributions / members, so it advances
@@ -63,7 +63,7 @@ impl BucketData {
     /// Vector `i`, or `None` if there are fewer.
     pub fn vector(&self, i: usize) -> Option<&[f32]> {
         let Some(slot) = i.checked_sub(1) else { return Some(&self.weights) };
-        let kept = || self.kept.values().flat_map(OfWorker::vectors).nth(slot - self.slots.len());
+        let kept = || self.kept.values().flat_map(WorkerState::vectors).nth(slot - self.slots.len());
         self.slots.get(slot).map(Vec::as_slice).or_else(|| kept().map(|v| v.as_slice()))
     }
 
@@ -78,7 +78,7 @@ impl BucketData {
             TensorKind::Param => job.new_slots(spec.len),
             TensorKind::Buffer => Vec::new(),
         };
-        let (weights, kept) = (vec![0.0; spec.len].into(), Kept::new());
+        let (weights, kept) = (vec![0.0; spec.len].into(), WorkerStates::new());
         Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised: false }
     }
 
@@ -90,7 +90,8 @@ impl BucketData {
 
     /// Bytes of the state kept per worker. Workers that pulled the same version share it.
     pub fn kept_bytes(&self) -> u64 {
-        let mut vectors: Vec<_> = self.kept.values().flat_map(OfWorker::vectors).map(Arc::as_ptr).collect();
+        let mut vectors: Vec<_> =
+            self.kept.values().flat_map(WorkerState::vectors).map(Arc::as_ptr).collect();
         vectors.sort_unstable();
         vectors.dedup();
         (vectors.len() * self.weights.len() * size_of::<f32>()) as u64
@@ -131,7 +132,7 @@ impl BucketData {
         let mut kept = if keeps.of_workers() {
             self.kept.remove(&whose).unwrap_or_default()
         } else {
-            OfWorker::default()
+            WorkerState::default()
         };
         let mut own: Vec<Vec<f32>> =
             std::mem::take(&mut kept.slots).into_iter().map(Arc::unwrap_or_clone).collect();
@@ -172,7 +173,7 @@ impl BucketData {
     /// Records that a worker gets the current weights.
     fn record_pull(&mut self, worker: WorkerId) {
         let version = self.version;
-        let same = |k: &OfWorker| k.pulled.clone().filter(|(v, _)| *v == version);
+        let same = |k: &WorkerState| k.pulled.clone().filter(|(v, _)| *v == version);
         // Workers that pull the same version share the copy.
         let copy = self.kept.values().find_map(same);
         let copy = copy.unwrap_or_else(|| (version, Arc::new(self.weights.to_vec())));
@@ -197,9 +198,9 @@ impl BucketData {
 /// A vector as little-endian bytes for the network. The bytes share this vector only; an update before they are
 /// sent copies it first (as for a snapshot).
 pub fn vector_bytes(data: &BucketData, vector: usize) -> Bytes {
-    struct SlotOf(Slots, usize);
+    struct SlotVector(Slots, usize);
 
-    impl AsRef<[f32]> for SlotOf {
+    impl AsRef<[f32]> for SlotVector {
         fn as_ref(&self) -> &[f32] {
             &self.0[self.1]
         }
@@ -207,9 +208,9 @@ pub fn vector_bytes(data: &BucketData, vector: usize) -> Bytes {
 
     let Some(slot) = vector.checked_sub(1) else { return value_bytes(data.weights.clone()) };
     if slot < data.slots.len() {
-        return value_bytes(SlotOf(data.slots.clone(), slot));
+        return value_bytes(SlotVector(data.slots.clone(), slot));
     }
-    let kept = data.kept.values().flat_map(OfWorker::vectors).nth(slot - data.slots.len());
+    let kept = data.kept.values().flat_map(WorkerState::vectors).nth(slot - data.slots.len());
     kept.map_or_else(Bytes::new, |kept| value_bytes(Shared(kept.clone())))
 }
 
@@ -282,7 +283,7 @@ impl Bucket {
     ///
     /// # Errors
     /// This server lacks the memory at present.
-    pub(super) fn allocate(&self, room: &Room) -> Result<(), Unable> {
+    pub(super) fn allocate(&self, room: &Room) -> Result<(), ApplyError> {
         let blank = {
             let data = self.data.read();
             if data.initialised || Arc::strong_count(&data) == 1 {
@@ -292,7 +293,7 @@ impl Bucket {
         };
         room.take(blank.bytes() as u64)?;
         let own = blank.try_copy().map_err(|e| {
-            Unable::NoRoom(format!("{} needs {}: {e}", self.id, need::Bytes(blank.bytes() as u64)))
+            ApplyError::NoRoom(format!("{} needs {}: {e}", self.id, need::Bytes(blank.bytes() as u64)))
         })?;
         *self.data.write() = Arc::new(own);
         Ok(())
@@ -330,7 +331,7 @@ impl Bucket {
 
     /// Applies one update; returns the version that contains it. A vector with other readers is copied first; the
     /// readers' vector is tracked in `replaced`.
-    pub(super) fn update(&self, update: Incoming<'_>, conf: &Configured) -> Version {
+    pub(super) fn update(&self, update: Incoming<'_>, conf: &ShardConfig) -> Version {
         let mut data = self.data.write();
         let keeps = update.job.keeps().of_workers();
         let data = Arc::make_mut(&mut data);
@@ -357,7 +358,7 @@ impl Bucket {
     }
 
     /// Records that a worker gets the current weights; later updates do not change its copy.
-    pub(super) fn record_pull(&self, worker: WorkerId, conf: &Configured) {
+    pub(super) fn record_pull(&self, worker: WorkerId, conf: &ShardConfig) {
         let mut data = self.data.write();
         let data = Arc::make_mut(&mut data);
         let before = data.kept_bytes();

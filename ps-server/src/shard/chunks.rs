@@ -37,7 +37,7 @@ pub struct Chunks {
     done: u64,
     held: BTreeMap<WorkerId, u64>,
     /// The latest request of each member, until its session ends.
-    asks: BTreeMap<WorkerId, Ask>,
+    asks: BTreeMap<WorkerId, ChunkRequest>,
     /// The worker that must write the checkpoint of the previous epoch while this one is not open: the lowest
     /// member.
     writer: Option<WorkerId>,
@@ -46,7 +46,7 @@ pub struct Chunks {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Ask {
+struct ChunkRequest {
     request: u64,
     /// The epoch for which the worker is ready.
     epoch: u64,
@@ -129,7 +129,7 @@ impl Chunks {
             Some(chunk) => self.return_chunk(chunk),
             None => {}
         }
-        self.asks.insert(worker, Ask { request, epoch: epoch.min(self.epoch) });
+        self.asks.insert(worker, ChunkRequest { request, epoch: epoch.min(self.epoch) });
         if self.done == self.plan.0 && self.epoch < self.plan.1 {
             self.epoch += 1;
             (self.open, self.next, self.done) = (false, 0, 0);

@@ -1,6 +1,6 @@
 //! The commands of a shard's log, and the outcomes of applying them.
 
-use super::delta::{DeltaBucket, DeltaId, DeltaRecord, VectorOf};
+use super::delta::{DeltaBucket, DeltaId, DeltaRecord, VectorId};
 use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -64,7 +64,7 @@ pub enum Command {
         contributions: Vec<Contribution>,
         /// Encoding of the pushes' values. The payload of one push is the push as it arrived. The payload of
         /// several is their sum if the encoding is f32, otherwise the format that
-        /// [`Batched`](super::batched::Batched) reads.
+        /// [`BatchedPushes`](super::batched::BatchedPushes) reads.
         encoding: Encoding,
         /// Multiplies the payload: one over the number of contributions, times the clipping factor. The leader
         /// computes it once, so that every replica multiplies by the same number.
@@ -104,7 +104,7 @@ pub enum Command {
         /// Its position in the delta, from 0.
         part: u32,
         /// The vectors in the payload, in order.
-        vectors: Vec<VectorOf>,
+        vectors: Vec<VectorId>,
     },
     /// The marker of a state delta: all its parts take effect together.
     Delta {

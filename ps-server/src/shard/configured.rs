@@ -2,7 +2,7 @@
 
 use super::{
     bucket::{Bucket, BucketData},
-    replaced::Replaced,
+    replaced::ReplacedVectors,
 };
 use crate::room::Reserved;
 use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
@@ -16,13 +16,13 @@ use std::{
 };
 
 /// Shared memory for replaced weights, counted twice, at most.
-const COPIES: usize = 128 << 20;
+const MAX_COPY_BYTES: usize = 128 << 20;
 /// Page rounding of a bucket's three copies.
-const PAGES: usize = 3 * 4096;
+const PAGE_ROUNDING_BYTES: usize = 3 * 4096;
 
 /// The fixed part of a shard once its job is known.
 #[derive(Debug)]
-pub struct Configured {
+pub struct ShardConfig {
     /// The job.
     pub job: ServerJob,
     /// The shard's buckets, ascending by id.
@@ -32,7 +32,7 @@ pub struct Configured {
     /// Bytes kept per worker at present.
     kept: AtomicU64,
     /// Replaced bucket data that readers still hold.
-    pub(super) replaced: Replaced,
+    pub(super) replaced: ReplacedVectors,
     /// The reserved part of this server's memory.
     aside: Reserved,
     /// Memory for weights that workers of this host pull, once one does; inner `None`: it is not available.
@@ -41,14 +41,14 @@ pub struct Configured {
     initialised: AtomicBool,
 }
 
-impl Configured {
+impl ShardConfig {
     pub(super) fn new(job: ServerJob, buckets: Vec<Bucket>, aside: Reserved) -> Arc<Self> {
         let mut conf = Self {
             job,
             buckets,
             fixed: 0,
             kept: AtomicU64::new(0),
-            replaced: Replaced::default(),
+            replaced: ReplacedVectors::default(),
             aside,
             memory: OnceLock::new(),
             initialised: AtomicBool::new(false),
@@ -84,7 +84,7 @@ impl Configured {
             let weights: usize = self.buckets.iter().map(|b| b.spec.len * F32_BYTES).sum();
             // The weights, and those that updates replace while they are read; further copies are private and
             // travel. A bucket takes whole pages.
-            let bytes = weights + weights.min(COPIES) * 2 + self.buckets.len() * PAGES;
+            let bytes = weights + weights.min(MAX_COPY_BYTES) * 2 + self.buckets.len() * PAGE_ROUNDING_BYTES;
             Memory::new(bytes)
                 .inspect_err(
                     |error| tracing::info!(%error, "no shared memory: weights are sent over the connection"),

@@ -17,7 +17,7 @@
 use super::{
     bucket::BucketData,
     command::Outcome,
-    state::{Configured, Meta, Shard},
+    state::{Meta, Shard, ShardConfig},
 };
 use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId, histogram::DelayHistogram};
 use serde::{Deserialize, Serialize};
@@ -76,14 +76,14 @@ pub struct DeltaRecord {
 }
 
 /// A vector of a bucket: 0 for the weights, from 1 for the optimizer's slots.
-pub type VectorOf = (BucketId, u32);
+pub type VectorId = (BucketId, u32);
 
 /// A vector and its values.
-pub type Vector = (VectorOf, Arc<Vec<f32>>);
+pub type Vector = (VectorId, Arc<Vec<f32>>);
 
 /// The parts of a delta whose marker has not arrived.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Staged {
+pub struct StagedDelta {
     /// The delta.
     pub delta: DeltaId,
     /// Number of parts that have arrived.
@@ -92,38 +92,38 @@ pub struct Staged {
     pub vectors: Vec<Vector>,
 }
 
-/// [`Staged`] without the bulk, for a snapshot's header: lengths in values.
+/// [`StagedDelta`] without the bulk, for a snapshot's header: lengths in values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StagedHeader {
+pub struct StagedDeltaHeader {
     /// The delta.
     pub delta: DeltaId,
     /// Number of parts that have arrived.
     pub parts: u32,
     /// The vectors and their lengths.
-    pub vectors: Vec<(VectorOf, u64)>,
+    pub vectors: Vec<(VectorId, u64)>,
 }
 
-impl Staged {
+impl StagedDelta {
     /// The header for the vectors.
-    pub fn header(&self) -> StagedHeader {
+    pub fn header(&self) -> StagedDeltaHeader {
         let vectors = self.vectors.iter().map(|(of, v)| (*of, v.len() as u64)).collect();
-        StagedHeader { delta: self.delta, parts: self.parts, vectors }
+        StagedDeltaHeader { delta: self.delta, parts: self.parts, vectors }
     }
 
     /// Whether every vector is one of the job's buckets, at its length.
-    pub fn fits(&self, conf: &Configured) -> bool {
+    pub fn fits(&self, conf: &ShardConfig) -> bool {
         self.vectors.iter().all(|(of, v)| vector_len(conf, *of) == Some(v.len()))
     }
 }
 
 /// The vector's number of values, if the shard has it.
-fn vector_len(conf: &Configured, (bucket, vector): VectorOf) -> Option<usize> {
+fn vector_len(conf: &ShardConfig, (bucket, vector): VectorId) -> Option<usize> {
     let bucket = &conf.buckets[conf.local(bucket)?];
     (vector as usize <= conf.slots(bucket.spec.kind)).then_some(bucket.spec.len)
 }
 
 /// Reads a part's payload: the vectors in order.
-fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Payload) -> Result<Vec<Vector>, String> {
+fn read_part(conf: &ShardConfig, vectors: &[VectorId], payload: &Payload) -> Result<Vec<Vector>, String> {
     let mut rest = payload.reader();
     let mut read = Vec::with_capacity(vectors.len());
     for of in vectors {
@@ -141,19 +141,19 @@ fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Payload) -> Resu
 
 /// Assembles the images of a complete delta, or returns what is missing. Changes nothing.
 fn images(
-    conf: &Configured,
-    staged: Option<Staged>,
+    conf: &ShardConfig,
+    staged: Option<StagedDelta>,
     delta: DeltaId,
     parts: u32,
     buckets: &[DeltaBucket],
 ) -> Result<Vec<(usize, Arc<BucketData>)>, String> {
     let here = staged.filter(|s| s.delta == delta);
-    let staged = here.unwrap_or(Staged { delta, parts: 0, vectors: Vec::new() });
+    let staged = here.unwrap_or(StagedDelta { delta, parts: 0, vectors: Vec::new() });
     if staged.parts != parts {
         return Err(format!("{} of {parts} parts of the delta are here", staged.parts));
     }
     let count = staged.vectors.len();
-    let mut by_place: BTreeMap<VectorOf, Arc<Vec<f32>>> = staged.vectors.into_iter().collect();
+    let mut by_place: BTreeMap<VectorId, Arc<Vec<f32>>> = staged.vectors.into_iter().collect();
     if by_place.len() != count {
         return Err("the delta holds a vector twice".into());
     }
@@ -191,7 +191,7 @@ impl Shard {
         &self,
         delta: DeltaId,
         part: u32,
-        vectors: &[VectorOf],
+        vectors: &[VectorId],
         payload: &Payload,
     ) -> Outcome {
         let mut slot = self.staged.write();
@@ -201,7 +201,7 @@ impl Shard {
             return Outcome::Refused(format!("{delta:?} is in already, or a later one"));
         }
         let mut staged = match before {
-            _ if part == 0 => Staged { delta, parts: 0, vectors: Vec::new() },
+            _ if part == 0 => StagedDelta { delta, parts: 0, vectors: Vec::new() },
             Some(s) if (s.delta, s.parts) == (delta, part) => s,
             _ => return Outcome::Refused(format!("part {part} of {delta:?} does not follow what is staged")),
         };
@@ -245,7 +245,7 @@ impl Shard {
     }
 }
 
-fn take_record(meta: &mut Meta, conf: &Configured, record: &DeltaRecord) {
+fn take_record(meta: &mut Meta, conf: &ShardConfig, record: &DeltaRecord) {
     for (worker, pushed) in &record.members {
         // A session that is over needs no record: no worker can push in it again.
         let (members, session) = (&mut meta.members, pushed.session);

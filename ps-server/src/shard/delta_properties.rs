@@ -5,8 +5,8 @@
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
-    delta::{DeltaId, DeltaRecord, Staged},
-    leader::working::{Piece, Working, add},
+    delta::{DeltaId, DeltaRecord, StagedDelta},
+    leader::working::{DeltaPiece, WorkingCopies, add},
     properties::{a_job, admit, join, new, over_the_wire, sent},
 };
 use paraft_common::{
@@ -62,7 +62,7 @@ struct World {
     job: ServerJob,
     replicas: Vec<Shard>,
     oracle: Shard,
-    working: Working,
+    working: WorkingCopies,
     /// Pushes since the last delta, and those in the delta in flight.
     open: Vec<Pushed>,
     under_way: Vec<Pushed>,
@@ -92,7 +92,7 @@ impl World {
             job: images,
             replicas: vec![first, new()],
             oracle,
-            working: Working::default(),
+            working: WorkingCopies::default(),
             open: Vec::new(),
             under_way: Vec::new(),
             term: 1,
@@ -144,8 +144,8 @@ impl World {
         for _ in 0..pieces {
             match self.working.next(&conf) {
                 None => return,
-                Some(Piece::Part(p)) if self.log(&p, false) == Outcome::Done => {}
-                Some(Piece::Marker(p)) if self.log(&p, false) == Outcome::Done => self.committed(),
+                Some(DeltaPiece::Part(p)) if self.log(&p, false) == Outcome::Done => {}
+                Some(DeltaPiece::Marker(p)) if self.log(&p, false) == Outcome::Done => self.committed(),
                 Some(_) if self.strayed => return self.crash(), // the stray ended this delta; the leader restarts
                 Some(piece) => panic!("refused: {piece:?}"),
             }
@@ -172,7 +172,7 @@ impl World {
     }
 
     fn crash(&mut self) {
-        self.working = Working::default();
+        self.working = WorkingCopies::default();
         self.open.clear();
         self.under_way.clear();
         self.term += 1;
@@ -254,7 +254,7 @@ impl World {
                 let stray = Command::Delta { delta, after, parts, buckets: Vec::new(), record };
                 let outcome = self.log(&stray.into(), false);
                 assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
-                let staged: Option<Staged> = self.replicas[0].image().staged;
+                let staged: Option<StagedDelta> = self.replicas[0].image().staged;
                 assert_eq!(staged, None, "whatever a marker finds staged is gone after it");
             }
             Op::Snapshot => {
@@ -340,7 +340,7 @@ fn half_a_cut_dies_with_its_leader() {
 fn marker_takes_effect_once_and_only_on_its_base_state() {
     let mut world = half_a_cut(3);
     let conf = world.replicas[0].configured().expect("configured");
-    let Some(Piece::Marker(marker)) = world.working.next(&conf) else {
+    let Some(DeltaPiece::Marker(marker)) = world.working.next(&conf) else {
         panic!("three parts, then the marker")
     };
     // An update of the same bucket in between, which the images do not contain.
@@ -369,7 +369,7 @@ fn marker_takes_effect_once_and_only_on_its_base_state() {
     world.check();
 
     let mut world = half_a_cut(3);
-    let Some(Piece::Marker(marker)) = world.working.next(&conf) else {
+    let Some(DeltaPiece::Marker(marker)) = world.working.next(&conf) else {
         panic!("three parts, then the marker")
     };
     assert_eq!(world.log(&marker, false), Outcome::Done);

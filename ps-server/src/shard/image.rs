@@ -2,13 +2,13 @@
 
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
-    delta::{Staged, StagedHeader},
-    kept::{OfWorker, OfWorkerHeader},
+    delta::{StagedDelta, StagedDeltaHeader},
+    kept::{WorkerState, WorkerStateHeader},
     state::Meta,
 };
 use crate::{
     header,
-    raft::{RawImage, Unable},
+    raft::{ApplyError, RawImage},
 };
 use paraft_common::{Payload, Version, codec::value_bytes};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub struct Image {
     /// The buckets, ascending by id.
     pub buckets: Vec<Arc<BucketData>>,
     /// The parts of a state delta that waits for its marker.
-    pub staged: Option<Staged>,
+    pub staged: Option<StagedDelta>,
 }
 
 /// A snapshot's header: the state without the vectors.
@@ -36,7 +36,7 @@ pub struct ImageHeader {
     /// The header of each bucket.
     pub buckets: Vec<BucketHeader>,
     /// The header of the parts of a state delta that waits for its marker.
-    pub staged: Option<StagedHeader>,
+    pub staged: Option<StagedDeltaHeader>,
 }
 
 /// A bucket without its bulk.
@@ -53,7 +53,7 @@ pub struct BucketHeader {
     /// Number of state vectors.
     pub slots: u32,
     /// The headers of the state kept per worker.
-    pub kept: Vec<OfWorkerHeader>,
+    pub kept: Vec<WorkerStateHeader>,
 }
 
 impl BucketHeader {
@@ -73,7 +73,11 @@ impl Image {
     /// The header that announces [`Self::vectors`].
     pub fn header(&self) -> ImageHeader {
         let buckets = self.buckets.iter().map(|b| BucketHeader::of(b)).collect();
-        ImageHeader { meta: self.meta.clone(), buckets, staged: self.staged.as_ref().map(Staged::header) }
+        ImageHeader {
+            meta: self.meta.clone(),
+            buckets,
+            staged: self.staged.as_ref().map(StagedDelta::header),
+        }
     }
 
     /// The vectors in order: for each bucket its weights, its slots and the state kept per worker; then the staged
@@ -83,7 +87,7 @@ impl Image {
         self.buckets
             .iter()
             .flat_map(|b| {
-                let kept = b.kept.values().flat_map(OfWorker::vectors).map(|v| v.as_slice());
+                let kept = b.kept.values().flat_map(WorkerState::vectors).map(|v| v.as_slice());
                 std::iter::once(&*b.weights).chain(b.slots.iter().map(Vec::as_slice)).chain(kept)
             })
             .chain(staged)
@@ -94,9 +98,9 @@ impl Image {
     pub fn assemble(
         header: ImageHeader,
         vectors: impl IntoIterator<Item = Result<Payload, String>>,
-    ) -> Result<Self, Unable> {
+    ) -> Result<Self, ApplyError> {
         let mut rest = vectors.into_iter();
-        let mut next = |len: u64| -> Result<Vec<f32>, Unable> {
+        let mut next = |len: u64| -> Result<Vec<f32>, ApplyError> {
             let le = rest.next().ok_or("the snapshot ends early")??;
             if Some(le.len() as u64) != len.checked_mul(4) {
                 let got = le.len();
@@ -104,7 +108,7 @@ impl Image {
             }
             let mut v = Vec::new();
             v.try_reserve_exact(len as usize)
-                .map_err(|e| Unable::NoRoom(format!("a vector of the snapshot: {e}")))?;
+                .map_err(|e| ApplyError::NoRoom(format!("a vector of the snapshot: {e}")))?;
             v.resize(len as usize, 0.0);
             le.reader().values(&mut v).map_err(|e| e.to_string())?;
             Ok(v)
@@ -127,10 +131,10 @@ impl Image {
         }
         let staged = header.staged.map(|s| {
             let vectors = s.vectors.into_iter().map(|(of, len)| Ok((of, Arc::new(next(len)?))));
-            Ok::<_, Unable>(Staged {
+            Ok::<_, ApplyError>(StagedDelta {
                 delta: s.delta,
                 parts: s.parts,
-                vectors: vectors.collect::<Result<_, Unable>>()?,
+                vectors: vectors.collect::<Result<_, ApplyError>>()?,
             })
         });
         let staged = staged.transpose()?;
@@ -156,15 +160,15 @@ impl Image {
 
     /// Decodes [`RawImage::head`]. Together with the parts in order it gives the image again ([`Self::assemble`]).
     /// Fails if the head does not fit.
-    pub fn header_of(head: &[u8]) -> Result<ImageHeader, Unable> {
-        header::decode(head).map_err(|e| Unable::Damaged(format!("the snapshot: {e}")))
+    pub fn header_of(head: &[u8]) -> Result<ImageHeader, ApplyError> {
+        header::decode(head).map_err(|e| ApplyError::Damaged(format!("the snapshot: {e}")))
     }
 
     /// Decodes the head and the parts.
     pub fn from_raw(
         head: &[u8],
         parts: impl IntoIterator<Item = Result<Payload, String>>,
-    ) -> Result<Self, Unable> {
+    ) -> Result<Self, ApplyError> {
         Self::assemble(Self::header_of(head)?, parts)
     }
 

@@ -4,7 +4,7 @@
 //! A worker's part is created with its first pull or push, and dropped with the first update after it has stopped
 //! training. It is not in checkpoints, nor in state deltas, which such jobs do not have.
 
-use crate::raft::Unable;
+use crate::raft::ApplyError;
 use paraft_common::{Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
@@ -13,11 +13,11 @@ use std::{collections::BTreeMap, sync::Arc};
 pub const FLEET: WorkerId = WorkerId(u32::MAX);
 
 /// By worker.
-pub type Kept = BTreeMap<WorkerId, OfWorker>;
+pub type WorkerStates = BTreeMap<WorkerId, WorkerState>;
 
 /// The state of one worker. Its vectors are shared with copies of the bucket, and with pulls in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct OfWorker {
+pub struct WorkerState {
     /// The weights of its last pull, and their version.
     pub pulled: Option<(Version, Arc<Vec<f32>>)>,
     /// The optimizer's state vectors; none before its first push.
@@ -26,9 +26,9 @@ pub struct OfWorker {
     pub updates: u64,
 }
 
-/// [`OfWorker`] without the vectors, for a snapshot's header.
+/// [`WorkerState`] without the vectors, for a snapshot's header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OfWorkerHeader {
+pub struct WorkerStateHeader {
     /// The worker.
     pub worker: WorkerId,
     /// The version of the pulled weights, if there are any.
@@ -39,11 +39,11 @@ pub struct OfWorkerHeader {
     pub updates: u64,
 }
 
-impl OfWorker {
+impl WorkerState {
     /// The header that announces [`Self::vectors`].
-    pub fn header(&self, worker: WorkerId) -> OfWorkerHeader {
+    pub fn header(&self, worker: WorkerId) -> WorkerStateHeader {
         let pulled = self.pulled.as_ref().map(|(v, _)| *v);
-        OfWorkerHeader { worker, pulled, slots: self.slots.len() as u32, updates: self.updates }
+        WorkerStateHeader { worker, pulled, slots: self.slots.len() as u32, updates: self.updates }
     }
 
     /// The vectors in order: the pulled weights, then the state vectors.
@@ -59,14 +59,14 @@ impl OfWorker {
     }
 }
 
-impl OfWorkerHeader {
+impl WorkerStateHeader {
     /// Builds the state from its header; `next` returns the vectors.
     pub fn assemble(
         self,
-        mut next: impl FnMut() -> Result<Vec<f32>, Unable>,
-    ) -> Result<(WorkerId, OfWorker), Unable> {
-        let pulled = self.pulled.map(|v| Ok::<_, Unable>((v, Arc::new(next()?)))).transpose()?;
+        mut next: impl FnMut() -> Result<Vec<f32>, ApplyError>,
+    ) -> Result<(WorkerId, WorkerState), ApplyError> {
+        let pulled = self.pulled.map(|v| Ok::<_, ApplyError>((v, Arc::new(next()?)))).transpose()?;
         let slots = (0..self.slots).map(|_| next().map(Arc::new)).collect::<Result<_, _>>()?;
-        Ok((self.worker, OfWorker { pulled, slots, updates: self.updates }))
+        Ok((self.worker, WorkerState { pulled, slots, updates: self.updates }))
     }
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of steps before the last applied one for which dropped pushes are remembered: more than a worker keeps to
 /// resend.
-const REMEMBERED: u64 = 64;
+const DROP_HISTORY_STEPS: u64 = 64;
 
 /// A registered worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,7 +95,7 @@ impl Member {
         }
         let missed = self.taken.get(self.steps.len() + bucket).map_or(0, |m| m.0);
         let before = taken.0 - step.0;
-        (1..=REMEMBERED).contains(&before) && missed >> (before - 1) & 1 == 1
+        (1..=DROP_HISTORY_STEPS).contains(&before) && missed >> (before - 1) & 1 == 1
     }
 
     /// Records that its push of this step is applied.
@@ -103,7 +103,8 @@ impl Member {
         let at = self.steps.len() + bucket;
         if at < self.taken.len() {
             let passed = |before: &u64| step.0 > *before && self.is_dropped(bucket, Step(step.0 - before));
-            let missed = (1..=REMEMBERED).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
+            let missed =
+                (1..=DROP_HISTORY_STEPS).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
             self.taken[at] = Step(missed);
         }
         self.set(bucket, step);
@@ -155,14 +156,14 @@ pub struct Members {
 
 /// The members in a snapshot.
 #[derive(Deserialize)]
-struct Stored {
+struct StoredMembers {
     by_id: BTreeMap<WorkerId, Member>,
     left: Step,
 }
 
-impl From<Stored> for Members {
-    fn from(stored: Stored) -> Self {
-        let Stored { mut by_id, left } = stored;
+impl From<StoredMembers> for Members {
+    fn from(stored: StoredMembers) -> Self {
+        let StoredMembers { mut by_id, left } = stored;
         by_id.values_mut().for_each(|m| m.lowest = Lowest::of(&m.steps));
         let mut progress = Progress::default();
         by_id.values().filter(|m| m.is_active()).for_each(|m| progress.add(&m.steps, m.clock()));

@@ -59,5 +59,5 @@ mod updates;
 mod weights;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
-pub use observed::Observed;
+pub use observed::ObservedShard;
 pub use state::Shard;

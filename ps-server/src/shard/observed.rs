@@ -6,14 +6,14 @@ use super::{
     staleness::Staleness,
     state::Shard,
 };
-use crate::raft::{Outdated, RawImage, Replicated, Unable};
+use crate::raft::{ApplyError, OutdatedMemory, RawImage, Replicated};
 use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{collections::BTreeSet, sync::Arc};
 use tokio::sync::watch;
 
 /// Forwards to the shard, records the spans of `apply`, and notifies the readers.
-pub struct Observed {
+pub struct ObservedShard {
     /// The replicated shard.
     pub shard: Arc<Shard>,
     /// The recorder of spans.
@@ -24,7 +24,7 @@ pub struct Observed {
     pub applied: watch::Sender<()>,
 }
 
-impl Observed {
+impl ObservedShard {
     /// Proposals that were applied together share their time.
     fn note(&self, begin: Moment, proposals: &[&Proposal]) {
         let (stage, shard, end) = (Stage::Apply, self.shard.id(), Moment::now());
@@ -39,11 +39,11 @@ impl Observed {
     }
 }
 
-impl Replicated for Observed {
+impl Replicated for ObservedShard {
     type Change = Proposal;
     type Outcome = Outcome;
 
-    fn apply(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+    fn apply(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         let seen = self.staleness.look(&self.shard, proposal);
         let begin = Moment::now();
         let outcome = Replicated::apply(&*self.shard, proposal)?;
@@ -53,7 +53,7 @@ impl Replicated for Observed {
         Ok(outcome)
     }
 
-    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, ApplyError> {
         let mut outcomes = Vec::with_capacity(proposals.len());
         let mut rest = proposals;
         while !rest.is_empty() {
@@ -93,13 +93,13 @@ impl Replicated for Observed {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         self.shard.install_parts(head, parts)?;
         self.applied.send_replace(());
         Ok(())
     }
 
-    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, head: &[u8]) -> Result<(), ApplyError> {
         self.shard.room_for(head)
     }
 
@@ -111,7 +111,7 @@ impl Replicated for Observed {
         self.shard.order()
     }
 
-    fn outdated(&self, beyond: u64) -> Outdated {
+    fn outdated(&self, beyond: u64) -> OutdatedMemory {
         self.shard.outdated(beyond)
     }
 }

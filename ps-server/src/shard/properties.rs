@@ -2,7 +2,7 @@
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
-    batched::Batched,
+    batched::BatchedPushes,
     begin::JOB_FORM,
     bucket::{BucketData, Incoming},
     command::{EvalSums, PushEntry},
@@ -204,7 +204,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                 n => {
                     let len = job.layout().bucket(BucketId(bucket)).map_or(3, |b| b.len) - usize::from(cut);
                     let pushes = (0..n).map(|i| payload(bucket, encoding, value * i as f32, cut)).collect();
-                    let batched = Batched::of(pushes, encoding, len).expect("they fit each other");
+                    let batched = BatchedPushes::of(pushes, encoding, len).expect("they fit each other");
                     batched.payload(batched.sum())
                 }
             };
@@ -759,7 +759,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                 encoding.encode(&(0..LEN).map(value).collect::<Vec<_>>(), &mut out);
                 Payload::from(out)
             };
-            let batched = Batched::of((0..3).map(push).collect(), encoding, LEN).expect("they fit");
+            let batched = BatchedPushes::of((0..3).map(push).collect(), encoding, LEN).expect("they fit");
             pushed += batched.pushed();
             let proposal = |encoding, payload| {
                 let (bucket, contributions) = (BucketId(0), contributions.clone());

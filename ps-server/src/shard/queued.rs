@@ -9,11 +9,11 @@ const SERVER_BYTES: usize = 1 << 30;
 /// For one shard: as much as one worker may push without an ack, so that a single worker never waits here.
 const SHARD_BYTES: usize = 64 << 20;
 /// For one shard of 64: the connection's window, which would stop the stream anyway.
-const LEAST_BYTES: usize = 16 << 20;
+const MIN_SHARD_BYTES: usize = 16 << 20;
 
 /// The bound of one shard. Each shard has its own, so that a stalled log does not hold up other shards.
 #[derive(Debug)]
-pub struct Queued {
+pub struct PayloadQueue {
     free: Arc<Semaphore>,
     most: usize,
 }
@@ -22,10 +22,10 @@ pub struct Queued {
 #[derive(Debug)]
 pub struct Room(#[allow(dead_code)] Option<OwnedSemaphorePermit>);
 
-impl Queued {
+impl PayloadQueue {
     /// For one of `shards` shards of the fleet, all of which may be on one server.
     pub fn of_one_in(shards: u32) -> Self {
-        Self::of((SERVER_BYTES / shards.max(1) as usize).clamp(LEAST_BYTES, SHARD_BYTES))
+        Self::of((SERVER_BYTES / shards.max(1) as usize).clamp(MIN_SHARD_BYTES, SHARD_BYTES))
     }
 
     fn of(most: usize) -> Self {
@@ -62,7 +62,7 @@ mod tests {
 
     #[tokio::test]
     async fn full_queue_makes_streams_wait_in_order() {
-        let queued = Queued::of(100);
+        let queued = PayloadQueue::of(100);
         let first = queued.room(60).await;
         let mut second = Box::pin(queued.room(60));
         assert!(second.as_mut().now_or_never().is_none(), "no room");
@@ -83,8 +83,11 @@ mod tests {
     #[test]
     fn all_shards_of_a_server_stay_within_a_gigabyte() {
         for shards in 1..=64 {
-            assert!(Queued::of_one_in(shards).most * shards as usize <= SERVER_BYTES, "{shards}");
+            assert!(PayloadQueue::of_one_in(shards).most * shards as usize <= SERVER_BYTES, "{shards}");
         }
-        assert_eq!((Queued::of_one_in(1).most, Queued::of_one_in(64).most), (SHARD_BYTES, LEAST_BYTES));
+        assert_eq!(
+            (PayloadQueue::of_one_in(1).most, PayloadQueue::of_one_in(64).most),
+            (SHARD_BYTES, MIN_SHARD_BYTES)
+        );
     }
 }

@@ -34,7 +34,7 @@ impl Read {
 
     /// The next bucket that has reached its version, in ascending order. Call again after the shard has applied
     /// something.
-    pub fn due(&mut self, shard: &Shard) -> Option<Due> {
+    pub fn due(&mut self, shard: &Shard) -> Option<DueBucket> {
         let conf = shard.configured().filter(|c| c.is_initialised())?;
         let todo = self.todo.get_or_insert_with(|| (0..conf.buckets.len()).collect());
         let here = |place: &usize| {
@@ -42,14 +42,14 @@ impl Read {
             conf.buckets.get(*place).filter(|b| least.is_none_or(|least| b.version() >= *least))
         };
         let (place, bucket) = todo.iter().find_map(|place| Some((*place, here(place)?)))?;
-        Some(Due { place, bytes: bucket.spec.len * F32_BYTES })
+        Some(DueBucket { place, bytes: bucket.spec.len * F32_BYTES })
     }
 
     /// Copies a due bucket; `with` lives as long as the copy. `None`: it is not due any more, because the shard's
     /// state was replaced.
     pub fn take(
         &mut self,
-        due: Due,
+        due: DueBucket,
         shard: &Shard,
         counters: &Counters,
         with: impl Send + 'static,
@@ -65,7 +65,7 @@ impl Read {
             return None;
         }
         todo.remove(&due.place);
-        let payload = value_bytes(Copied { values, _with: with });
+        let payload = value_bytes(BucketCopy { values, _with: with });
         counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
         Some(Weights {
             bucket: bucket.id,
@@ -92,19 +92,19 @@ impl Read {
 
 /// A bucket that a reader may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct DueBucket {
     /// Its index in the shard.
     place: usize,
     /// Bytes of its weights.
     pub bytes: usize,
 }
 
-struct Copied<W> {
+struct BucketCopy<W> {
     values: Vec<f32>,
     _with: W,
 }
 
-impl<W> AsRef<[f32]> for Copied<W> {
+impl<W> AsRef<[f32]> for BucketCopy<W> {
     fn as_ref(&self) -> &[f32] {
         &self.values
     }

@@ -3,14 +3,14 @@
 //!
 //! Not replicated state: the readers differ between replicas.
 
-use super::weights::Read;
-use crate::raft::Outdated;
+use super::weights::ReaderEntry;
+use crate::raft::OutdatedMemory;
 use parking_lot::Mutex;
 use std::{any::Any, sync::Weak};
 
 /// Counts only; it keeps no data alive.
 #[derive(Debug, Default)]
-pub struct Replaced(Mutex<Inner>);
+pub struct ReplacedVectors(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -24,14 +24,14 @@ struct Inner {
 }
 
 /// Below this number of entries a recount is not worthwhile.
-const FEW: usize = 1024;
+const MIN_RECOUNT_ENTRIES: usize = 1024;
 
-impl Replaced {
+impl ReplacedVectors {
     /// Adds a vector that an update is about to replace, if it has other readers.
-    pub(super) fn add(&self, read: Option<Read>) {
+    pub(super) fn add(&self, read: Option<ReaderEntry>) {
         let Some((data, bytes)) = read else { return };
         let mut inner = self.0.lock();
-        if inner.data.len() >= inner.look_at.max(FEW) {
+        if inner.data.len() >= inner.look_at.max(MIN_RECOUNT_ENTRIES) {
             inner.look();
             inner.look_at = 2 * inner.data.len();
         }
@@ -45,12 +45,12 @@ impl Replaced {
     }
 
     /// The bytes still held; exact if they may exceed `beyond`, else an upper bound.
-    pub fn outdated(&self, beyond: u64) -> Outdated {
+    pub fn outdated(&self, beyond: u64) -> OutdatedMemory {
         let mut inner = self.0.lock();
         if inner.bytes > beyond {
             inner.look();
         }
-        Outdated { bytes: inner.bytes, read: inner.read }
+        OutdatedMemory { bytes: inner.bytes, read: inner.read }
     }
 }
 
@@ -72,14 +72,14 @@ mod tests {
         vec![0.0; values].into()
     }
 
-    fn replaces(replaced: &Replaced, read: &Weights) {
+    fn replaces(replaced: &ReplacedVectors, read: &Weights) {
         let other = read.clone();
         replaced.add(other.read_elsewhere());
     }
 
     #[test]
     fn vectors_without_readers_do_not_count() {
-        let replaced = Replaced::default();
+        let replaced = ReplacedVectors::default();
         let (kept, gone) = (read(30), read(300));
         replaced.add(kept.read_elsewhere());
         assert_eq!(replaced.outdated(0).bytes, 0, "it has no other reader");
@@ -93,13 +93,13 @@ mod tests {
 
     #[test]
     fn the_list_does_not_grow_with_what_is_gone() {
-        let replaced = Replaced::default();
+        let replaced = ReplacedVectors::default();
         let kept = read(3);
-        for _ in 0..10 * FEW {
+        for _ in 0..10 * MIN_RECOUNT_ENTRIES {
             replaces(&replaced, &read(3));
         }
         replaces(&replaced, &kept);
-        assert!(replaced.0.lock().data.len() <= FEW);
+        assert!(replaced.0.lock().data.len() <= MIN_RECOUNT_ENTRIES);
         assert_eq!(replaced.outdated(0).bytes, 12);
     }
 }

@@ -6,7 +6,7 @@ use super::{
     image::Image,
     state::Shard,
 };
-use crate::raft::{Outdated, RawImage, Replicated, Unable};
+use crate::raft::{ApplyError, OutdatedMemory, RawImage, Replicated};
 use paraft_common::Payload;
 use std::sync::atomic::Ordering::Release;
 
@@ -14,11 +14,11 @@ impl Replicated for Shard {
     type Change = Proposal;
     type Outcome = Outcome;
 
-    fn apply(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+    fn apply(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         self.noted(self.carry_out(proposal))
     }
 
-    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, ApplyError> {
         self.noted(Shard::apply_run(self, proposals))
     }
 
@@ -43,7 +43,7 @@ impl Replicated for Shard {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         let header = Image::header_of(head)?;
         let aside = self.noted(self.set_aside(&header.meta.job))?;
         if aside.is_some() {
@@ -52,7 +52,7 @@ impl Replicated for Shard {
         self.install_into(aside, &self.noted(Image::assemble(header, parts))?)
     }
 
-    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, head: &[u8]) -> Result<(), ApplyError> {
         self.noted(self.set_aside(&Image::header_of(head)?.meta.job)).map(drop)
     }
 
@@ -75,7 +75,7 @@ impl Replicated for Shard {
         buckets.into_iter().flat_map(|(_, parts)| parts).collect()
     }
 
-    fn outdated(&self, beyond: u64) -> Outdated {
-        self.configured().map_or(Outdated::default(), |c| c.replaced.outdated(beyond))
+    fn outdated(&self, beyond: u64) -> OutdatedMemory {
+        self.configured().map_or(OutdatedMemory::default(), |c| c.replaced.outdated(beyond))
     }
 }

@@ -1,7 +1,7 @@
 //! The pushes of a BSP round as one update: their sum and its norm. Pure functions; the leader tracks the open
 //! rounds (`leader/rounds.rs`).
 
-use super::{batched::Batched, command::Contribution};
+use super::{batched::BatchedPushes, command::Contribution};
 use paraft_common::{Encoding, Payload, codec::F32_BYTES, encoding::sum_of_squares};
 
 /// A push of a round.
@@ -32,7 +32,7 @@ fn mean_rate(rates: &[Option<f64>]) -> Option<f64> {
 pub struct Sum {
     /// Ascending by worker.
     pub contributions: Vec<Contribution>,
-    /// The payload of the update: the only push as it came, or what [`Batched`] writes.
+    /// The payload of the update: the only push as it came, or what [`BatchedPushes`] writes.
     pub payload: Payload,
     /// Turns the sum into the mean.
     pub factor: f32,
@@ -72,7 +72,7 @@ pub fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
             (only, squares)
         }
         _ => {
-            let batched = Batched::of(payloads, encoding, len).expect(CHECKED);
+            let batched = BatchedPushes::of(payloads, encoding, len).expect(CHECKED);
             let sum = batched.sum();
             let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
             (batched.payload(sum), squares)
@@ -145,7 +145,7 @@ mod tests {
             let sum = sum(came, encoding, len);
             let (added, encoding) = match parts.len() {
                 1 => (sum.payload, encoding),
-                n => (Batched::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
+                n => (BatchedPushes::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
             };
             let mut got = vec![0f32; len];
             let read = Values::new(&added, encoding, len).expect("its length").read(&mut got);

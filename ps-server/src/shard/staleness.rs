@@ -6,11 +6,11 @@
 //!
 //! The distance is the distance between the weights that a worker pulled and those that its push is applied to, in average steps:
 //! `‖w − w_pulled‖ / mean ‖step‖` (the parameter-space gap of Hakimi et al. 2019, in units of Barkai et al. 2020). Both norms
-//! are taken over a sample of [`SAMPLE`] values of the bucket, the same ones, in short runs that are evenly spread; buckets that are
+//! are taken over a sample of [`SAMPLE_VALUES`] values of the bucket, the same ones, in short runs that are evenly spread; buckets that are
 //! no larger are measured whole.
 //!
 //! Measured on the leader, beside the state: nothing here is replicated, and all of it may be lost. It takes at
-//! most [`MOST_BYTES`]: with more workers and buckets than fit, some pulls are not measured. A push in a round of
+//! most [`MAX_BYTES`]: with more workers and buckets than fit, some pulls are not measured. A push in a round of
 //! several is not measured, because it is not late.
 
 use super::{
@@ -27,15 +27,15 @@ use tokio::time::Instant;
 
 /// Values of a bucket that a distance is measured on. Their root mean square has an error of some percent, and they
 /// take 4 KiB per worker and bucket.
-pub const SAMPLE: usize = 1024;
+pub const SAMPLE_VALUES: usize = 1024;
 /// Values in a row: one cache line.
-const RUN: usize = 16;
+const SAMPLE_RUN: usize = 16;
 /// Bound on all samples together. Sixteen workers of a 4 GB model fit on one of three shards.
-pub const MOST_BYTES: u64 = 64 << 20;
+pub const MAX_BYTES: u64 = 64 << 20;
 /// Bound on the measured workers: they choose their ids themselves.
-const MOST_WORKERS: usize = 4096;
+const MAX_WORKERS: usize = 4096;
 /// Decay of the mean step per update.
-const REMAINS: f64 = 0.98;
+const STEP_DECAY: f64 = 0.98;
 
 /// The measurements of one replica.
 #[derive(Debug, Default)]
@@ -44,25 +44,25 @@ pub struct Staleness(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     /// By worker and local bucket.
-    pulled: BTreeMap<(WorkerId, usize), Pulls>,
+    pulled: BTreeMap<(WorkerId, usize), PullHistory>,
     /// Bytes of the samples, as if none were shared.
     bytes: u64,
     /// The last sample of each local bucket, until an update: workers that pull the same version share it.
     latest: BTreeMap<usize, (Version, Sample)>,
     /// The mean length of a step, by local bucket.
     step: BTreeMap<usize, f64>,
-    workers: BTreeMap<WorkerId, OfWorker>,
+    workers: BTreeMap<WorkerId, PushStaleness>,
 }
 
 /// The last pull, and the one before it if the worker was seen to push what it computed there.
 #[derive(Debug, Default)]
-struct Pulls {
-    of: Vec<Pulled>,
+struct PullHistory {
+    of: Vec<PullRecord>,
     pushes_late: bool,
 }
 
 #[derive(Debug)]
-struct Pulled {
+struct PullRecord {
     version: Version,
     at: Instant,
     sample: Sample,
@@ -70,7 +70,7 @@ struct Pulled {
 
 /// The measurements of one worker's pushes, per bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct OfWorker {
+pub struct PushStaleness {
     /// Versions between pull and push.
     pub delay: DelayHistogram,
     /// Average steps between the pulled weights and those that the push was applied to.
@@ -81,7 +81,7 @@ pub struct OfWorker {
 
 /// An update that is about to be applied.
 #[derive(Debug)]
-pub struct Before {
+pub struct BeforeUpdate {
     bucket: usize,
     of: Option<Contribution>,
     version: Version,
@@ -91,20 +91,20 @@ pub struct Before {
 /// Sampled values of a bucket.
 type Sample = Arc<[f32]>;
 
-/// The sampled values of a bucket with more than [`SAMPLE`] values; of a smaller one, all values.
+/// The sampled values of a bucket with more than [`SAMPLE_VALUES`] values; of a smaller one, all values.
 fn spread(weights: &[f32]) -> impl Iterator<Item = &f32> {
-    let begins = |run| run * (weights.len() - RUN) / (SAMPLE / RUN - 1);
-    (0..SAMPLE / RUN).flat_map(move |run| &weights[begins(run)..][..RUN])
+    let begins = |run| run * (weights.len() - SAMPLE_RUN) / (SAMPLE_VALUES / SAMPLE_RUN - 1);
+    (0..SAMPLE_VALUES / SAMPLE_RUN).flat_map(move |run| &weights[begins(run)..][..SAMPLE_RUN])
 }
 
 /// Samples a bucket.
 fn sample(weights: &[f32]) -> Sample {
-    if weights.len() <= SAMPLE { weights.into() } else { spread(weights).copied().collect() }
+    if weights.len() <= SAMPLE_VALUES { weights.into() } else { spread(weights).copied().collect() }
 }
 
 /// Memory of a sample, including its overhead.
 fn bytes_of(sample: &[f32]) -> u64 {
-    (size_of_val(sample) + size_of::<((WorkerId, usize), Pulled)>()) as u64
+    (size_of_val(sample) + size_of::<((WorkerId, usize), PullRecord)>()) as u64
 }
 
 fn distance<'a>(a: &[f32], b: impl IntoIterator<Item = &'a f32>) -> f64 {
@@ -123,13 +123,13 @@ impl Staleness {
         let mut inner = self.0.lock();
         let sample = inner.known(bucket, version).unwrap_or_else(|| sample(weights));
         let bytes = bytes_of(&sample);
-        let pulled = Pulled { version, at: Instant::now(), sample: sample.clone() };
+        let pulled = PullRecord { version, at: Instant::now(), sample: sample.clone() };
         let Inner { pulled: all, bytes: sum, .. } = &mut *inner;
-        let Pulls { of, pushes_late } = all.entry((worker, bucket)).or_default();
-        let most = if *pushes_late && *sum + bytes <= MOST_BYTES { 2 } else { 1 };
+        let PullHistory { of, pushes_late } = all.entry((worker, bucket)).or_default();
+        let most = if *pushes_late && *sum + bytes <= MAX_BYTES { 2 } else { 1 };
         let drops = (of.len() + 1).saturating_sub(most);
         *sum -= of.drain(..drops).map(|p| bytes_of(&p.sample)).sum::<u64>();
-        if *sum + bytes > MOST_BYTES {
+        if *sum + bytes > MAX_BYTES {
             all.remove(&(worker, bucket));
             return;
         }
@@ -166,7 +166,7 @@ impl Staleness {
         of: Option<Contribution>,
         version: Version,
         weights: &[f32],
-    ) -> Option<Before> {
+    ) -> Option<BeforeUpdate> {
         // A replica that does not lead answers no pulls.
         let known = {
             let inner = self.0.lock();
@@ -176,26 +176,26 @@ impl Staleness {
             inner.known(bucket, version)
         };
         let sample = known.unwrap_or_else(|| sample(weights));
-        Some(Before { bucket, of, version, sample })
+        Some(BeforeUpdate { bucket, of, version, sample })
     }
 
     /// Reads the bucket after the update, and measures.
-    pub fn after(&self, before: Before, weights: &[f32]) {
-        let Before { bucket, of, version, sample: old } = before;
-        let moved = match weights.len() > SAMPLE {
+    pub fn after(&self, before: BeforeUpdate, weights: &[f32]) {
+        let BeforeUpdate { bucket, of, version, sample: old } = before;
+        let moved = match weights.len() > SAMPLE_VALUES {
             true => distance(&old, spread(weights)),
             false => distance(&old, weights),
         };
         let inner = &mut *self.0.lock();
         inner.latest.remove(&bucket);
         let mean = inner.step.entry(bucket).or_insert(moved);
-        *mean = REMAINS * *mean + (1.0 - REMAINS) * moved;
+        *mean = STEP_DECAY * *mean + (1.0 - STEP_DECAY) * moved;
         let mean = *mean;
         let Some(c) = of else { return };
         let Some(pulls) = inner.pulled.get_mut(&(c.worker, bucket)) else { return };
         pulls.pushes_late |= pulls.of.last().is_some_and(|p| p.version > c.pulled);
         let Some(pulled) = pulls.of.iter().rev().find(|p| p.version == c.pulled) else { return };
-        if inner.workers.len() >= MOST_WORKERS && !inner.workers.contains_key(&c.worker) {
+        if inner.workers.len() >= MAX_WORKERS && !inner.workers.contains_key(&c.worker) {
             return;
         }
         let worker = inner.workers.entry(c.worker).or_default();
@@ -215,7 +215,7 @@ impl Staleness {
     }
 
     /// Reads the bucket that a change updates, if any, before it.
-    pub fn look(&self, shard: &Shard, proposal: &Proposal) -> Option<Before> {
+    pub fn look(&self, shard: &Shard, proposal: &Proposal) -> Option<BeforeUpdate> {
         let entry = proposal.command.pushes()?;
         let conf = shard.configured()?;
         let local = conf.local(entry.bucket)?;
@@ -224,7 +224,7 @@ impl Staleness {
     }
 
     /// Reads it after the change; an update that changed nothing is not counted.
-    pub fn look_again(&self, shard: &Shard, seen: Option<Before>) {
+    pub fn look_again(&self, shard: &Shard, seen: Option<BeforeUpdate>) {
         let Some((before, conf)) = seen.zip(shard.configured()) else { return };
         conf.buckets[before.bucket].peek(|data| {
             if data.version > before.version {
@@ -234,7 +234,7 @@ impl Staleness {
     }
 
     /// The measurements, by worker.
-    pub fn workers(&self) -> BTreeMap<WorkerId, OfWorker> {
+    pub fn workers(&self) -> BTreeMap<WorkerId, PushStaleness> {
         self.0.lock().workers.clone()
     }
 }
@@ -291,13 +291,13 @@ mod tests {
     #[test]
     fn what_is_noted_of_pulls_has_a_bound_and_goes_with_its_worker() {
         let staleness = Staleness::default();
-        let weights = vec![0.5; SAMPLE];
-        let all = (MOST_BYTES / bytes_of(&weights)) as usize;
+        let weights = vec![0.5; SAMPLE_VALUES];
+        let all = (MAX_BYTES / bytes_of(&weights)) as usize;
         for i in 0..all + 100 {
             staleness.pulled(WorkerId(i as u32 % 64), i / 64, Version(0), &weights);
         }
         let full = staleness.bytes();
-        assert!(full <= MOST_BYTES && full > MOST_BYTES - 2 * bytes_of(&weights), "{full}");
+        assert!(full <= MAX_BYTES && full > MAX_BYTES - 2 * bytes_of(&weights), "{full}");
         staleness.pulled(WorkerId(3), 0, Version(1), &weights);
         assert_eq!(staleness.bytes(), full, "a later pull takes the place of the one before");
         staleness.forget(WorkerId(3));
@@ -325,8 +325,8 @@ mod tests {
     fn a_sample_of_a_large_bucket_measures_its_norm() {
         let weights: Vec<f32> = (0..100_000).map(|i| ((i * 7919) % 1000) as f32 / 1000.0).collect();
         let (whole, part) =
-            (distance(&weights, &vec![0.0; 100_000]), distance(&sample(&weights), &[0.0; SAMPLE]));
-        let scaled = part * (100_000.0 / SAMPLE as f64).sqrt();
+            (distance(&weights, &vec![0.0; 100_000]), distance(&sample(&weights), &[0.0; SAMPLE_VALUES]));
+        let scaled = part * (100_000.0 / SAMPLE_VALUES as f64).sqrt();
         assert!((scaled / whole - 1.0).abs() < 0.05, "{scaled} for {whole}");
     }
 }

@@ -7,10 +7,10 @@ use super::{
     begin::Claim,
     chunks::Chunks,
     command::{Closed, Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
-    delta::{DeltaId, Staged},
+    delta::{DeltaId, StagedDelta},
     members::Members,
 };
-use crate::{raft::Unable, room::Room};
+use crate::{raft::ApplyError, room::Room};
 use paraft_common::{
     BucketId, Encoding, InForce, JobId, JobShard, Mode, Payload, SessionId, ShardId, Step, TensorKind,
     WorkerId,
@@ -28,7 +28,7 @@ use std::{
     },
 };
 
-pub use super::configured::Configured;
+pub use super::configured::ShardConfig;
 
 /// A shard. One task applies; any number of tasks read.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct Shard {
     /// One lock for both, so that a reader never combines clocks and buckets of two snapshots.
     pub(super) state: RwLock<State>,
     /// The parts of a state delta that waits for its marker. Only the apply task reads it.
-    pub(super) staged: RwLock<Option<Staged>>,
+    pub(super) staged: RwLock<Option<StagedDelta>>,
     pub(super) room: Arc<Room>,
     pub(super) claim: Mutex<Claim>,
     pub(super) term: AtomicU64,
@@ -47,7 +47,7 @@ pub struct Shard {
 /// The job's buckets, and the members' clocks.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    pub configured: Option<Arc<Configured>>,
+    pub configured: Option<Arc<ShardConfig>>,
     pub meta: Meta,
 }
 
@@ -120,7 +120,7 @@ impl Meta {
     /// Marks the worker's shares of the open evaluations as missing: its session is over.
     fn leaves_gaps(&mut self, worker: WorkerId) {
         let unreported = self.evaluations.values_mut().filter(|open| !open.from.contains(&worker));
-        unreported.for_each(|open| _ = open.from.insert(GONE));
+        unreported.for_each(|open| _ = open.from.insert(LOST_WORKER));
     }
 
     /// Assigns chunks. Called after every change of chunks or members.
@@ -147,7 +147,7 @@ impl Meta {
 }
 
 /// Stands in for a lost worker among those that reported. (A job has at most 65,536 workers.)
-const GONE: WorkerId = WorkerId(u32::MAX);
+const LOST_WORKER: WorkerId = WorkerId(u32::MAX);
 
 /// Bound on the open evaluations. A worker that is further ahead loses the oldest one, so that no worker can grow
 /// the state without end.
@@ -189,7 +189,7 @@ impl Shard {
     }
 
     /// The job and the buckets, once there are any.
-    pub fn configured(&self) -> Option<Arc<Configured>> {
+    pub fn configured(&self) -> Option<Arc<ShardConfig>> {
         self.state.read().configured.clone()
     }
 
@@ -200,7 +200,7 @@ impl Shard {
 
     /// Reads the small state together with its buckets, at one moment. Buckets that were fetched earlier could be
     /// older than the clocks after a snapshot was installed. `f` must be quick.
-    pub fn view<T>(&self, f: impl FnOnce(Option<&Arc<Configured>>, &Meta) -> T) -> T {
+    pub fn view<T>(&self, f: impl FnOnce(Option<&Arc<ShardConfig>>, &Meta) -> T) -> T {
         let state = self.state.read();
         f(state.configured.as_ref(), &state.meta)
     }
@@ -213,7 +213,7 @@ impl Shard {
 
     /// Bytes of the parts of a state delta that wait for its marker.
     pub fn staged_bytes(&self) -> u64 {
-        let of = |s: &Staged| s.vectors.iter().map(|(_, v)| (v.len() * F32_BYTES) as u64).sum();
+        let of = |s: &StagedDelta| s.vectors.iter().map(|(_, v)| (v.len() * F32_BYTES) as u64).sum();
         self.staged.read().as_ref().map_or(0, of)
     }
 
@@ -235,7 +235,7 @@ impl Shard {
     ///
     /// # Errors
     /// This host cannot apply it. Other replicas may have applied it, so this replica must stop.
-    pub fn carry_out(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+    pub fn carry_out(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         Ok(match &proposal.command {
             Command::Admit { form, job } => self.admit(*form, job)?,
             Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload)?,
@@ -359,7 +359,7 @@ impl Shard {
         Outcome::Done
     }
 
-    fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, Unable> {
+    fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, ApplyError> {
         let (conf, i, _) = match self.pushes(id, payload, Encoding::F32, &[]) {
             Ok(fits) => fits,
             Err(e) => return Ok(Outcome::Refused(e)),
@@ -414,7 +414,7 @@ fn close_evaluations(state: &mut State) -> Vec<Closed> {
     let is_beyond = |w: &WorkerId, epoch: u64| reported.get(w).is_some_and(|last| *last > epoch);
     let mut done = Vec::new();
     for (epoch, open) in &meta.evaluations {
-        let has_gap = open.from.contains(&GONE);
+        let has_gap = open.from.contains(&LOST_WORKER);
         if has_gap && open.sums == EvalSums::default() {
             continue;
         }

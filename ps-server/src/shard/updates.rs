@@ -1,14 +1,14 @@
 //! Applying updates: decide, change the weights, record. Updates of different buckets run on all cores.
 
 use super::{
-    batched::Batched,
+    batched::BatchedPushes,
     bucket::Incoming,
     command::{Command, Contribution, Outcome, Proposal, PushEntry},
-    configured::Configured,
+    configured::ShardConfig,
     members::Member,
     state::{Meta, Shard},
 };
-use crate::{compute, raft::Unable};
+use crate::{compute, raft::ApplyError};
 use paraft_common::{
     BucketId, Encoding, Payload, TensorKind, Version, WorkerId, codec::F32_BYTES, optim::Gradient,
 };
@@ -20,11 +20,11 @@ const PARALLEL_BYTES: usize = if cfg!(test) { 1 } else { 256 << 10 };
 
 /// An update that will be applied.
 struct Update<'a> {
-    conf: Arc<Configured>,
+    conf: Arc<ShardConfig>,
     /// The local bucket.
     b: usize,
     contributions: &'a [Contribution],
-    pushes: Pushes,
+    pushes: PushPayload,
     closes: bool,
     encoding: Encoding,
     factor: f32,
@@ -38,9 +38,9 @@ struct Update<'a> {
 }
 
 /// The checked content of an update.
-pub(super) enum Pushes {
+pub(super) enum PushPayload {
     One(Payload),
-    Batched(Batched),
+    Batched(BatchedPushes),
 }
 
 impl Update<'_> {
@@ -49,8 +49,8 @@ impl Update<'_> {
         let bucket = &self.conf.buckets[self.b];
         let (conf, contributions) = (&self.conf, self.contributions);
         let (payload, encoding) = match &self.pushes {
-            Pushes::One(payload) => (payload.clone(), self.encoding),
-            Pushes::Batched(batched) => (batched.sum(), Encoding::F32),
+            PushPayload::One(payload) => (payload.clone(), self.encoding),
+            PushPayload::Batched(batched) => (batched.sum(), Encoding::F32),
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone, rate) = (self.members, self.gone.as_slice(), self.rate);
@@ -61,19 +61,19 @@ impl Update<'_> {
     /// Payload bytes of the pushes, as their workers sent them.
     fn pushed(&self) -> u64 {
         match &self.pushes {
-            Pushes::One(payload) => payload.len() as u64,
+            PushPayload::One(payload) => payload.len() as u64,
             // An f32 entry does not record the pushes behind its sum.
-            Pushes::Batched(_) if self.encoding == Encoding::F32 => {
+            PushPayload::Batched(_) if self.encoding == Encoding::F32 => {
                 let len = self.conf.buckets[self.b].spec.len;
                 (self.conf.encoding(self.b).encoded_len(len) * self.contributions.len()) as u64
             }
-            Pushes::Batched(batched) => batched.pushed(),
+            PushPayload::Batched(batched) => batched.pushed(),
         }
     }
 }
 
 /// Records pushes of a local bucket after the weights have changed: a reader that sees the step sees the weights.
-fn are_in(meta: &mut Meta, conf: &Configured, b: usize, contributions: &[Contribution], closes: bool) {
+fn are_in(meta: &mut Meta, conf: &ShardConfig, b: usize, contributions: &[Contribution], closes: bool) {
     for c in contributions {
         meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
     }
@@ -91,7 +91,7 @@ impl Shard {
     ///
     /// # Errors
     /// As [`Self::carry_out`]; earlier proposals may have been applied.
-    pub fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+    pub fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, ApplyError> {
         let mut outcomes = Vec::with_capacity(proposals.len());
         let mut rest = proposals;
         while let [first, ..] = rest {
@@ -144,7 +144,7 @@ impl Shard {
         touched.max(proposal.payload.len()) as u64
     }
 
-    pub(super) fn update(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+    pub(super) fn update(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         Ok(match self.begin_update(proposal)? {
             Ok(update) => self.end_update(&update, update.run()),
             Err(outcome) => outcome,
@@ -152,7 +152,7 @@ impl Shard {
     }
 
     /// Decides on an update; returns the outcome if it changes nothing.
-    fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Result<Update<'a>, Outcome>, Unable> {
+    fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Result<Update<'a>, Outcome>, ApplyError> {
         let update = self.decide_update(proposal);
         if let Ok(update) = &update {
             // Usually it is allocated already, with its initial weights.
@@ -177,7 +177,7 @@ impl Shard {
     /// workers with kept state that do not, or the outcome if the pushes change nothing.
     fn admit_pushes(
         &self,
-        conf: &Configured,
+        conf: &ShardConfig,
         b: usize,
         contributions: &[Contribution],
     ) -> Result<(usize, Vec<WorkerId>), Outcome> {
@@ -206,7 +206,7 @@ impl Shard {
         id: BucketId,
         contributions: &[Contribution],
         closes: bool,
-    ) -> Result<Outcome, Unable> {
+    ) -> Result<Outcome, ApplyError> {
         let refused = |why: &str| Ok(Outcome::Refused(why.into()));
         let Some(conf) = self.configured() else { return refused("no job is configured") };
         let Some(b) = conf.local(id) else { return refused("the bucket is not on this shard") };
@@ -248,15 +248,18 @@ impl Shard {
         payload: &Payload,
         encoding: Encoding,
         contributions: &[Contribution],
-    ) -> Result<(Arc<Configured>, usize, Pushes), String> {
+    ) -> Result<(Arc<ShardConfig>, usize, PushPayload), String> {
         let conf = self.configured().ok_or("no job is configured")?;
         let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id()))?;
         let len = conf.buckets[i].spec.len;
         let held = match contributions.len() {
-            0 | 1 => {
-                encoding.check(payload, len).map(|()| Pushes::One(payload.clone())).map_err(|e| e.to_string())
-            }
-            n => Batched::read(payload, encoding, n, len).map(Pushes::Batched).map_err(|e| e.to_string()),
+            0 | 1 => encoding
+                .check(payload, len)
+                .map(|()| PushPayload::One(payload.clone()))
+                .map_err(|e| e.to_string()),
+            n => BatchedPushes::read(payload, encoding, n, len)
+                .map(PushPayload::Batched)
+                .map_err(|e| e.to_string()),
         };
         let held = held.map_err(|e| format!("the entry does not fit {id}: {e}"))?;
         Ok((conf, i, held))

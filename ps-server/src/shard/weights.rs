@@ -28,7 +28,7 @@ impl Weights {
     }
 
     /// See [`read_elsewhere`].
-    pub(super) fn read_elsewhere(&self) -> Option<Read> {
+    pub(super) fn read_elsewhere(&self) -> Option<ReaderEntry> {
         read_elsewhere(&self.0)
     }
 
@@ -68,7 +68,7 @@ impl Place {
 }
 
 /// A vector that a reader has, and its bytes.
-pub(super) type Read = (Weak<dyn Any + Send + Sync>, u64);
+pub(super) type ReaderEntry = (Weak<dyn Any + Send + Sync>, u64);
 
 /// Values that may have several readers.
 pub(super) trait Values: Any + Send + Sync {
@@ -96,7 +96,7 @@ impl Values for Vec<Vec<f32>> {
 
 /// The entry for [`super::replaced`] of values that are about to change; `None` if they have no reader, so that the
 /// change copies nothing.
-pub(super) fn read_elsewhere<V: Values>(values: &Arc<V>) -> Option<Read> {
+pub(super) fn read_elsewhere<V: Values>(values: &Arc<V>) -> Option<ReaderEntry> {
     let weak = || Arc::downgrade(values) as Weak<dyn Any + Send + Sync>;
     (Arc::strong_count(values) > 1).then(|| (weak(), values.bytes() as u64))
 }
@@ -162,7 +162,7 @@ pub struct Slots(Arc<Vec<Vec<f32>>>);
 
 impl Slots {
     /// See [`read_elsewhere`].
-    pub(super) fn read_elsewhere(&self) -> Option<Read> {
+    pub(super) fn read_elsewhere(&self) -> Option<ReaderEntry> {
         read_elsewhere(&self.0)
     }
 

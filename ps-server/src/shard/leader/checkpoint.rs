@@ -19,7 +19,7 @@
 //! while no worker trains (`shard/chunks.rs`). So they are of one moment in every mode.
 
 use super::messages::CheckpointImage;
-use crate::shard::state::{Configured, Shard};
+use crate::shard::state::{Shard, ShardConfig};
 use paraft_common::{Mode, Step, WorkerId};
 use std::{
     sync::{Arc, Weak},
@@ -29,11 +29,11 @@ use std::{
 /// A part that was not fetched for this long gives way to the next. It is usually longer than writing the previous
 /// part takes. (A worker fetches or cancels each part that it was asked to write; the timeout is for a lost
 /// message.)
-const FETCH_PATIENCE: Duration = Duration::from_secs(60);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The slot of the kept part. Once a worker fetches the part, only the transfer holds it.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct CheckpointSlot {
     /// The step of the last part that was taken.
     step: Option<Step>,
     /// The part that was not requested yet.
@@ -49,7 +49,7 @@ struct Waiting {
 }
 
 /// The inputs of a part that may be due, before some pulls are answered.
-pub struct Due<'a> {
+pub struct PartRequest<'a> {
     /// The workers and steps of the pulls.
     pub pulls: &'a [(WorkerId, Step)],
     /// The last step with an update in flight.
@@ -63,7 +63,7 @@ pub fn lowest(shard: &Shard) -> Option<WorkerId> {
     shard.read(|m| m.members.active().map(|(w, _)| w).next())
 }
 
-impl Kept {
+impl CheckpointSlot {
     fn has(&self, step: Step) -> bool {
         self.step == Some(step) && (self.part.is_some() || self.fetching.strong_count() > 0)
     }
@@ -76,7 +76,7 @@ impl Kept {
     }
 
     /// Takes a part, if one is due.
-    pub fn keep(&mut self, shard: &Shard, conf: &Arc<Configured>, due: Due<'_>) {
+    pub fn keep(&mut self, shard: &Shard, conf: &Arc<ShardConfig>, due: PartRequest<'_>) {
         let leased = conf.job.chunks.is_some();
         let (lowest, mode) = shard.read(|m| (m.members.active().map(|(w, _)| w).next(), m.in_force.mode));
         let any = leased || mode == Mode::Bsp;
@@ -92,7 +92,7 @@ impl Kept {
     pub fn fetch_now(
         &mut self,
         shard: &Shard,
-        conf: &Arc<Configured>,
+        conf: &Arc<ShardConfig>,
         step: Step,
         last_proposed: Option<Step>,
         now: Instant,
@@ -108,7 +108,7 @@ impl Kept {
     fn take(
         &mut self,
         shard: &Shard,
-        conf: &Arc<Configured>,
+        conf: &Arc<ShardConfig>,
         writer: Option<WorkerId>,
         step: Step,
         last_proposed: Option<Step>,
@@ -145,9 +145,7 @@ impl Kept {
     /// Whether a part for `writer` may replace the kept one.
     fn may_keep(&self, writer: Option<WorkerId>, now: Instant) -> bool {
         let waited_for = |w: &Waiting| {
-            w.writer == writer
-                && w.writer.is_some()
-                && now.saturating_duration_since(w.since) < FETCH_PATIENCE
+            w.writer == writer && w.writer.is_some() && now.saturating_duration_since(w.since) < FETCH_TIMEOUT
         };
         self.fetching.strong_count() == 0 && !self.part.as_ref().is_some_and(waited_for)
     }
@@ -159,7 +157,7 @@ impl Kept {
     }
 
     /// Whether this worker must write the checkpoint of `step`: the lowest that trains, if there is a part.
-    pub fn is_for(&self, shard: &Shard, conf: &Configured, worker: WorkerId, step: Step) -> bool {
+    pub fn is_for(&self, shard: &Shard, conf: &ShardConfig, worker: WorkerId, step: Step) -> bool {
         // With the leased sampler no other worker asks.
         self.has(step) && (conf.job.chunks.is_some() || lowest(shard) == Some(worker))
     }
@@ -207,7 +205,7 @@ mod tests {
         let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
         let conf = shard.configured().expect("configured");
         let (writer, other, step) = (WorkerId(0), WorkerId(1), Step(50));
-        let mut kept = Kept::default();
+        let mut kept = CheckpointSlot::default();
         assert!(kept.is_due(step, other, Some(writer)), "whoever is first");
         kept.put(shard.read(|m| CheckpointImage::of(step, &conf, m)), Some(writer), Instant::now());
         assert!(
@@ -228,7 +226,7 @@ mod tests {
         fn one_image_is_kept_until_it_is_fetched(ops in prop::collection::vec(op(), 1..60)) {
             let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
             let conf = shard.configured().expect("configured");
-            let mut kept = Kept::default();
+            let mut kept = CheckpointSlot::default();
             let (mut now, mut held) = (Instant::now(), Vec::<Arc<CheckpointImage>>::new());
             // The worker and step of the part that was not requested yet, and since when it waits.
             let mut waits: Option<(u64, Option<u32>, Instant)> = None;
@@ -236,7 +234,7 @@ mod tests {
                 match op {
                     Op::Due(step, writer) => {
                         let waited_for = waits.is_some_and(|(_, w, since)| {
-                            w.is_some() && w == writer && now - since < FETCH_PATIENCE
+                            w.is_some() && w == writer && now - since < FETCH_TIMEOUT
                         });
                         let may = held.is_empty() && !waited_for;
                         prop_assert_eq!(kept.may_keep(writer.map(WorkerId), now), may);

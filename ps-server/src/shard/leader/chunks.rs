@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// A request without a final answer.
 #[derive(Debug)]
-struct Ask {
+struct ChunkRequest {
     worker: WorkerId,
     request: u64,
     /// Its worker was told to wait.
@@ -19,12 +19,12 @@ struct Ask {
 
 /// The waiting requests, one per stream.
 #[derive(Debug, Default)]
-pub struct Asks(BTreeMap<ConnId, Ask>);
+pub struct ChunkRequests(BTreeMap<ConnId, ChunkRequest>);
 
-impl Asks {
+impl ChunkRequests {
     /// Adds a worker's request.
     pub fn ask(&mut self, conn: ConnId, worker: WorkerId, request: u64) {
-        self.0.insert(conn, Ask { worker, request, told: false });
+        self.0.insert(conn, ChunkRequest { worker, request, told: false });
     }
 
     /// The stream is closed.
@@ -43,7 +43,7 @@ impl Asks {
         self.look(|ask| chunks.answer(ask.worker, ask.request, state.stop))
     }
 
-    fn look(&mut self, answer: impl Fn(&Ask) -> Option<Answer>) -> Vec<(ConnId, Reply)> {
+    fn look(&mut self, answer: impl Fn(&ChunkRequest) -> Option<Answer>) -> Vec<(ConnId, Reply)> {
         let mut answers = Vec::new();
         self.0.retain(|conn, ask| {
             let answer = answer(ask);
@@ -69,7 +69,7 @@ mod tests {
         fn an_ask_is_answered_once(
             ops in prop::collection::vec((0u64..3, prop::option::weighted(0.5, any::<bool>())), 1..60),
         ) {
-            let mut asks = Asks::default();
+            let mut asks = ChunkRequests::default();
             let mut heard: BTreeMap<(ConnId, u64), Vec<Answer>> = BTreeMap::new();
             let mut open: BTreeMap<ConnId, u64> = BTreeMap::new();
             let mut requests = 0;
@@ -82,7 +82,7 @@ mod tests {
                     }
                     Some(for_good) => {
                         let answer = if for_good { Answer::Ended } else { Answer::Wait };
-                        let knows = |ask: &Ask| (ask.worker == WorkerId(conn as u32)).then_some(answer);
+                        let knows = |ask: &ChunkRequest| (ask.worker == WorkerId(conn as u32)).then_some(answer);
                         for (conn, reply) in asks.look(knows) {
                             let Reply::Acquired { request, answer } = reply else { panic!("{reply:?}") };
                             prop_assert_eq!(open.get(&conn), Some(&request));

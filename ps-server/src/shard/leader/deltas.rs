@@ -13,13 +13,13 @@
 
 use super::{
     Purpose,
-    working::{Piece, Working},
+    working::{DeltaPiece, WorkingCopies},
 };
 use crate::shard::{
     command::Proposal,
     delta::{DeltaId, MAX_PART_BYTES},
     members::Members,
-    state::Configured,
+    state::ShardConfig,
 };
 use paraft_common::{WorkerId, config::ServerJob};
 use paraft_trace::Moment;
@@ -34,7 +34,7 @@ const MAX_PARTS: usize = 16;
 /// The leader's state of deltas. Dropped with the epoch.
 #[derive(Default)]
 pub struct Deltas {
-    working: Working,
+    working: WorkingCopies,
     /// Parts proposed and not yet applied.
     parts: usize,
     /// When the delta in flight was started.
@@ -51,7 +51,7 @@ pub struct Deltas {
 }
 
 /// The next proposal of a delta.
-pub enum Next {
+pub enum DeltaProposal {
     /// A part.
     Part(Proposal),
     /// The marker, when its delta was started, and the commands behind it.
@@ -60,12 +60,12 @@ pub enum Next {
 
 impl Deltas {
     /// The working copies.
-    pub fn working(&self) -> &Working {
+    pub fn working(&self) -> &WorkingCopies {
         &self.working
     }
 
     /// The working copies, for a push.
-    pub fn working_mut(&mut self) -> &mut Working {
+    pub fn working_mut(&mut self) -> &mut WorkingCopies {
         &mut self.working
     }
 
@@ -120,7 +120,7 @@ impl Deltas {
     /// Starts a delta, if one is due. `last`: the last delta that took effect.
     pub fn begin_if_due(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         delta: DeltaId,
         last: Option<DeltaId>,
         now: Instant,
@@ -137,17 +137,17 @@ impl Deltas {
     }
 
     /// The next proposal of the delta in flight.
-    pub fn propose(&mut self, conf: &Configured) -> Option<Next> {
+    pub fn propose(&mut self, conf: &ShardConfig) -> Option<DeltaProposal> {
         if self.parts >= MAX_PARTS {
             return None;
         }
         Some(match self.working.next(conf)? {
-            Piece::Part(part) => {
+            DeltaPiece::Part(part) => {
                 self.parts += 1;
-                Next::Part(part)
+                DeltaProposal::Part(part)
             }
-            Piece::Marker(marker) => {
-                Next::Marker(marker, self.begun, std::mem::take(&mut self.behind_marker))
+            DeltaPiece::Marker(marker) => {
+                DeltaProposal::Marker(marker, self.begun, std::mem::take(&mut self.behind_marker))
             }
         })
     }
@@ -247,8 +247,8 @@ mod tests {
                         }
                         while let Some(next) = deltas.propose(&conf) {
                             match next {
-                                Next::Part(part) => log.push(part),
-                                Next::Marker(marker, _, behind) => {
+                                DeltaProposal::Part(part) => log.push(part),
+                                DeltaProposal::Marker(marker, _, behind) => {
                                     log.push(marker);
                                     marked = in_cut;
                                     for (purpose, _) in behind {

@@ -4,7 +4,7 @@
 //! input later. An effect whose stream is gone may be dropped; a lost outcome is reported as an outcome.
 
 use super::{
-    Replication, Wanted,
+    Replication, RequestedMode,
     messages::{CheckpointImage, ConnId, Liveness, Message, Reply},
 };
 use crate::{
@@ -32,7 +32,7 @@ pub struct Now {
 }
 
 /// The status of the Raft group, available without waiting.
-pub trait Standing {
+pub trait GroupStatus {
     /// Whether this replica leads, to its knowledge.
     fn leads(&self) -> bool;
     /// The leader's address, if one is known and it is not this replica.
@@ -43,7 +43,7 @@ pub trait Standing {
     fn has_slept(&self) -> bool;
 }
 
-impl Standing for Arc<dyn Replication> {
+impl GroupStatus for Arc<dyn Replication> {
     fn leads(&self) -> bool {
         self.leadership().borrow().leads
     }
@@ -62,31 +62,31 @@ impl Standing for Arc<dyn Replication> {
 }
 
 /// The handle of a requester that waits for one answer. The leader returns it with the answer, or drops it.
-pub struct Asker<T>(oneshot::Sender<T>);
+pub struct ReplyHandle<T>(oneshot::Sender<T>);
 
-impl<T> Asker<T> {
+impl<T> ReplyHandle<T> {
     /// Answers; the requester may be gone.
     pub fn answer(self, answer: T) {
         let _ = self.0.send(answer);
     }
 }
 
-impl<T> From<oneshot::Sender<T>> for Asker<T> {
+impl<T> From<oneshot::Sender<T>> for ReplyHandle<T> {
     fn from(tx: oneshot::Sender<T>) -> Self {
         Self(tx)
     }
 }
 
-impl<T> fmt::Debug for Asker<T> {
+impl<T> fmt::Debug for ReplyHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Asker")
     }
 }
 
 /// The result of a switch: the mode in force, or the reason for the refusal.
-pub type Switched = Result<InForce, RefusalKind>;
+pub type SwitchResult = Result<InForce, RefusalKind>;
 /// A checkpoint's image of the shard, or the reason for the refusal.
-pub type Fetched = Result<Arc<CheckpointImage>, RefusalKind>;
+pub type FetchResult = Result<Arc<CheckpointImage>, RefusalKind>;
 
 /// What a leader receives.
 #[derive(Debug)]
@@ -111,11 +111,11 @@ pub enum Input {
     /// The stream has ended, or its worker does not read its replies.
     Closed(ConnId),
     /// Request to switch the mode: its number (`None`: the next), and the mode.
-    SwitchMode(Option<u64>, Wanted, Option<Asker<Switched>>),
+    SwitchMode(Option<u64>, RequestedMode, Option<ReplyHandle<SwitchResult>>),
     /// Request of a person to end the job.
     Stop,
     /// Request of a checkpoint writer for the shard's part of a step; the flag requires an image of this moment.
-    Fetch(Step, bool, Asker<Fetched>),
+    Fetch(Step, bool, ReplyHandle<FetchResult>),
     /// The outcome of the proposal or confirmation with this number.
     Outcome(u64, Result<Outcome, ProposeError>),
     /// The group was asked to sleep or to wake, and has answered.
@@ -151,9 +151,9 @@ pub enum Effect {
     /// Run this computation, which reads or writes so many bytes. No other input is handled before it ends.
     Compute(u64, Work),
     /// Answer a request to switch the mode.
-    Switched(Asker<Switched>, Switched),
+    SwitchResult(ReplyHandle<SwitchResult>, SwitchResult),
     /// Answer a request for a checkpoint part.
-    Fetched(Asker<Fetched>, Fetched),
+    FetchResult(ReplyHandle<FetchResult>, FetchResult),
     /// Let the group sleep, if all its replicas may.
     Sleep,
     /// Wake the group.

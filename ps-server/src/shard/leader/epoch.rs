@@ -1,8 +1,8 @@
 //! Leadership epochs: how one starts, serves workers, restarts and ends; and when its Raft group may sleep.
 
 use super::{
-    Effect, Leader, Purpose, Reply, Said, Standing, Task, checkpoint, chunks, deltas, leases, norms, pending,
-    pulls, rounds, shares, streams, switching, tally,
+    DeferredCommand, Effect, GroupStatus, Leader, Purpose, Reply, Task, checkpoint, chunks, deltas, leases,
+    norms, pending, pulls, rounds, shares, streams, switching, tally,
 };
 use crate::{
     compute::Panicked,
@@ -18,14 +18,14 @@ use std::{
 
 /// Delay before a leader restarts its epoch. Without it, a leader that cannot reach its followers would spin and
 /// handle no input.
-const PAUSE: Duration = Duration::from_millis(20);
+const RESTART_DELAY: Duration = Duration::from_millis(20);
 /// How long a restarted epoch waits for a majority before it redirects its workers again.
-const FENCE: Duration = Duration::from_secs(2);
+const FENCE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A leader whose group answers nothing for this long has no majority. It restarts its epoch: its workers then look
 /// for another leader, which may exist without its knowledge, and give up if there is none.
-const STALLED: Duration = Duration::from_secs(10);
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// A group that is idle for this long is put to sleep.
-pub(super) const QUIET: Duration = Duration::from_secs(5);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One leadership epoch: all leader-only state. Dropped as a whole.
 pub(super) struct Epoch {
@@ -43,22 +43,22 @@ pub(super) struct Epoch {
     pub quiet: Option<Instant>,
     pub streams: streams::Streams,
     pub leases: leases::Leases,
-    pub pending: pending::Pushes<Said>,
+    pub pending: pending::PendingPushes<DeferredCommand>,
     pub rounds: rounds::Rounds,
     pub norms: norms::Norms,
-    pub pulls: pulls::Pulls,
+    pub pulls: pulls::WaitingPulls,
     pub shares: shares::Shares,
     pub deltas: deltas::Deltas,
     pub switching: switching::Switching,
     pub tally: tally::Tally,
-    pub asks: chunks::Asks,
-    pub kept: checkpoint::Kept,
+    pub asks: chunks::ChunkRequests,
+    pub kept: checkpoint::CheckpointSlot,
 }
 
 impl Epoch {
     /// When the leader must assume that it has no majority.
     pub fn stalled(&self) -> Option<Instant> {
-        (!self.asked.is_empty()).then_some(self.heard + STALLED)
+        (!self.asked.is_empty()).then_some(self.heard + STALL_TIMEOUT)
     }
 }
 
@@ -81,15 +81,15 @@ pub(super) enum Phase {
 
 impl Leader {
     /// Handles the deadlines that have passed.
-    pub(super) fn time(&mut self, group: &dyn Standing) {
+    pub(super) fn time(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
         match self.epoch.as_ref().map(|e| e.phase) {
             Some(Phase::Pauses(at)) if at <= now => {
-                self.enters(Phase::Fences(now + FENCE));
+                self.enters(Phase::Fences(now + FENCE_TIMEOUT));
                 self.propose(Purpose::Fence, Command::Fence.into());
             }
             Some(Phase::Fences(until)) if until <= now => {
-                let why = format!("no majority answered within {FENCE:?}");
+                let why = format!("no majority answered within {FENCE_TIMEOUT:?}");
                 self.cannot_lead_yet(group, &ProposeError::new(why));
             }
             Some(Phase::Leads) => {
@@ -104,7 +104,7 @@ impl Leader {
 
     // ---- leadership ----
 
-    pub(super) fn leadership(&mut self, group: &dyn Standing, now: &Leadership) {
+    pub(super) fn leadership(&mut self, group: &dyn GroupStatus, now: &Leadership) {
         let leads = now.leads.then_some(now.term);
         if self.epoch.as_ref().map(|e| e.term) == leads {
             return;
@@ -116,7 +116,7 @@ impl Leader {
     }
 
     pub(super) fn begin(&mut self, term: u64, again: bool) {
-        let phase = if again { Phase::Pauses(self.now.at + PAUSE) } else { Phase::CatchesUp };
+        let phase = if again { Phase::Pauses(self.now.at + RESTART_DELAY) } else { Phase::CatchesUp };
         // A requester of an earlier epoch has asked another leader since, or given up.
         self.counters.save.store(false, std::sync::atomic::Ordering::Relaxed);
         self.epoch = Some(Epoch {
@@ -146,7 +146,7 @@ impl Leader {
     }
 
     /// Drops all leader-only state; redirects the streams to the leader.
-    pub(super) fn step_down(&mut self, group: &dyn Standing) {
+    pub(super) fn step_down(&mut self, group: &dyn GroupStatus) {
         let Some(epoch) = self.epoch.take() else { return };
         self.counters.leases.lock().clear();
         *self.counters.auto.lock() = None;
@@ -166,12 +166,12 @@ impl Leader {
         }
     }
 
-    pub(super) fn not_leader(&self, group: &dyn Standing) -> RefusalKind {
+    pub(super) fn not_leader(&self, group: &dyn GroupStatus) -> RefusalKind {
         RefusalKind::NotLeader { shard: self.shard.id(), leader: group.leader_address(), stopped: None }
     }
 
     /// Restarts the epoch: a proposal failed although the term did not end (the lease ran out, say).
-    pub(super) fn restart(&mut self, group: &dyn Standing) {
+    pub(super) fn restart(&mut self, group: &dyn GroupStatus) {
         let term = self.epoch.as_ref().map(|e| e.term).filter(|_| !self.is_deposed());
         self.step_down(group);
         if let Some(term) = term.filter(|_| group.leads()) {
@@ -207,7 +207,7 @@ impl Leader {
         tracing::info!(shard = self.shard.id().0, term = e.term, "leading");
     }
 
-    pub(super) fn cannot_lead_yet(&mut self, group: &dyn Standing, e: &ProposeError) {
+    pub(super) fn cannot_lead_yet(&mut self, group: &dyn GroupStatus, e: &ProposeError) {
         // Logged as a warning once a term: it retries many times a second.
         let shard = self.shard.id().0;
         match self.epoch.as_ref().is_some_and(|e| e.again) {
@@ -217,7 +217,7 @@ impl Leader {
         self.restart(group);
     }
 
-    pub(super) fn go_on(&mut self, group: &dyn Standing) {
+    pub(super) fn go_on(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
         if self.leading().and_then(|e| e.stalled()).is_some_and(|at| at <= now) {
             tracing::warn!(
@@ -257,9 +257,10 @@ impl Leader {
 
     /// Puts an idle group to sleep. It checks a sleeping group too: another replica may wake it without an event
     /// here.
-    pub(super) fn sleep_if_quiet(&mut self, group: &dyn Standing) {
+    pub(super) fn sleep_if_quiet(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
-        let Some(e) = self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + QUIET <= now))
+        let Some(e) =
+            self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + IDLE_TIMEOUT <= now))
         else {
             return;
         };

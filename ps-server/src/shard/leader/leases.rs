@@ -16,13 +16,13 @@ use std::{
 
 /// After an election, members have at least this long to find the new leader. (They detect a hanging leader by the
 /// connection's keepalive.)
-const REFIND: Duration = Duration::from_secs(10);
+const REFIND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Quarters of a lease that may pass in silence.
 const QUARTERS: u32 = 4;
 
 /// A stream whose signs of life are watched.
 #[derive(Debug)]
-struct Watched {
+struct WatchedStream {
     liveness: Arc<Liveness>,
     /// Quarters of a lease without a sign of life.
     silent: u32,
@@ -31,7 +31,7 @@ struct Watched {
 /// Which members are alive, absent or leaving.
 #[derive(Debug, Default)]
 pub struct Leases {
-    streams: BTreeMap<ConnId, Watched>,
+    streams: BTreeMap<ConnId, WatchedStream>,
     /// When the leases are checked next.
     look: Option<Instant>,
     /// Members without a stream, and the deadline of each.
@@ -42,7 +42,7 @@ pub struct Leases {
 
 /// The result of a check.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct LeaseCheck {
     /// What is left of each member's lease, to a quarter of it.
     pub left: BTreeMap<WorkerId, Duration>,
     /// Members with an open stream whose lease is over.
@@ -56,14 +56,14 @@ fn grace(job: &ServerJob) -> Duration {
 impl Leases {
     /// Starts an epoch: these members must find the new leader.
     pub fn begin(&mut self, members: Vec<WorkerId>, job: Option<&ServerJob>, now: Instant) {
-        let until = now + job.map_or(REFIND, |job| grace(job).max(REFIND));
+        let until = now + job.map_or(REFIND_TIMEOUT, |job| grace(job).max(REFIND_TIMEOUT));
         self.absent = members.into_iter().map(|w| (w, until)).collect();
         self.look = Some(now);
     }
 
     /// Records an open stream.
     pub fn opened(&mut self, conn: ConnId, liveness: Arc<Liveness>) {
-        self.streams.insert(conn, Watched { liveness, silent: 0 });
+        self.streams.insert(conn, WatchedStream { liveness, silent: 0 });
     }
 
     /// Records that a member has a stream.
@@ -79,7 +79,7 @@ impl Leases {
     /// Records that a member lost its stream. It may be absent for the rest of its lease: the connection of a
     /// vanished host closes long after the last sign of life.
     pub fn missed(&mut self, worker: WorkerId, silence: Silence, job: Option<&ServerJob>, now: Instant) {
-        let rest = job.map_or(REFIND, |job| {
+        let rest = job.map_or(REFIND_TIMEOUT, |job| {
             // One quarter may be a heartbeat that was a little late.
             let silent = job.lease() / QUARTERS * silence.0.saturating_sub(1);
             grace(job).saturating_sub(silent)
@@ -98,11 +98,11 @@ impl Leases {
         lease: Duration,
         members: impl IntoIterator<Item = (WorkerId, ConnId)>,
         now: Instant,
-    ) -> Option<Looked> {
+    ) -> Option<LeaseCheck> {
         self.look.filter(|at| *at <= now)?;
         let quarter = lease / QUARTERS;
         self.look = Some(now + quarter);
-        let mut looked = Looked::default();
+        let mut looked = LeaseCheck::default();
         for (worker, conn) in members {
             let Some(stream) = self.streams.get_mut(&conn) else { continue };
             stream.silent = if stream.liveness.take() { 0 } else { stream.silent + 1 };

@@ -1,13 +1,13 @@
 //! Messages between a worker's stream and its shard's leader. `rpc/` converts them from and to the wire format.
 
-use super::{Wanted, progress::Progress};
+use super::{RequestedMode, progress::Progress};
 use crate::shard::{
     bucket::{BucketData, Shared, pulled_bytes, vector_bytes},
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
     queued::Room,
     staleness::Staleness,
-    state::{Configured, Meta, Shard},
+    state::{Meta, Shard, ShardConfig},
 };
 use bytes::Bytes;
 use paraft_common::{
@@ -60,7 +60,7 @@ pub enum Event {
         /// Number of the switch; `None`: the next.
         number: Option<u64>,
         /// The mode, or that the rule chooses it.
-        wanted: Wanted,
+        wanted: RequestedMode,
         /// Gets the mode in force, once the switch has taken effect here.
         tx: Option<oneshot::Sender<Result<InForce, RefusalKind>>>,
     },
@@ -244,18 +244,18 @@ pub struct Weights {
     /// Counts as an unsent reply with weights of its stream, until it is sent.
     pub unread: Option<Arc<()>>,
     /// Where the weights are taken from once the stream has room; until then `payload` is empty.
-    pub later: Option<Later>,
+    pub later: Option<DeferredWeights>,
 }
 
 /// A bucket whose weights are taken only when they can be sent. So a worker that does not read its replies holds no
 /// weights, and an update copies nothing for it. The weights may be newer than those that the pull waited for,
 /// never older.
 #[derive(Debug)]
-pub struct Later {
+pub struct DeferredWeights {
     /// The shard. A weak reference, so a reply does not keep it alive.
     pub shard: Weak<Shard>,
     /// The configuration of its buckets at that time; also weak.
-    pub conf: Weak<Configured>,
+    pub conf: Weak<ShardConfig>,
     /// The leader's term: updates of a later leader are served by that leader only.
     pub term: u64,
     /// The local bucket.
@@ -272,16 +272,21 @@ pub struct Later {
     pub counters: Arc<Counters>,
 }
 
-impl Later {
+impl DeferredWeights {
     /// The configuration, if it is unchanged and this replica still leads.
-    fn conf(&self) -> Option<Arc<Configured>> {
+    fn conf(&self) -> Option<Arc<ShardConfig>> {
         let (shard, conf) = (self.shard.upgrade()?, self.conf.upgrade()?);
         let same = shard.configured().is_some_and(|now| Arc::ptr_eq(&now, &conf));
         (same && shard.term() <= self.term).then_some(conf)
     }
 
     /// The weights of `data`, or the weights that the log assigned to the worker (`logged`).
-    pub(super) fn take(&self, conf: &Configured, data: &BucketData, logged: Option<Logged>) -> Taken {
+    pub(super) fn take(
+        &self,
+        conf: &ShardConfig,
+        data: &BucketData,
+        logged: Option<LoggedWeights>,
+    ) -> BucketWeights {
         let version = logged.as_ref().map_or(data.version, |(version, _)| *version);
         if self.measured {
             let weights = logged.as_ref().map_or(&*data.weights, |(_, weights)| weights.as_slice());
@@ -296,15 +301,15 @@ impl Later {
             None => vector_bytes(data, 0),
         };
         self.counters.pulled(payload.len(), not_modified);
-        Taken { version, not_modified, payload }
+        BucketWeights { version, not_modified, payload }
     }
 }
 
 /// Weights that the log assigned to a worker, and their version.
-type Logged = (Version, Arc<Vec<f32>>);
+type LoggedWeights = (Version, Arc<Vec<f32>>);
 
 /// The weights of one bucket, ready to send.
-pub(super) struct Taken {
+pub(super) struct BucketWeights {
     pub version: Version,
     pub not_modified: bool,
     pub payload: Bytes,
@@ -347,7 +352,7 @@ pub struct CheckpointImage {
     /// The job as TOML.
     pub job: String,
     /// Notified when the buckets are released.
-    conf: Arc<Configured>,
+    conf: Arc<ShardConfig>,
     /// The buckets, by ascending id. Fetched buckets are `None`.
     buckets: Vec<(BucketId, Mutex<Option<Arc<BucketData>>>)>,
     /// Each member's clock, and whether it has finished. In SSP and ASP a bucket may hold one push more.
@@ -358,7 +363,7 @@ pub struct CheckpointImage {
 
 impl CheckpointImage {
     /// Creates the image of a shard that is at `step`; `state` belongs to `conf`. Shares the buckets.
-    pub(super) fn of(step: Step, conf: &Arc<Configured>, state: &Meta) -> Self {
+    pub(super) fn of(step: Step, conf: &Arc<ShardConfig>, state: &Meta) -> Self {
         let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
         let members = state.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
         let (stopping, job) = (state.stopping(conf.job.early_stop), state.job.clone());
@@ -391,7 +396,7 @@ impl CheckpointImage {
 
 /// What a worker reports about itself, for people.
 #[derive(Clone, Debug, Default)]
-pub struct About {
+pub struct WorkerInfo {
     /// Where it runs.
     pub host: String,
     /// What it computes on.
@@ -431,7 +436,7 @@ pub struct Counters {
     /// A checkpoint of this moment is requested. On shard 0, until its writer gets the request.
     pub save: AtomicBool,
     /// What workers report about themselves.
-    pub about: Mutex<BTreeMap<WorkerId, About>>,
+    pub about: Mutex<BTreeMap<WorkerId, WorkerInfo>>,
     /// Delays of the pushes that were applied while this replica led.
     pub staleness: Arc<Staleness>,
     /// The process's spans, for all its shards.
@@ -447,7 +452,7 @@ impl Counters {
 
     /// Stores what a worker reports about itself. Drops the reports of workers that are not members of `shard` any
     /// more.
-    pub fn take_about(&self, shard: &Shard, worker: WorkerId, about: About) {
+    pub fn take_about(&self, shard: &Shard, worker: WorkerId, about: WorkerInfo) {
         let mut all = self.about.lock();
         all.insert(worker, about);
         shard.read(|m| all.retain(|w, _| *w == worker || m.members.get(*w).is_some()));

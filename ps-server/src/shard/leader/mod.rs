@@ -71,14 +71,14 @@ pub mod tally;
 pub mod working;
 
 pub use checkpoint::lowest;
-pub use effects::{Effect, Input, Now, Standing};
+pub use effects::{Effect, GroupStatus, Input, Now};
 pub use messages::{
-    About, CheckpointImage, ConnId, Counters, Event, Later, Liveness, Message, Reply, Weights,
+    CheckpointImage, ConnId, Counters, DeferredWeights, Event, Liveness, Message, Reply, Weights, WorkerInfo,
 };
-pub use purpose::{Proposed, Purpose, Said};
-pub use replication::{Replication, Waits};
+pub use purpose::{DeferredCommand, ProposalSpan, Purpose};
+pub use replication::{OutcomeFuture, Replication};
 pub use run::{random_sessions, spawn};
-pub use switching::Wanted;
+pub use switching::RequestedMode;
 
 use super::{
     command::{Command, Contribution, Proposal},
@@ -87,12 +87,12 @@ use super::{
 };
 use crate::compute::Panicked;
 use effects::{Computed, Work};
-use epoch::{Epoch, Phase, QUIET};
+use epoch::{Epoch, IDLE_TIMEOUT, Phase};
 use paraft_common::{BucketId, SessionId, Step, WorkerId};
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Span, Stage};
 use pending::Push;
-use pulls::{Changed, Pull};
+use pulls::{Pull, PullTrigger};
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -125,7 +125,7 @@ pub struct Leader {
     inputs: VecDeque<Input>,
     agenda: VecDeque<Task>,
     /// What runs next once the agenda is empty.
-    after: Option<After>,
+    after: Option<FollowUp>,
     /// The computation in progress. Nothing else runs before it ends.
     computing: Option<Computing>,
     now: Now,
@@ -141,9 +141,9 @@ enum Task {
     /// Close one round.
     Close(rounds::Key),
     /// Find the pulls that may be answered.
-    Pulls(Changed),
+    Pulls(PullTrigger),
     /// Find the chunk requests that have an answer.
-    Asks,
+    ChunkRequests,
     /// Accept pushes that wait for room, after one was accepted.
     Room,
 }
@@ -151,13 +151,13 @@ enum Task {
 /// The steps after each input, in order. They run for each push, so a step without work returns without the state's
 /// lock.
 #[derive(Clone, Copy)]
-enum After {
+enum FollowUp {
     /// Restart the epoch if necessary; continue a switch of the mode.
     GoOn,
     /// Accept pushes that wait for room.
     Room,
     /// Propose the commands that waited behind pushes.
-    Said,
+    DeferredCommand,
     /// Write a state delta, if one is due.
     Delta,
     /// Propose the pulls that the log must hold.
@@ -204,7 +204,7 @@ impl Leader {
     }
 
     /// Handles one input. The caller must run all effects of [`Self::next_effect`] before the next input.
-    pub fn handle(&mut self, now: Now, group: &dyn Standing, input: Input) {
+    pub fn handle(&mut self, now: Now, group: &dyn GroupStatus, input: Input) {
         self.now = now;
         match input {
             Input::Computed(result) => self.computed(result),
@@ -229,8 +229,8 @@ impl Leader {
         self.out.pop_front()
     }
 
-    fn begins_with(&mut self, group: &dyn Standing, input: Input) {
-        self.after = Some(After::GoOn);
+    fn begins_with(&mut self, group: &dyn GroupStatus, input: Input) {
+        self.after = Some(FollowUp::GoOn);
         self.input(group, input);
     }
 
@@ -250,7 +250,7 @@ impl Leader {
         let own = [
             e.leases.deadline(e.streams.any_attached()),
             if e.deltas.working().is_level() { None } else { of_job() },
-            e.quiet.map(|since| since + QUIET),
+            e.quiet.map(|since| since + IDLE_TIMEOUT),
             e.stalled(),
         ];
         own.into_iter().flatten().min()
@@ -262,27 +262,27 @@ impl Leader {
             Task::Rounds => self.close_rounds(),
             Task::Close(round) => self.close_round(round),
             Task::Pulls(changed) => self.answer_pulls(changed),
-            Task::Asks => self.answer_asks(),
+            Task::ChunkRequests => self.answer_asks(),
             Task::Room => self.take_if_room(true),
         }
     }
 
-    fn does_after(&mut self, group: &dyn Standing, after: After) {
+    fn does_after(&mut self, group: &dyn GroupStatus, after: FollowUp) {
         self.after = match after {
-            After::GoOn => Some(After::Room),
-            After::Room => Some(After::Said),
-            After::Said => Some(After::Delta),
-            After::Delta => Some(After::Record),
-            After::Record => Some(After::Quiet),
-            After::Quiet => None,
+            FollowUp::GoOn => Some(FollowUp::Room),
+            FollowUp::Room => Some(FollowUp::DeferredCommand),
+            FollowUp::DeferredCommand => Some(FollowUp::Delta),
+            FollowUp::Delta => Some(FollowUp::Record),
+            FollowUp::Record => Some(FollowUp::Quiet),
+            FollowUp::Quiet => None,
         };
         match after {
-            After::GoOn => self.go_on(group),
-            After::Room => self.take_if_room(false),
-            After::Said => self.propose_what_was_said(),
-            After::Delta => self.begin_delta_if_due(),
-            After::Record => self.record_pulls(),
-            After::Quiet => self.look_for_quiet(),
+            FollowUp::GoOn => self.go_on(group),
+            FollowUp::Room => self.take_if_room(false),
+            FollowUp::DeferredCommand => self.propose_what_was_said(),
+            FollowUp::Delta => self.begin_delta_if_due(),
+            FollowUp::Record => self.record_pulls(),
+            FollowUp::Quiet => self.look_for_quiet(),
         }
     }
 
@@ -291,7 +291,7 @@ impl Leader {
         tasks.into_iter().rev().for_each(|task| self.agenda.push_front(task));
     }
 
-    fn input(&mut self, group: &dyn Standing, input: Input) {
+    fn input(&mut self, group: &dyn GroupStatus, input: Input) {
         match input {
             Input::Leadership(now) => self.leadership(group, &now),
             Input::Open { conn, worker, session, job, liveness } => {
@@ -305,7 +305,7 @@ impl Leader {
             Input::Stop => self.stop_asked(),
             Input::Fetch(step, now, asker) => {
                 let fetched = self.fetch_part(group, step, now);
-                self.out.push_back(Effect::Fetched(asker, fetched));
+                self.out.push_back(Effect::FetchResult(asker, fetched));
             }
             Input::Outcome(number, result) => {
                 self.under_way -= 1;
@@ -318,7 +318,7 @@ impl Leader {
     }
 
     /// A message on a worker's stream.
-    pub(super) fn message(&mut self, group: &dyn Standing, conn: ConnId, message: Message) {
+    pub(super) fn message(&mut self, group: &dyn GroupStatus, conn: ConnId, message: Message) {
         let Some(e) = &mut self.epoch else { return };
         if e.streams.get(conn).is_none() {
             return;
@@ -343,7 +343,7 @@ impl Leader {
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
                 let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };
                 e.pulls.ask(pull, todo);
-                self.next([Task::Pulls(Changed::Pull(conn))]);
+                self.next([Task::Pulls(PullTrigger::Pull(conn))]);
             }
             Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
             Message::Report { epoch, sums } => {
@@ -355,7 +355,7 @@ impl Leader {
                 self.propose(Purpose::Member(worker), advance.into());
             }
             Message::SwitchMode { number, mode } => {
-                self.switch_asked(group, Some(number), Wanted::Choice(mode.into()), None);
+                self.switch_asked(group, Some(number), RequestedMode::Choice(mode.into()), None);
             }
             Message::Acquire { request, epoch, done } => {
                 e.asks.ask(conn, worker, request);
@@ -444,7 +444,7 @@ impl Leader {
                 self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
                 let of = (bucket, contribution.step, Some(contribution.worker));
                 self.note(Stage::Apply, began, of, bytes as u64);
-                self.next([Task::Pulls(Changed::Bucket(bucket, vec![contribution.worker]))]);
+                self.next([Task::Pulls(PullTrigger::Bucket(bucket, vec![contribution.worker]))]);
             }
             (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
             (_, Err(e)) => self.broken(&e),
@@ -493,9 +493,9 @@ impl Leader {
     }
 
     /// Records the span of an applied update or delta.
-    fn note_replicated(&self, of: Proposed, bucket: Option<BucketId>, worker: Option<WorkerId>) {
+    fn note_replicated(&self, of: ProposalSpan, bucket: Option<BucketId>, worker: Option<WorkerId>) {
         let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
-        let Proposed { began: begin, step, bytes } = of;
+        let ProposalSpan { began: begin, step, bytes } = of;
         self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
     }
 }

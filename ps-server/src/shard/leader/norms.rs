@@ -1,23 +1,23 @@
 //! Closed rounds that wait for the norm of the whole gradient. The norm is known once every trained bucket of the
 //! step is summed, on every shard. Leader-only: it may be lost at any moment.
 
-use crate::shard::{round::Sum, state::Configured};
+use crate::shard::{round::Sum, state::ShardConfig};
 use paraft_common::{Step, TensorKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By step.
 #[derive(Debug, Default)]
-pub struct Norms(BTreeMap<Step, OfStep>);
+pub struct Norms(BTreeMap<Step, StepSums>);
 
 #[derive(Debug, Default)]
-struct OfStep {
+struct StepSums {
     /// By local bucket.
     sums: BTreeMap<usize, Sum>,
     /// Trained buckets that are applied: an earlier leader got the norm, and failed before it proposed all buckets.
     applied: BTreeSet<usize>,
 }
 
-impl OfStep {
+impl StepSums {
     /// The part of the buckets that are not applied, once all of them are summed. A worker that sent the norm
     /// before sends it again.
     fn part(&self, trained: usize) -> Option<f64> {
@@ -28,7 +28,7 @@ impl OfStep {
 }
 
 /// The buckets of a shard that contribute to the norm.
-fn trained(conf: &Configured) -> impl Iterator<Item = usize> {
+fn trained(conf: &ShardConfig) -> impl Iterator<Item = usize> {
     let buckets = conf.buckets.iter().enumerate();
     buckets.filter(|(_, b)| b.spec.kind == TensorKind::Param).map(|(at, _)| at)
 }
@@ -38,7 +38,7 @@ impl Norms {
     /// step is complete in a bucket.
     pub fn summed(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         step: Step,
         bucket: usize,
         sum: Sum,
@@ -46,19 +46,19 @@ impl Norms {
     ) -> Option<f64> {
         let of = self.0.entry(step).or_insert_with(|| {
             let applied = trained(conf).filter(|b| *b != bucket && is_in(*b)).collect();
-            OfStep { sums: BTreeMap::new(), applied }
+            StepSums { sums: BTreeMap::new(), applied }
         });
         of.sums.insert(bucket, sum);
         of.part(trained(conf).count())
     }
 
     /// Whether the shard's part of a step is known.
-    pub fn is_known(&self, conf: &Configured, step: Step) -> bool {
+    pub fn is_known(&self, conf: &ShardConfig, step: Step) -> bool {
         self.0.get(&step).is_some_and(|of| of.part(trained(conf).count()).is_some())
     }
 
     /// The known parts of this shard, of steps whose norm is not known.
-    pub fn known(&self, conf: &Configured) -> Vec<(Step, f64)> {
+    pub fn known(&self, conf: &ShardConfig) -> Vec<(Step, f64)> {
         let trained = trained(conf).count();
         self.0.iter().filter_map(|(step, of)| Some((*step, of.part(trained)?))).collect()
     }

@@ -100,13 +100,13 @@ impl Pending {
 type Key = (WorkerId, usize, Step);
 
 /// The pushes of a bucket.
-type OfBucket = BTreeMap<(WorkerId, Step), Pending>;
+type BucketPushes = BTreeMap<(WorkerId, Step), Pending>;
 
 /// All pending pushes.
 #[derive(Debug)]
-pub struct Pushes<C> {
+pub struct PendingPushes<C> {
     /// By local bucket.
-    all: Vec<OfBucket>,
+    all: Vec<BucketPushes>,
     /// The pushes that wait for room, in the order of arrival.
     room: BTreeMap<u64, Key>,
     /// The queue number of the last push that waited for room.
@@ -125,7 +125,7 @@ pub struct Pushes<C> {
     behind: Vec<(WorkerId, C)>,
 }
 
-impl<C> Default for Pushes<C> {
+impl<C> Default for PendingPushes<C> {
     fn default() -> Self {
         Self {
             all: Vec::new(),
@@ -156,7 +156,7 @@ fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
     }
 }
 
-impl<C> Pushes<C> {
+impl<C> PendingPushes<C> {
     fn put(&mut self, key: Key, pending: Pending) {
         let _ = self.take(key); // the first try waits on behalf of the retry
         let (worker, bucket, step) = key;
@@ -174,7 +174,7 @@ impl<C> Pushes<C> {
         }
         self.bytes += pending.bytes();
         if self.all.len() <= bucket {
-            self.all.resize_with(bucket + 1, OfBucket::new);
+            self.all.resize_with(bucket + 1, BucketPushes::new);
         }
         self.all[bucket].insert((worker, step), pending);
     }
@@ -524,7 +524,7 @@ mod tests {
         fn each_push_waits_for_one_thing_and_commands_keep_order(
             ops in prop::collection::vec(op(), 1..120),
         ) {
-            let (mut pushes, mut model) = (Pushes::<u32>::default(), Model::default());
+            let (mut pushes, mut model) = (PendingPushes::<u32>::default(), Model::default());
             for (number, op) in (0u32..).zip(ops) {
                 match op {
                     Op::Waits(what, (w, b, s), bytes) => {
@@ -624,7 +624,7 @@ mod tests {
 
     #[test]
     fn waiting_pushes_are_bounded_and_retries_are_not_counted() {
-        let mut pushes = Pushes::<()>::default();
+        let mut pushes = PendingPushes::<()>::default();
         assert!((1..=3).all(|s| pushes.wait_for_room(push(0, 0, s, 1), 3)));
         assert!(!pushes.wait_for_room(push(0, 0, 4, 1), 3));
         assert!(pushes.wait_for_room(push(0, 0, 2, 1), 3), "it has its place");

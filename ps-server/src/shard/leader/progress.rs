@@ -14,14 +14,14 @@ pub struct Progress {
     pub samples: u64,
     /// How long one worker waited for another: the one whose push closed the round, or came last before the pull
     /// was answered.
-    waits: BTreeMap<(WorkerId, WorkerId), Waited>,
+    waits: BTreeMap<(WorkerId, WorkerId), WaitTotal>,
     /// The worker whose push came last.
     last: Option<WorkerId>,
 }
 
 /// Waiting time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waited {
+pub struct WaitTotal {
     /// Total time.
     pub time: Duration,
     /// Number of waits.
@@ -29,7 +29,7 @@ pub struct Waited {
 }
 
 /// Bound on the pairs of workers: workers that come and go must not grow the table without end.
-const MOST_PAIRS: usize = 1 << 16;
+const MAX_PAIRS: usize = 1 << 16;
 
 impl Progress {
     /// Adds a worker's loss.
@@ -61,7 +61,7 @@ impl Progress {
     }
 
     fn wait(&mut self, worker: WorkerId, of: WorkerId, time: Duration) {
-        if self.waits.len() < MOST_PAIRS || self.waits.contains_key(&(worker, of)) {
+        if self.waits.len() < MAX_PAIRS || self.waits.contains_key(&(worker, of)) {
             let waited = self.waits.entry((worker, of)).or_default();
             waited.time += time;
             waited.times += 1;
@@ -69,7 +69,7 @@ impl Progress {
     }
 
     /// Each waiting worker, the worker that it waited for, and the time.
-    pub fn waits(&self) -> impl Iterator<Item = (WorkerId, WorkerId, Waited)> + '_ {
+    pub fn waits(&self) -> impl Iterator<Item = (WorkerId, WorkerId, WaitTotal)> + '_ {
         self.waits.iter().map(|((worker, of), waited)| (*worker, *of, *waited))
     }
 }
@@ -88,12 +88,12 @@ mod tests {
             progress.waited(a, Duration::from_secs(1));
             progress.waited(b, Duration::from_secs(2));
         }
-        let of = |seconds| Waited { time: Duration::from_secs(seconds), times: 1 };
+        let of = |seconds| WaitTotal { time: Duration::from_secs(seconds), times: 1 };
         assert_eq!(progress.waits().collect::<Vec<_>>(), [(a, b, of(1)), (b, a, of(2))]);
         let mut rounds = Progress::default();
         rounds.round(&[(a, Moment(5)), (b, Moment(9))]);
         rounds.round(&[(a, Moment(12))]);
-        let waited = Waited { time: Duration::from_nanos(4), times: 1 };
+        let waited = WaitTotal { time: Duration::from_nanos(4), times: 1 };
         assert_eq!(rounds.waits().collect::<Vec<_>>(), [(a, b, waited)]);
         [Some(1.5), None, Some(f32::NAN), Some(0.5)].into_iter().for_each(|l| progress.loss(l));
         assert_eq!(progress.losses, (2.0, 2));

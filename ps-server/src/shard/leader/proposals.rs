@@ -1,6 +1,6 @@
 //! Outcomes of proposals and confirmations.
 
-use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Changed};
+use super::{GroupStatus, Leader, Purpose, Reply, Task, epoch::Phase, pulls::PullTrigger};
 use crate::{
     raft::ProposeError,
     shard::{
@@ -23,7 +23,7 @@ impl Leader {
     /// Handles an outcome. It ignores outcomes of an earlier epoch: the workers ask again.
     pub(super) fn outcome(
         &mut self,
-        group: &dyn Standing,
+        group: &dyn GroupStatus,
         number: u64,
         result: Result<Outcome, ProposeError>,
     ) {
@@ -64,25 +64,25 @@ impl Leader {
     fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
         let changed = match (&purpose, &outcome) {
             (Purpose::Update { bucket, contributions, .. }, _) => {
-                Some(Changed::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect()))
+                Some(PullTrigger::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect()))
             }
-            (Purpose::Init, _) => Some(Changed::Initial),
+            (Purpose::Init, _) => Some(PullTrigger::Initial),
             (Purpose::Member(worker) | Purpose::Leave { worker, .. }, _)
-            | (Purpose::Join(_), Outcome::Joined { worker, .. }) => Some(Changed::Member(*worker)),
+            | (Purpose::Join(_), Outcome::Joined { worker, .. }) => Some(PullTrigger::Member(*worker)),
             (Purpose::Pull(_) | Purpose::Other, _) => None,
-            _ => Some(Changed::All),
+            _ => Some(PullTrigger::All),
         };
         if let Some(e) = &mut self.epoch {
             if e.deltas.working().has_members() {
                 self.shard.read(|m| e.deltas.follow(&m.members));
             }
             match &changed {
-                None | Some(Changed::Initial) => {}
-                Some(Changed::Bucket(bucket, _)) => e.rounds.touch(*bucket),
+                None | Some(PullTrigger::Initial) => {}
+                Some(PullTrigger::Bucket(bucket, _)) => e.rounds.touch(*bucket),
                 Some(_) => e.rounds.touch_all(),
             }
         }
-        if matches!(changed, Some(Changed::Member(_) | Changed::Bucket(..))) {
+        if matches!(changed, Some(PullTrigger::Member(_) | PullTrigger::Bucket(..))) {
             self.forget_orphans();
         }
         let mut again = Vec::new();
@@ -143,7 +143,7 @@ impl Leader {
             }
             (_, outcome) => self.evaluated(outcome),
         }
-        self.next([Task::Asks]);
+        self.next([Task::ChunkRequests]);
         self.next(changed.map(Task::Pulls));
         self.next([Task::Rounds]);
         self.next(again.into_iter().map(Task::Take));
@@ -253,7 +253,7 @@ impl Leader {
             tracing::info!(shard, %mode, number, "the mode was switched");
             e.tally.begin(now);
         }
-        let answers = askers.into_iter().map(|asker| super::Effect::Switched(asker, result.clone()));
+        let answers = askers.into_iter().map(|asker| super::Effect::SwitchResult(asker, result.clone()));
         self.out.extend(answers);
     }
 }

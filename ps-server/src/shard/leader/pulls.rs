@@ -1,7 +1,7 @@
 //! Waiting pulls, and which of them may be answered. A pull is checked when its own worker's push or the slowest
 //! member's push is in, not at every update. Leader-only: after a failover the worker asks again.
 
-use super::{messages::ConnId, working::Working};
+use super::{messages::ConnId, working::WorkingCopies};
 use crate::shard::state::Meta;
 use paraft_common::{InForce, Mode, Step, Version, WorkerId};
 use std::{
@@ -17,7 +17,7 @@ fn least(clocks: impl Iterator<Item = Step>) -> Step {
 
 /// Events that may release a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Changed {
+pub enum PullTrigger {
     /// Any state: the mode, a delta, a new epoch.
     All,
     /// The initial state of a bucket arrived. It matters only for the last bucket.
@@ -75,24 +75,24 @@ impl WaitingPull {
 
 /// The waiting pulls, one per stream.
 #[derive(Debug, Default)]
-pub struct Pulls {
+pub struct WaitingPulls {
     by_conn: BTreeMap<ConnId, WaitingPull>,
     /// Pulls for a checkpoint: all buckets are answered at once.
     sections: BTreeSet<ConnId>,
     /// The slowest clock of each bucket at the last scan of all pulls.
     slowest: BTreeMap<usize, Step>,
     /// The decisive state at the last scan of all pulls; `None` if it may have changed since.
-    decided: Option<Decisive>,
+    decided: Option<DecisiveState>,
     /// The pulls were scanned since the shard has its initial state.
     begun: bool,
     /// Pulls that may be answered once the log holds them.
-    to_record: Vec<Ready>,
+    to_record: Vec<ReleasedPull>,
 }
 
 /// The part of the state that affects every pull. While it is unchanged, an event of one member releases no other
 /// pull.
 #[derive(Debug, PartialEq)]
-struct Decisive {
+struct DecisiveState {
     started: bool,
     mode: Mode,
     all_finished: bool,
@@ -100,7 +100,7 @@ struct Decisive {
     slowest_in: Vec<Step>,
 }
 
-impl Decisive {
+impl DecisiveState {
     fn of(m: &Meta) -> Self {
         let buckets = m.members.iter().next().map_or(0, |(_, first)| first.steps().len());
         Self {
@@ -117,7 +117,7 @@ impl Decisive {
 pub struct View<'a> {
     /// The working copies: at the level `leader` what is applied here counts, replicated or not, because the pull
     /// returns it.
-    pub working: Option<&'a Working>,
+    pub working: Option<&'a WorkingCopies>,
     /// Whether everything that was pushed here is replicated.
     pub level: bool,
     /// The stream of a member.
@@ -130,16 +130,16 @@ pub struct View<'a> {
 
 /// The result of a scan.
 #[derive(Debug, Default)]
-pub struct Looked {
+pub struct PullScan {
     /// Pulls to answer now.
-    pub go: Vec<Ready>,
+    pub go: Vec<ReleasedPull>,
     /// A worker's last pull waits until everything pushed here is replicated.
     pub last_waits: bool,
     /// Number of pulls that started to wait for others.
     pub waited: u64,
 }
 
-impl Pulls {
+impl WaitingPulls {
     /// Adds a worker's pull of these local buckets.
     pub fn ask(&mut self, pull: Pull, todo: BTreeSet<usize>) {
         let conn = pull.conn;
@@ -167,30 +167,30 @@ impl Pulls {
     }
 
     /// Keeps a released pull until the log holds it.
-    pub fn record(&mut self, go: Ready) {
+    pub fn record(&mut self, go: ReleasedPull) {
         self.to_record.push(go);
     }
 
     /// Takes the pulls that the log must hold first.
-    pub fn to_record(&mut self) -> Vec<Ready> {
+    pub fn to_record(&mut self) -> Vec<ReleasedPull> {
         std::mem::take(&mut self.to_record)
     }
 
     /// Finds the pulls that the consistency rule releases. Except at the level `leader` it works bucket by bucket:
     /// a bucket is sent as soon as the rule holds for it, while others are still pushed. Among the ready buckets
     /// the first go first, because a forward pass needs them first.
-    pub fn look(&mut self, changed: Changed, m: &Meta, view: &View<'_>) -> Looked {
-        let mut looked = Looked::default();
+    pub fn look(&mut self, changed: PullTrigger, m: &Meta, view: &View<'_>) -> PullScan {
+        let mut looked = PullScan::default();
         let (now, mode) = (view.now, m.in_force.mode);
         let slowest = match view.working {
             Some(working) => least(m.members.active().map(|(w, m)| working.member(w, m).clock())),
             None => m.members.slowest(),
         };
         let changed = match changed {
-            Changed::Bucket(..) | Changed::Member(_) if view.working.is_some() => Changed::All,
+            PullTrigger::Bucket(..) | PullTrigger::Member(_) if view.working.is_some() => PullTrigger::All,
             // Before the shard has its weights no pull is scanned, and a pull may arrive between the last initial
             // bucket and its event. So the first scan is of all pulls.
-            _ if !self.begun => Changed::All,
+            _ if !self.begun => PullTrigger::All,
             changed => changed,
         };
         self.begun = true;
@@ -211,7 +211,7 @@ impl Pulls {
                     may
                 };
                 let buckets: Vec<usize> = match &changed {
-                    Changed::Bucket(b, _) => {
+                    PullTrigger::Bucket(b, _) => {
                         p.todo.get(b).copied().filter(|b| ready(*b)).into_iter().collect()
                     }
                     _ => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
@@ -225,7 +225,14 @@ impl Pulls {
                 if !buckets.is_empty() {
                     let of_part = || least(buckets.iter().map(|b| m.members.slowest_in(*b)));
                     let slowest = if pull.part { of_part() } else { slowest };
-                    looked.go.push(Ready { pull, held, buckets, whole, slowest, in_force: m.in_force });
+                    looked.go.push(ReleasedPull {
+                        pull,
+                        held,
+                        buckets,
+                        whole,
+                        slowest,
+                        in_force: m.in_force,
+                    });
                 }
                 continue;
             }
@@ -251,7 +258,14 @@ impl Pulls {
             if may {
                 let (buckets, held) = (std::mem::take(&mut p.todo).into_iter().collect(), p.held);
                 self.closed(conn);
-                looked.go.push(Ready { pull, held, buckets, whole: true, slowest, in_force: m.in_force });
+                looked.go.push(ReleasedPull {
+                    pull,
+                    held,
+                    buckets,
+                    whole: true,
+                    slowest,
+                    in_force: m.in_force,
+                });
             }
         }
         looked
@@ -262,22 +276,22 @@ impl Pulls {
     /// thousand joins would scan a thousand pulls.
     fn candidates(
         &mut self,
-        changed: &Changed,
+        changed: &PullTrigger,
         m: &Meta,
         conn_of: impl Fn(WorkerId) -> Option<ConnId>,
     ) -> Vec<ConnId> {
         match changed {
-            Changed::Pull(conn) => vec![*conn],
-            Changed::Initial => Vec::new(),
-            Changed::All => self.all(Decisive::of(m)),
-            Changed::Member(worker) => {
-                let now = Decisive::of(m);
+            PullTrigger::Pull(conn) => vec![*conn],
+            PullTrigger::Initial => Vec::new(),
+            PullTrigger::All => self.all(DecisiveState::of(m)),
+            PullTrigger::Member(worker) => {
+                let now = DecisiveState::of(m);
                 match self.decided.as_ref() == Some(&now) {
                     true => conn_of(*worker).into_iter().collect(),
                     false => self.all(now),
                 }
             }
-            Changed::Bucket(bucket, workers) => {
+            PullTrigger::Bucket(bucket, workers) => {
                 let slowest = m.members.slowest_in(*bucket);
                 if self.slowest.insert(*bucket, slowest) != Some(slowest) {
                     self.decided = None;
@@ -293,7 +307,7 @@ impl Pulls {
     }
 
     /// Scans all pulls, and stores the state that decides.
-    fn all(&mut self, decides: Decisive) -> Vec<ConnId> {
+    fn all(&mut self, decides: DecisiveState) -> Vec<ConnId> {
         self.decided = Some(decides);
         self.slowest.clear();
         self.by_conn.keys().copied().collect()
@@ -302,7 +316,7 @@ impl Pulls {
 
 /// A pull, or a part of one, that is answered now.
 #[derive(Clone, Debug)]
-pub struct Ready {
+pub struct ReleasedPull {
     /// The request.
     pub pull: Arc<Pull>,
     /// Since when it waited for others.
@@ -376,7 +390,7 @@ mod tests {
             m.started = true;
             m.in_force = InForce::first(mode, None);
             (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), BUCKETS, false));
-            let (mut some, mut all) = (Pulls::default(), Pulls::default());
+            let (mut some, mut all) = (WaitingPulls::default(), WaitingPulls::default());
             let mut owed: BTreeMap<ConnId, BTreeSet<usize>> = BTreeMap::new();
             let mut barriers = BTreeSet::new();
             let now = Instant::now();
@@ -386,7 +400,7 @@ mod tests {
                         let worker = WorkerId(w);
                         let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(bucket)) else { continue };
                         m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
-                        Changed::Bucket(bucket, vec![worker])
+                        PullTrigger::Bucket(bucket, vec![worker])
                     }
                     Op::Ask(w, ahead, checkpoint, barrier, only) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
@@ -401,7 +415,7 @@ mod tests {
                             let pull = Pull { conn, worker, done, last: false, checkpoint, barrier, records: false, have, part };
                             pulls.ask(pull, todo.clone());
                         }
-                        Changed::Pull(conn)
+                        PullTrigger::Pull(conn)
                     }
                     Op::Last(w) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
@@ -412,29 +426,29 @@ mod tests {
                                 Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false };
                             pulls.ask(pull, (0..BUCKETS).collect());
                         }
-                        Changed::Pull(conn)
+                        PullTrigger::Pull(conn)
                     }
-                    Op::Pause(w) => { m.members.pause(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
-                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Changed::Member(WorkerId(w)) }
-                    Op::Finish(w) => { m.members.finish(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
-                    Op::Leave(w) => { m.members.leave(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
+                    Op::Pause(w) => { m.members.pause(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
+                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); PullTrigger::Member(WorkerId(w)) }
+                    Op::Finish(w) => { m.members.finish(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
+                    Op::Leave(w) => { m.members.leave(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
                     Op::Join(w) if m.members.get(WorkerId(w)).is_some() => continue,
-                    Op::Join(w) => { m.members.join(WorkerId(w), SessionId(1), BUCKETS, false); Changed::Member(WorkerId(w)) }
+                    Op::Join(w) => { m.members.join(WorkerId(w), SessionId(1), BUCKETS, false); PullTrigger::Member(WorkerId(w)) }
                     Op::Closed(w) => {
                         [&mut some, &mut all].into_iter().for_each(|p| p.closed(u64::from(w)));
                         owed.remove(&u64::from(w));
-                        Changed::Initial
+                        PullTrigger::Initial
                     }
                 };
                 if i < unseen {
                     continue;
                 }
                 let view = View { working: None, level: true, conn_of: &conn_of, waits_in_round: &|_, _| false, now };
-                let said = |looked: &Looked| {
+                let said = |looked: &PullScan| {
                     looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
                 };
                 let few = some.look(changed, &m, &view);
-                let many = all.look(Changed::All, &m, &view);
+                let many = all.look(PullTrigger::All, &m, &view);
                 prop_assert_eq!(said(&few), said(&many));
                 prop_assert_eq!(some.waiting().count(), all.waiting().count());
                 for go in few.go {

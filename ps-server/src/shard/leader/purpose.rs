@@ -1,6 +1,6 @@
 //! The purposes of a leader's proposals and confirmations. Their outcomes are reported by number.
 
-use super::{messages::ConnId, pulls::Ready};
+use super::{messages::ConnId, pulls::ReleasedPull};
 use crate::shard::command::{Command, Contribution};
 use paraft_common::{Step, WorkerId};
 use paraft_trace::Moment;
@@ -30,7 +30,7 @@ pub enum Purpose {
         /// The pushes in it.
         contributions: Vec<Contribution>,
         /// For its span.
-        of: Proposed,
+        of: ProposalSpan,
     },
     /// A worker's session ends.
     Leave {
@@ -40,7 +40,7 @@ pub enum Purpose {
         asks: Option<ConnId>,
     },
     /// A pull that the log must hold.
-    Pull(Ready),
+    Pull(ReleasedPull),
     /// The mode is switched.
     SwitchMode,
     /// A person ends the job.
@@ -50,7 +50,7 @@ pub enum Purpose {
     /// A part of a state delta.
     DeltaPart,
     /// The marker of a state delta.
-    Delta(Proposed),
+    Delta(ProposalSpan),
     /// A bucket's initial state.
     Init,
     /// A member reports its progress: it advances, pauses or finishes.
@@ -60,11 +60,11 @@ pub enum Purpose {
 }
 
 /// A command that waits behind its worker's pushes.
-pub type Said = (Purpose, Command);
+pub type DeferredCommand = (Purpose, Command);
 
 /// The span of a proposal.
 #[derive(Clone, Copy, Debug)]
-pub struct Proposed {
+pub struct ProposalSpan {
     /// When it was proposed, or its delta was started.
     pub began: Moment,
     /// The latest step in it.

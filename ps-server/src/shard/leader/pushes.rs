@@ -1,12 +1,12 @@
 //! Pushes: admission, BSP's rounds, the global norm over all shards, and the deltas at the level `leader`.
 
 use super::{
-    Computed, Computing, ConnId, Leader, MAX_AHEAD, Message, Proposed, Purpose, Reply, Task,
+    Computed, Computing, ConnId, Leader, MAX_AHEAD, Message, ProposalSpan, Purpose, Reply, Task,
     admission::{Admission, admit},
-    deltas::Next,
+    deltas::DeltaProposal,
     outcomes::changes_nothing,
     pending::Push,
-    pulls::Changed,
+    pulls::PullTrigger,
     rounds::Key,
     working::add,
 };
@@ -16,7 +16,7 @@ use crate::shard::{
     delta::DeltaId,
     members::Member,
     round::{self, Part, Sum},
-    state::Configured,
+    state::ShardConfig,
 };
 use paraft_common::{
     Payload, SessionId, Step, TensorKind, WorkerId,
@@ -29,7 +29,7 @@ use paraft_trace::Stage;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// What a proposed update holds.
-struct Applies {
+struct UpdatePlan {
     contributions: Vec<Contribution>,
     factor: f32,
     closes: bool,
@@ -39,7 +39,7 @@ struct Applies {
     skip: bool,
 }
 
-impl Applies {
+impl UpdatePlan {
     /// A push that is an update by itself.
     fn alone(part: Part, factor: f32) -> Self {
         let Part { contribution, payload, rate, skip } = part;
@@ -109,7 +109,7 @@ impl Leader {
     /// Whether a push of a step joins a round. If the job clips by the norm of the whole gradient, a push that
     /// carries the norm is applied by itself in every mode. The same holds for all pushes of that worker and step,
     /// so a switch never splits a step.
-    fn averages(&self, conf: &Configured, step: Step, sum_of_squares: f64) -> bool {
+    fn averages(&self, conf: &ShardConfig, step: Step, sum_of_squares: f64) -> bool {
         let alone = conf.job.clip.norm.is_some() && sum_of_squares > 0.0;
         !alone && self.shard.read(|m| m.in_force.of_push(step)).averages()
     }
@@ -125,7 +125,7 @@ impl Leader {
         let push = if e.deltas.has_room(&conf.job, now) { e.pending.next_for_room() } else { None };
         match push {
             Some(push) => self.next([Task::Take(push), Task::Room]),
-            None if any => self.next([Task::Pulls(Changed::All)]),
+            None if any => self.next([Task::Pulls(PullTrigger::All)]),
             None => {}
         }
     }
@@ -209,7 +209,7 @@ impl Leader {
                     None => {
                         let of = (bucket, c.step, Some(c.worker));
                         self.note(Stage::Queue, push.arrived, of, push.payload.len() as u64);
-                        self.update(&conf, bucket, Applies::alone(push.part(), factor));
+                        self.update(&conf, bucket, UpdatePlan::alone(push.part(), factor));
                     }
                     // Its image would claim that the bucket has its initial weights.
                     Some(false) => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
@@ -235,7 +235,7 @@ impl Leader {
     }
 
     /// Whether the round of this step, or of a later one, was closed without some of its pushes and is in flight.
-    fn is_closed(&self, conf: &Configured, bucket: usize, step: Step) -> bool {
+    fn is_closed(&self, conf: &ShardConfig, bucket: usize, step: Step) -> bool {
         let drops_late = conf.job.round.drops_late();
         drops_late && self.epoch.as_ref().is_some_and(|e| e.rounds.is_closed(bucket, step))
     }
@@ -247,8 +247,8 @@ impl Leader {
         }
     }
 
-    fn update(&mut self, conf: &Configured, bucket: usize, update: Applies) {
-        let Applies { contributions, factor, closes, payload, rate, skip } = update;
+    fn update(&mut self, conf: &ShardConfig, bucket: usize, update: UpdatePlan) {
+        let UpdatePlan { contributions, factor, closes, payload, rate, skip } = update;
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
         // Pushes of sessions that are over are not reported.
         let heard =
@@ -266,7 +266,7 @@ impl Leader {
             false => Command::of_pushes(entry),
         };
         let step = command.latest_step().unwrap_or_default();
-        let of = Proposed { began: self.now.moment, step, bytes: payload.len() as u64 };
+        let of = ProposalSpan { began: self.now.moment, step, bytes: payload.len() as u64 };
         self.propose(Purpose::Update { bucket, contributions, of }, Proposal { command, payload });
     }
 
@@ -302,7 +302,7 @@ impl Leader {
                 if let Some((part, arrived)) = left {
                     let of = (bucket, step, Some(worker));
                     self.note(Stage::Queue, arrived, of, part.payload.len() as u64);
-                    self.update(&conf, bucket, Applies::alone(part, 1.0));
+                    self.update(&conf, bucket, UpdatePlan::alone(part, 1.0));
                 }
             }
         }
@@ -344,7 +344,7 @@ impl Leader {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         if conf.job.clip.norm.is_none() || conf.buckets[bucket].spec.kind != TensorKind::Param {
             let closes = conf.job.round.drops_late();
-            return self.update(&conf, bucket, Applies::round(sum, 1.0, closes));
+            return self.update(&conf, bucket, UpdatePlan::round(sum, 1.0, closes));
         }
         if self.shard.read(|m| changes_nothing(&m.members, bucket, &sum)) {
             return self.give_up(bucket, &sum);
@@ -375,14 +375,14 @@ impl Leader {
         let closes = conf.job.round.drops_late();
         for (bucket, sum) in e.norms.take(step) {
             let clipped = norm_factor(max, sum_of_squares);
-            self.update(&conf, bucket, Applies::round(sum, clipped, closes));
+            self.update(&conf, bucket, UpdatePlan::round(sum, clipped, closes));
         }
     }
 
     // ---- the level `leader` ----
 
     /// Applies an admitted push to the leader's working copy. It is acknowledged once that is done.
-    fn push_working(&mut self, conf: &Arc<Configured>, push: Push, scale: f32) {
+    fn push_working(&mut self, conf: &Arc<ShardConfig>, push: Push, scale: f32) {
         let Push { conn, contribution: c, bucket, payload, rate, skip, arrived, .. } = push;
         let (encoding, bytes) = (conf.encoding(bucket), payload.len());
         self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), bytes as u64);
@@ -397,7 +397,7 @@ impl Leader {
         if skip {
             let version = working.skipped(conf, &replicated, active, bucket, &c, self.now.at);
             self.send(conn, Reply::Ack { seq: c.seq, version });
-            return self.next([Task::Pulls(Changed::Bucket(bucket, vec![c.worker]))]);
+            return self.next([Task::Pulls(PullTrigger::Bucket(bucket, vec![c.worker]))]);
         }
         let staleness = self.counters.staleness.clone();
         let data = working.data(conf, bucket);
@@ -453,14 +453,14 @@ impl Leader {
         }
         while let Some(next) = self.leading().and_then(|e| e.deltas.propose(&conf)) {
             match next {
-                Next::Part(part) => self.propose(Purpose::DeltaPart, part),
-                Next::Marker(marker, began, behind) => {
+                DeltaProposal::Part(part) => self.propose(Purpose::DeltaPart, part),
+                DeltaProposal::Marker(marker, began, behind) => {
                     let bytes = match &marker.command {
                         Command::Delta { record, .. } => record.bytes,
                         _ => 0,
                     };
                     let step = marker.command.latest_step().unwrap_or_default();
-                    self.propose(Purpose::Delta(Proposed { began, step, bytes }), marker);
+                    self.propose(Purpose::Delta(ProposalSpan { began, step, bytes }), marker);
                     behind.into_iter().for_each(|(purpose, proposal)| self.propose(purpose, proposal));
                 }
             }

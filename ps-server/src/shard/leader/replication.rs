@@ -11,7 +11,7 @@ use tokio::sync::watch;
 pub trait Replication: Send + Sync + 'static {
     /// Proposes an entry. Entries are applied in the order of the proposals. The inner future returns the outcome
     /// once the entry is applied here.
-    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<Waits, ProposeError>>;
+    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<OutcomeFuture, ProposeError>>;
     /// Returns when this replica leads and has applied everything that was committed before the call.
     fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>>;
     /// Watches the leadership; closes when the replica shuts down.
@@ -37,4 +37,4 @@ pub trait Replication: Send + Sync + 'static {
 }
 
 /// A proposal's outcome, once it is known.
-pub type Waits = BoxFuture<'static, Result<Outcome, ProposeError>>;
+pub type OutcomeFuture = BoxFuture<'static, Result<Outcome, ProposeError>>;

@@ -1,15 +1,15 @@
 //! Replies to workers: weights, chunks, the image for a checkpoint.
 
 use super::{
-    Later, Leader, Purpose, Reply, Standing, Weights,
-    checkpoint::{Due, lowest},
-    effects::Fetched,
-    messages::Taken,
-    pulls::{Changed, Ready, View},
+    DeferredWeights, GroupStatus, Leader, Purpose, Reply, Weights,
+    checkpoint::{PartRequest, lowest},
+    effects::FetchResult,
+    messages::BucketWeights,
+    pulls::{PullTrigger, ReleasedPull, View},
 };
 use crate::shard::{
     command::{Closed, Command},
-    state::Configured,
+    state::ShardConfig,
 };
 use bytes::Bytes;
 use paraft_common::{ShardId, Step, WorkerId};
@@ -21,7 +21,7 @@ const UNREAD_PULLS: usize = 3;
 
 impl Leader {
     /// Answers every pull that may be answered.
-    pub(super) fn answer_pulls(&mut self, changed: Changed) {
+    pub(super) fn answer_pulls(&mut self, changed: PullTrigger) {
         let now = self.now.at;
         if self.epoch.as_ref().is_none_or(|e| e.pulls.is_empty()) {
             return;
@@ -50,7 +50,7 @@ impl Leader {
         let sections = looked.go.iter().filter(|g| g.pull.checkpoint);
         let pulls: Vec<_> = sections.map(|g| (g.pull.worker, g.pull.done)).collect();
         if !pulls.is_empty() {
-            let due = Due { pulls: &pulls, last_proposed: e.pending.last_proposed(), now };
+            let due = PartRequest { pulls: &pulls, last_proposed: e.pending.last_proposed(), now };
             e.kept.keep(&self.shard, &conf, due);
         }
         for go in looked.go {
@@ -93,7 +93,7 @@ impl Leader {
     /// At the level `leader`: a worker that comes from another leader and asks for weights after a step has pushed
     /// everything up to it. Pushes that are missing here were acknowledged there and lost. Without this count the
     /// worker would wait forever for its own writes.
-    fn count_lost_steps(&mut self, conf: &Configured) {
+    fn count_lost_steps(&mut self, conf: &ShardConfig) {
         let now = self.now.at;
         let Some(e) = self.epoch.as_mut().filter(|_| conf.job.durability.is_leader()) else { return };
         let mut found = Vec::new();
@@ -116,8 +116,8 @@ impl Leader {
     }
 
     /// `recorded`: the log has decided which weights the worker gets.
-    pub(super) fn answer(&mut self, conf: &Arc<Configured>, go: Ready, recorded: bool) {
-        let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
+    pub(super) fn answer(&mut self, conf: &Arc<ShardConfig>, go: ReleasedPull, recorded: bool) {
+        let ReleasedPull { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
         let (unread, mark) = e.streams.unread(pull.conn);
         if unread >= UNREAD_PULLS * conf.buckets.len() {
@@ -162,7 +162,7 @@ impl Leader {
             // those of this step.
             let rounds = in_force.mode.averages() || in_force.of_push(pull.done).averages();
             let now = recorded || rounds || conf.job.durability.is_leader();
-            let later = Later {
+            let later = DeferredWeights {
                 shard: Arc::downgrade(&self.shard),
                 conf: Arc::downgrade(conf),
                 term: e.term,
@@ -185,10 +185,10 @@ impl Leader {
                 }
                 false => {
                     let version = conf.buckets[bucket].version();
-                    (Taken { version, not_modified: false, payload: Bytes::new() }, Some(later))
+                    (BucketWeights { version, not_modified: false, payload: Bytes::new() }, Some(later))
                 }
             };
-            let Taken { version, not_modified, payload } = taken;
+            let BucketWeights { version, not_modified, payload } = taken;
             let last = whole && i == count;
             // After a part of the weights the worker is in the middle of a step.
             let save = last && !pull.last && !pull.part && self.saves(pull.worker);
@@ -230,7 +230,7 @@ impl Leader {
     }
 
     /// Hands out the image for a checkpoint; `now`: an image of this moment.
-    pub(super) fn fetch_part(&mut self, group: &dyn Standing, step: Step, now: bool) -> Fetched {
+    pub(super) fn fetch_part(&mut self, group: &dyn GroupStatus, step: Step, now: bool) -> FetchResult {
         let shard = self.shard.id();
         let none = RefusalKind::NoPart { shard, step };
         let Some(e) = &mut self.epoch else { return Err(self.not_leader(group)) };

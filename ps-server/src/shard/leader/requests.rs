@@ -1,8 +1,8 @@
 //! Requests of people and of the rule to a running job: switch the mode, stop.
 
 use super::{
-    Effect, Leader, Purpose, Standing, Wanted,
-    effects::{Asker, Switched},
+    Effect, GroupStatus, Leader, Purpose, RequestedMode,
+    effects::{ReplyHandle, SwitchResult},
     epoch::Phase,
 };
 use crate::shard::{command::Command, state::Meta};
@@ -15,10 +15,10 @@ impl Leader {
     /// Handles a request to switch the mode.
     pub(super) fn switch_asked(
         &mut self,
-        group: &dyn Standing,
+        group: &dyn GroupStatus,
         number: Option<u64>,
-        wanted: Wanted,
-        asker: Option<Asker<Switched>>,
+        wanted: RequestedMode,
+        asker: Option<ReplyHandle<SwitchResult>>,
     ) {
         let now = self.shard.read(|m| m.in_force);
         let conf = self.shard.configured();
@@ -26,7 +26,7 @@ impl Leader {
             (Some(e), Some(conf)) => e.switching.ask(number, wanted, asker, now, &conf.job),
             _ => asker.map(|asker| (asker, Err(self.not_leader(group)))),
         };
-        self.out.extend(answer.map(|(asker, switched)| Effect::Switched(asker, switched)));
+        self.out.extend(answer.map(|(asker, switched)| Effect::SwitchResult(asker, switched)));
     }
 
     /// Publishes the counts for the rule, for this server's reports to the control group.

@@ -20,7 +20,7 @@ use tokio::{
 pub const EVENT_QUEUE: usize = 1024;
 
 /// Messages that are taken in one go before outcomes and deadlines are checked again.
-const AT_ONCE: usize = 32;
+const MAX_EVENT_BATCH: usize = 32;
 
 /// Draws session ids at random.
 pub fn random_sessions() -> DrawSession {
@@ -39,16 +39,16 @@ pub fn spawn(
     let leadership = group.leadership();
     let job = shard.name().job().0;
     let leader = Leader::new(shard, counters, founding, draw_session);
-    let task = Task { leader, job, group, lines: Lines::default(), done: FuturesUnordered::new() };
+    let task = Task { leader, job, group, lines: ReplySenders::default(), done: FuturesUnordered::new() };
     tokio::spawn(task.run(events, leadership));
     tx
 }
 
 /// The reply channel of each stream.
 #[derive(Default)]
-pub(crate) struct Lines(BTreeMap<ConnId, mpsc::Sender<Reply>>);
+pub(crate) struct ReplySenders(BTreeMap<ConnId, mpsc::Sender<Reply>>);
 
-impl Lines {
+impl ReplySenders {
     /// Converts an event to the leader's input. Returns the room of a message with a payload: from here on the
     /// shard's own rule bounds it.
     pub fn input(&mut self, event: Event) -> Input {
@@ -89,7 +89,7 @@ struct Task {
     /// The job whose share of computation time it uses.
     job: u32,
     group: Arc<dyn Replication>,
-    lines: Lines,
+    lines: ReplySenders,
     done: FuturesUnordered<BoxFuture<'static, Input>>,
 }
 
@@ -120,7 +120,7 @@ impl Task {
             };
             self.handle(input).await;
             // Waiting on all sources costs as much as many inputs.
-            for _ in 0..AT_ONCE {
+            for _ in 0..MAX_EVENT_BATCH {
                 let Ok(event) = events.try_recv() else { break };
                 let input = self.lines.input(event);
                 self.handle(input).await;
@@ -168,8 +168,8 @@ impl Task {
             Effect::Compute(bytes, work) => {
                 return Some(Input::Computed(compute::run(self.job, bytes, work).await));
             }
-            Effect::Switched(asker, switched) => asker.answer(switched),
-            Effect::Fetched(asker, fetched) => asker.answer(fetched),
+            Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep => self.done.push(self.group.sleep().map(|_| Input::SleepOrWake).boxed()),
             Effect::Wake => self.done.push(self.group.ensure_awake().map(|_| Input::SleepOrWake).boxed()),
         }

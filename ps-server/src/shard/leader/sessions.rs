@@ -1,6 +1,6 @@
 //! Workers' streams and their sessions: open, attach, lease expiry and loss.
 
-use super::{ConnId, Effect, Leader, Liveness, Purpose, Reply, Standing};
+use super::{ConnId, Effect, GroupStatus, Leader, Liveness, Purpose, Reply};
 use crate::shard::{begin::JOB_FORM, command::Command};
 use paraft_common::{
     SessionId, WorkerId,
@@ -13,10 +13,10 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 const MORE_WORKERS: usize = 64;
 
 /// A request to open a stream: the worker, the session that it wants to resume, its signs of life.
-type Opens = (WorkerId, Option<SessionId>, Arc<Liveness>);
+type OpenRequest = (WorkerId, Option<SessionId>, Arc<Liveness>);
 
 impl Leader {
-    pub(super) fn open(&mut self, group: &dyn Standing, conn: ConnId, who: Opens, job: String) {
+    pub(super) fn open(&mut self, group: &dyn GroupStatus, conn: ConnId, who: OpenRequest, job: String) {
         let (worker, session, liveness) = who;
         if let Some(e) = &mut self.epoch {
             e.streams.open(conn, worker, session);
@@ -43,7 +43,7 @@ impl Leader {
 
     /// Handles a stream that opens while the group sleeps. A leader may have been deposed meanwhile: it restarts
     /// its epoch, and the worker opens the stream again. Otherwise the leader is notified, wherever it is.
-    fn woken_by(&mut self, group: &dyn Standing, conn: ConnId) -> bool {
+    fn woken_by(&mut self, group: &dyn GroupStatus, conn: ConnId) -> bool {
         // Also if another replica has woken the group meanwhile.
         let slept = group.has_slept();
         if group.is_asleep() {

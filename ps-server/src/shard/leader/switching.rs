@@ -14,13 +14,13 @@
 //! whole gradient, workers send that norm in the asynchronous modes only: the step in progress then finishes in
 //! lock-step.
 
-use super::effects::{Asker, Switched};
+use super::effects::{ReplyHandle, SwitchResult};
 use paraft_common::{InForce, Mode, ModeChoice, config::ServerJob};
 use paraft_proto::RefusalKind;
 
 /// The requested mode.
 #[derive(Clone, Copy, Debug)]
-pub enum Wanted {
+pub enum RequestedMode {
     /// A mode, or that the rule chooses it from now on.
     Choice(ModeChoice),
     /// What the rule has decided.
@@ -39,7 +39,7 @@ struct Switch {
     mode: Mode,
     auto: Option<Mode>,
     proposed: bool,
-    askers: Vec<Asker<Switched>>,
+    askers: Vec<ReplyHandle<SwitchResult>>,
 }
 
 /// The switch in progress, if any.
@@ -52,16 +52,16 @@ impl Switching {
     pub fn ask(
         &mut self,
         number: Option<u64>,
-        wanted: Wanted,
-        asker: Option<Asker<Switched>>,
+        wanted: RequestedMode,
+        asker: Option<ReplyHandle<SwitchResult>>,
         now: InForce,
         job: &ServerJob,
-    ) -> Option<(Asker<Switched>, Switched)> {
-        let answer = |asker: Option<Asker<Switched>>, switched| Some((asker?, switched));
+    ) -> Option<(ReplyHandle<SwitchResult>, SwitchResult)> {
+        let answer = |asker: Option<ReplyHandle<SwitchResult>>, switched| Some((asker?, switched));
         let (mode, auto) = match wanted {
-            Wanted::Choice(ModeChoice::Fixed(mode)) => (mode, None),
-            Wanted::Choice(ModeChoice::Auto) => (job.auto.from_mode(now.mode), Some(Mode::Asp)),
-            Wanted::Decided { mode, loosest } => (mode, Some(loosest)),
+            RequestedMode::Choice(ModeChoice::Fixed(mode)) => (mode, None),
+            RequestedMode::Choice(ModeChoice::Auto) => (job.auto.from_mode(now.mode), Some(Mode::Asp)),
+            RequestedMode::Decided { mode, loosest } => (mode, Some(loosest)),
         };
         let asked = number;
         let number = number.unwrap_or(now.number + 1);
@@ -100,7 +100,7 @@ impl Switching {
     }
 
     /// Ends the switch, applied or refused, and returns the handles to answer.
-    pub fn over(&mut self) -> Vec<Asker<Switched>> {
+    pub fn over(&mut self) -> Vec<ReplyHandle<SwitchResult>> {
         self.0.take().map(|s| s.askers).unwrap_or_default()
     }
 }
@@ -121,14 +121,14 @@ mod tests {
             let job = ServerJob::new("switching", Mode::Ssp(1), 8, 8);
             let mut now = InForce::first(Mode::Ssp(1), None);
             let mut switching = Switching::default();
-            let mut waits: Vec<(u64, oneshot::Receiver<Switched>)> = Vec::new();
+            let mut waits: Vec<(u64, oneshot::Receiver<SwitchResult>)> = Vec::new();
             let mut proposed: Option<(u64, Mode)> = None;
             for (op, number, bound) in ops {
                 match op {
                     0 | 1 => {
                         let (tx, mut rx) = oneshot::channel();
                         let mode = Mode::Ssp(bound);
-                        let answer = switching.ask(number, Wanted::Choice(mode.into()), Some(tx.into()), now, &job);
+                        let answer = switching.ask(number, RequestedMode::Choice(mode.into()), Some(tx.into()), now, &job);
                         match answer {
                             Some((asker, switched)) => {
                                 let over = number.is_some_and(|n| n <= now.number);

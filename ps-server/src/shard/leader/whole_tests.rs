@@ -11,7 +11,7 @@ use std::time::Duration;
 
 struct Alone;
 
-impl Standing for Alone {
+impl GroupStatus for Alone {
     fn leads(&self) -> bool {
         true
     }
@@ -95,8 +95,8 @@ impl World {
                     Effect::Send(conn, reply) => self.sent.push((conn, reply)),
                     Effect::Close(conn) => self.closed.push(conn),
                     Effect::Compute(_, work) => inputs.push(Input::Computed(Ok(work()))),
-                    Effect::Switched(asker, switched) => asker.answer(switched),
-                    Effect::Fetched(asker, fetched) => asker.answer(fetched),
+                    Effect::SwitchResult(asker, switched) => asker.answer(switched),
+                    Effect::FetchResult(asker, fetched) => asker.answer(fetched),
                     Effect::Sleep | Effect::Wake => inputs.push(Input::SleepOrWake),
                 }
             }

@@ -11,9 +11,9 @@
 use crate::shard::{
     bucket::{BucketData, Incoming, vector_bytes},
     command::{Command, Contribution, Proposal},
-    delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorOf},
+    delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorId},
     members::{Member, Members},
-    state::Configured,
+    state::ShardConfig,
 };
 use paraft_common::{Payload, SessionId, Step, Version, WorkerId, optim::Gradient};
 use std::{
@@ -24,14 +24,14 @@ use std::{
 
 /// All state that is ahead of the replicated state.
 #[derive(Debug, Default)]
-pub struct Working {
+pub struct WorkingCopies {
     /// Local buckets that are ahead.
     buckets: BTreeMap<usize, Arc<BucketData>>,
     /// Members, including the pushes applied here.
     members: BTreeMap<WorkerId, Member>,
     /// The pushes that no delta holds yet.
     open: Window,
-    under_way: Option<UnderWay>,
+    under_way: Option<DeltaInFlight>,
     /// Skipped steps per session. The log does not hold them: the count is lost with the leader.
     skipped: BTreeMap<(WorkerId, SessionId), u64>,
 }
@@ -52,7 +52,7 @@ impl Window {
 
 /// A delta whose parts are being proposed, or whose marker is not committed yet.
 #[derive(Debug)]
-struct UnderWay {
+struct DeltaInFlight {
     window: Window,
     delta: DeltaId,
     images: BTreeMap<usize, Arc<BucketData>>,
@@ -64,26 +64,26 @@ struct UnderWay {
 
 /// The next proposal of a delta.
 #[derive(Debug, PartialEq)]
-pub enum Piece {
+pub enum DeltaPiece {
     /// A part.
     Part(Proposal),
     /// The marker, which is the last.
     Marker(Proposal),
 }
 
-impl Working {
+impl WorkingCopies {
     /// The member including the pushes applied here; `replicated` is the worker's replicated record.
     pub fn member<'a>(&'a self, worker: WorkerId, replicated: &'a Member) -> &'a Member {
         self.members.get(&worker).filter(|m| m.session == replicated.session).unwrap_or(replicated)
     }
 
     /// A local bucket including the pushes applied here.
-    pub fn data(&self, conf: &Configured, bucket: usize) -> Arc<BucketData> {
+    pub fn data(&self, conf: &ShardConfig, bucket: usize) -> Arc<BucketData> {
         self.buckets.get(&bucket).cloned().unwrap_or_else(|| conf.buckets[bucket].image())
     }
 
     /// Lends the working copy of a bucket for a push. Until [`Self::pushed`] returns it there is no copy here.
-    pub fn lend(&mut self, conf: &Configured, bucket: usize) -> Arc<BucketData> {
+    pub fn lend(&mut self, conf: &ShardConfig, bucket: usize) -> Arc<BucketData> {
         self.buckets.remove(&bucket).unwrap_or_else(|| conf.buckets[bucket].image())
     }
 
@@ -92,7 +92,7 @@ impl Working {
     #[allow(clippy::too_many_arguments)] // what a push is, and the time
     pub fn pushed(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         bucket: usize,
         c: &Contribution,
@@ -113,7 +113,7 @@ impl Working {
     /// Records a push without a gradient: only the copy's schedule clock advances. `active`: members that train.
     pub fn skipped(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         active: usize,
         bucket: usize,
@@ -138,7 +138,7 @@ impl Working {
     /// Records that this copy of the bucket contains a push.
     fn is_in(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         bucket: usize,
         c: &Contribution,
@@ -160,7 +160,7 @@ impl Working {
     /// failed before a majority had them. Returns the number of lost pushes.
     pub fn skip(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         worker: WorkerId,
         bucket: usize,
@@ -178,7 +178,7 @@ impl Working {
 
     fn step(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         worker: WorkerId,
         bucket: usize,
@@ -216,7 +216,7 @@ impl Working {
     /// one vector. Returns false if there is nothing to write, or a delta is in flight.
     pub fn delta(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         delta: DeltaId,
         after: Option<DeltaId>,
         part_bytes: usize,
@@ -241,21 +241,22 @@ impl Working {
         let marker =
             Command::Delta { delta, after, parts: parts.len() as u32, buckets, record: record.clone() };
         window.record = DeltaRecord { pushes: record.pushes, ..DeltaRecord::default() };
-        self.under_way = Some(UnderWay { window, delta, images, parts, proposed: 0, marker: Some(marker) });
+        self.under_way =
+            Some(DeltaInFlight { window, delta, images, parts, proposed: 0, marker: Some(marker) });
         true
     }
 
     /// The next proposal of the delta in flight, if any remains.
-    pub fn next(&mut self, conf: &Configured) -> Option<Piece> {
+    pub fn next(&mut self, conf: &ShardConfig) -> Option<DeltaPiece> {
         let u = self.under_way.as_mut()?;
         let Some(part) = u.parts.pop_front() else {
-            return u.marker.take().map(|m| Piece::Marker(m.into()));
+            return u.marker.take().map(|m| DeltaPiece::Marker(m.into()));
         };
         let payload = payload(&u.images, &part);
-        let vectors: Vec<VectorOf> = part.iter().map(|(b, v)| (conf.buckets[*b].id, *v)).collect();
+        let vectors: Vec<VectorId> = part.iter().map(|(b, v)| (conf.buckets[*b].id, *v)).collect();
         let command = Command::DeltaPart { delta: u.delta, part: u.proposed, vectors };
         u.proposed += 1;
-        Some(Piece::Part(Proposal { command, payload }))
+        Some(DeltaPiece::Part(Proposal { command, payload }))
     }
 
     /// Records that the marker of the delta in flight is committed and applied.
@@ -306,7 +307,7 @@ impl Working {
 /// Adds a push to a working copy, with the same arithmetic as every replica. `active`: members that train.
 pub fn add(
     data: &mut Arc<BucketData>,
-    conf: &Configured,
+    conf: &ShardConfig,
     bucket: usize,
     active: usize,
     c: &Contribution,

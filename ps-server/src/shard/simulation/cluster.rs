@@ -8,7 +8,7 @@ use crate::{
     shard::{
         Command, Contribution, Outcome, Proposal, Shard,
         leader::{
-            Counters, Effect, Event, Input, Leader, Now, Standing,
+            Counters, Effect, Event, GroupStatus, Input, Leader, Now,
             run::{EVENT_QUEUE, Lines},
         },
     },
@@ -27,7 +27,7 @@ use std::{
 use tokio::sync::mpsc;
 
 /// More inputs than this at one moment mean that a leader never becomes idle.
-const RESTLESS: usize = 100_000;
+const MAX_INPUTS: usize = 100_000;
 
 /// A push that was not applied because it, or another of its round, had no gradient.
 pub type Skipped = (BucketId, WorkerId, SessionId, Step);
@@ -60,7 +60,7 @@ pub struct Node {
     lines: Lines,
     /// The next inputs of its leader: outcomes.
     inputs: VecDeque<Input>,
-    standing: Believed,
+    standing: KnownLeader,
     /// Its leader was not notified of the current leadership.
     news: bool,
     /// Numbers of proposals whose outcomes it does not know.
@@ -70,12 +70,12 @@ pub struct Node {
 }
 
 /// The leadership as a node knows it.
-struct Believed {
+struct KnownLeader {
     node: usize,
     leadership: Leadership,
 }
 
-impl Standing for Believed {
+impl GroupStatus for KnownLeader {
     fn leads(&self) -> bool {
         self.leadership.leads
     }
@@ -170,7 +170,7 @@ impl Cluster {
             came,
             lines: Lines::default(),
             inputs: VecDeque::new(),
-            standing: Believed { node, leadership: Leadership::default() },
+            standing: KnownLeader { node, leadership: Leadership::default() },
             news: true,
             waiting: BTreeSet::new(),
             barriers: Vec::new(),
@@ -340,7 +340,7 @@ impl Group {
     }
 
     fn works(&mut self) {
-        for _ in 0..RESTLESS {
+        for _ in 0..MAX_INPUTS {
             let nodes = 0..self.nodes.len();
             if nodes.filter(|node| self.turn(*node)).count() == 0 {
                 return;
@@ -392,8 +392,8 @@ impl Group {
                 self.pass_barriers();
             }
             Effect::Compute(_, work) => return Some(Input::Computed(Ok(work()))),
-            Effect::Switched(asker, switched) => asker.answer(switched),
-            Effect::Fetched(asker, fetched) => asker.answer(fetched),
+            Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep | Effect::Wake => n.inputs.push_back(Input::SleepOrWake),
         }
         None

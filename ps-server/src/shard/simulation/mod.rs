@@ -10,7 +10,7 @@ mod cluster;
 mod invariants;
 mod worker;
 
-use crate::shard::leader::{Event, Wanted};
+use crate::shard::leader::{Event, RequestedMode};
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{
@@ -32,7 +32,7 @@ const WORKERS: u32 = 3;
 /// Number of schedules without `PARAFT_SCHEDULES`.
 const SCHEDULES: u64 = 8000;
 /// Number of faults in [`Schedule::fails`] that can be the theme of a schedule.
-const UNAWARES: usize = 14;
+const FAULT_THEMES: usize = 14;
 const NO_ANSWERS: usize = 16;
 /// A schedule's events before everything heals.
 const EVENTS: u64 = 400;
@@ -66,7 +66,7 @@ impl Schedule {
     fn new(seed: u64, trace: Rc<RefCell<Vec<String>>>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mode = [Mode::Bsp, Mode::Ssp(1), Mode::Asp][(rng.next_u64() % 3) as usize];
-        let theme = [Some(NO_ANSWERS), Some(UNAWARES), None, None][(rng.next_u64() % 4) as usize];
+        let theme = [Some(NO_ANSWERS), Some(FAULT_THEMES), None, None][(rng.next_u64() % 4) as usize];
         let lossy = mode != Mode::Bsp && rng.next_u64().is_multiple_of(2);
         let window = LeaderWindow { ms: 60, pushes: 1 + rng.next_u64() % 32 };
         let workers = 1 + (rng.next_u64() % u64::from(WORKERS)) as u32;
@@ -263,7 +263,7 @@ impl Schedule {
                 let what = if worker.hangs { "hangs" } else { "goes on" };
                 self.say(format!("worker {w} {what}"));
             }
-            UNAWARES => self.is_deposed_unawares(w),
+            FAULT_THEMES => self.is_deposed_unawares(w),
             15 if self.workers[w].stream.is_some() => {
                 self.say(format!("worker {w} is impatient"));
                 self.workers[w].is_impatient();
@@ -294,7 +294,7 @@ impl Schedule {
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
         self.say(format!("node {node} is asked for {mode}"));
         let events = self.cluster.0.lock().nodes[node].events.clone();
-        let wanted = Wanted::Choice(mode);
+        let wanted = RequestedMode::Choice(mode);
         let _ = events.try_send(Event::SwitchMode { number: None, wanted, tx: None }); // its queue may be full
     }
 
@@ -315,7 +315,7 @@ impl Schedule {
         let Some(report) = report.filter(left) else { return };
         let loosest = if tightens { mode } else { report.loosest };
         self.say(format!("node {node} is to switch to {mode}, at most {loosest}"));
-        let (number, wanted) = (Some(report.number + 1), Wanted::Decided { mode, loosest });
+        let (number, wanted) = (Some(report.number + 1), RequestedMode::Decided { mode, loosest });
         let _ = events.try_send(Event::SwitchMode { number, wanted, tx: None });
     }
 

@@ -34,9 +34,9 @@ pub const PLACES: usize = 256;
 const SHARD: ShardId = ShardId(0);
 /// Delays of a session: it redials at once and never gives up. Time passes for it only when it loses patience with
 /// a leader.
-const NOW: Duration = Duration::ZERO;
+const NO_DELAY: Duration = Duration::ZERO;
 /// More than its patience.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SESSION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A stream, and the messages on it that have not arrived.
 pub struct Stream {
@@ -155,7 +155,7 @@ fn session(id: u32, job: &str) -> Session {
         worker: WorkerId(id),
         job: ServerJob::decode(job).expect("a job of this simulation"),
         job_text: job.into(),
-        retry: RetryPolicy { base: NOW, max: NOW, deadline: Duration::MAX },
+        retry: RetryPolicy { base: NO_DELAY, max: NO_DELAY, deadline: Duration::MAX },
         handover: Duration::MAX,
         stages: None,
         draw: Box::new(|| 0.0),
@@ -182,7 +182,7 @@ impl Worker {
             beside: None,
             gone: Vec::new(),
             turns: 0,
-            now: NOW,
+            now: NO_DELAY,
             pushed: BTreeMap::new(),
             place: 0,
             done: Step(0),
@@ -234,7 +234,7 @@ impl Worker {
 
     /// Its leader has been silent for long, as far as it knows.
     pub fn is_impatient(&mut self) {
-        self.now += PATIENCE;
+        self.now += SESSION_TIMEOUT;
         self.session.handle(self.now, Input::Tick);
         let old = self.carry_out(None);
         self.gone.extend(old);

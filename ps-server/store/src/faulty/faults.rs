@@ -29,18 +29,18 @@ struct Faults {
     sync_delay: Duration,
     /// The OS error number of every read.
     failing_reads: Option<i32>,
-    failing_changes: Option<Failing>,
+    failing_changes: Option<FailingChanges>,
     /// Changed files, if recording was requested.
     recorded: Option<BTreeSet<PathBuf>>,
 }
 
 /// The files whose changes fail, and the error number.
-struct Failing {
+struct FailingChanges {
     number: i32,
     which: Box<dyn Fn(&Path) -> bool + Send>,
 }
 
-impl fmt::Debug for Failing {
+impl fmt::Debug for FailingChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Failing({})", self.number)
     }
@@ -97,7 +97,8 @@ impl FaultyDisk {
 
     /// As [`Self::fail_changes`], for the files (and folders) whose paths satisfy `which`.
     pub fn fail_changes_of(&self, number: Option<i32>, which: impl Fn(&Path) -> bool + Send + 'static) {
-        self.faults.lock().failing_changes = number.map(|number| Failing { number, which: Box::new(which) });
+        self.faults.lock().failing_changes =
+            number.map(|number| FailingChanges { number, which: Box::new(which) });
     }
 
     /// Starts to record which files are changed.

@@ -264,17 +264,17 @@ impl Disk for ForgetfulDisk {
         if !self.state.lock().locks.insert(path.to_path_buf()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        Ok(Box::new(Held { state: self.state.clone(), path: path.to_path_buf() }))
+        Ok(Box::new(HeldLock { state: self.state.clone(), path: path.to_path_buf() }))
     }
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldLock {
     state: Arc<Mutex<State>>,
     path: PathBuf,
 }
 
-impl Drop for Held {
+impl Drop for HeldLock {
     fn drop(&mut self) {
         self.state.lock().locks.remove(&self.path);
     }

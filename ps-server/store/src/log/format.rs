@@ -131,7 +131,7 @@ pub(super) struct Entry {
 }
 
 /// The key of an entry for unlisted groups: some may have started in an unreadable place.
-pub(super) const UNLISTED: u64 = u64::MAX;
+pub(super) const UNLISTED_KEY: u64 = u64::MAX;
 
 const DAMAGED: u32 = 1;
 

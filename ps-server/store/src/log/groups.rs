@@ -7,7 +7,7 @@
 
 use super::{
     Record,
-    format::{Entry, HEAD_BYTES, Kind, UNLISTED},
+    format::{Entry, HEAD_BYTES, Kind, UNLISTED_KEY},
     segment::{Segment, segment_path},
 };
 use crate::{Disk, StoreError, disk::Access};
@@ -56,7 +56,7 @@ impl Place {
 }
 
 /// Places of records that a change gave up.
-pub(super) type Gone = Vec<Place>;
+pub(super) type FreedPlaces = Vec<Place>;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Group {
@@ -86,7 +86,7 @@ impl Group {
         Entry { key, damaged: self.damage.is_some(), turn, first, next, purged: self.purged.clone() }
     }
 
-    fn let_go(&mut self, gone: BTreeMap<u64, Place>) -> Gone {
+    fn let_go(&mut self, gone: BTreeMap<u64, Place>) -> FreedPlaces {
         self.bytes -= gone.values().map(|p| u64::from(p.bytes)).sum::<u64>();
         gone.into_values().collect()
     }
@@ -113,7 +113,7 @@ impl Group {
     }
 
     /// Truncates the records from `gone` on.
-    pub fn truncate(&mut self, gone: u64) -> Gone {
+    pub fn truncate(&mut self, gone: u64) -> FreedPlaces {
         if gone <= self.first {
             self.next = self.purged.as_ref().map(|(upto, _)| upto + 1);
             self.first = self.next.unwrap_or(0);
@@ -125,7 +125,7 @@ impl Group {
     }
 
     /// Purges the records up to and including `upto`.
-    pub fn purge(&mut self, upto: u64, tag: Bytes) -> Gone {
+    pub fn purge(&mut self, upto: u64, tag: Bytes) -> FreedPlaces {
         self.purged = Some((upto, tag));
         if self.next.is_none_or(|next| next <= upto + 1) {
             self.next = Some(upto + 1);
@@ -195,7 +195,7 @@ impl Groups {
         let unlisted = self
             .unlisted
             .as_ref()
-            .map(|fault| Group { damage: Some(fault.clone()), ..Group::default() }.entry(UNLISTED));
+            .map(|fault| Group { damage: Some(fault.clone()), ..Group::default() }.entry(UNLISTED_KEY));
         begun.map(|(key, g)| g.entry(*key)).chain(unlisted).collect()
     }
 
@@ -297,16 +297,16 @@ const READ_BYTES: u64 = 4 << 20;
 
 /// The needed records of each segment.
 #[derive(Debug, Default)]
-pub(super) struct Live {
+pub(super) struct LiveRecords {
     /// Number of records, by the segment's first number.
     counts: BTreeMap<u64, u64>,
     /// Bytes of all of them.
     pub bytes: u64,
 }
 
-impl Live {
-    pub fn of(groups: &Groups) -> Live {
-        let mut live = Live::default();
+impl LiveRecords {
+    pub fn of(groups: &Groups) -> LiveRecords {
+        let mut live = LiveRecords::default();
         groups.known().values().flat_map(|g| g.places.values()).for_each(|p| live.add(*p));
         live
     }

@@ -46,19 +46,19 @@ pub(super) fn whole(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreErr
 }
 
 /// Why an import failed.
-pub(super) enum Failed {
+pub(super) enum ImportError {
     Reading(StoreError),
     Writing(io::Error),
 }
 
 /// Copies the log in `dir` into the empty log of a group; durable on return. It is read twice, because the purge
 /// point must be written first.
-pub(super) fn take_in(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), Failed> {
-    let found = Log::look(disk, dir, key, &mut |_| ()).map_err(Failed::Reading)?;
+pub(super) fn take_in(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), ImportError> {
+    let found = Log::look(disk, dir, key, &mut |_| ()).map_err(ImportError::Reading)?;
     let mut copy = Copy { into, part: Vec::new(), bytes: 0, failed: None };
     copy.failed = found.purged.and_then(|(upto, tag)| copy.into.purge(upto, tag).err());
-    Log::look(disk, dir, key, &mut |r| copy.push(r)).map_err(Failed::Reading)?;
-    copy.finish().map_err(Failed::Writing)
+    Log::look(disk, dir, key, &mut |r| copy.push(r)).map_err(ImportError::Reading)?;
+    copy.finish().map_err(ImportError::Writing)
 }
 
 /// Records that are being copied into a log, in parts.

@@ -77,7 +77,7 @@ use std::{
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
-use writer::{Job, Request, Shared, Unanswered};
+use writer::{Job, PendingCallback, Request, Shared};
 
 /// Maximum bytes of a record's header.
 pub const MAX_HEADER_BYTES: usize = 16 << 20;
@@ -293,8 +293,8 @@ impl SharedLog {
     pub fn take_in(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
         let into = self.begin(key)?;
         keep::take_in(&*self.inner.disk, dir, there, into).map_err(|e| match e {
-            keep::Failed::Reading(e) => e,
-            keep::Failed::Writing(e) => self.at("write to the log in")(e),
+            keep::ImportError::Reading(e) => e,
+            keep::ImportError::Writing(e) => self.at("write to the log in")(e),
         })
     }
 
@@ -332,7 +332,7 @@ impl SharedLog {
         }
         let (reply, outcome) = mpsc::sync_channel(1);
         let done: Done = Box::new(move |done| _ = reply.send(done));
-        self.inner.shared.push(Job { key, what, done: Unanswered::new(done) });
+        self.inner.shared.push(Job { key, what, done: PendingCallback::new(done) });
         outcome.recv().unwrap_or_else(|_| Err(groups::gone()))
     }
 }
@@ -387,7 +387,7 @@ impl Log {
     /// references to the caller's bytes and is unbounded: the caller must bound its outstanding appends.
     pub fn append(&self, records: Vec<Record>, done: Done) {
         let bytes = records.iter().map(Record::bytes).sum();
-        let (what, done) = (Request::Append { records, bytes }, Unanswered::new(done));
+        let (what, done) = (Request::Append { records, bytes }, PendingCallback::new(done));
         self.open.of.inner.shared.push(Job { key: self.open.key, what, done });
     }
 
@@ -412,7 +412,7 @@ impl Log {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let done = Unanswered::new(Box::new(|_| ())); // no caller waits for it
+        let done = PendingCallback::new(Box::new(|_| ())); // no caller waits for it
         self.of.inner.shared.push(Job { key: self.key, what: Request::Close, done });
     }
 }

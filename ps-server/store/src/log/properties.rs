@@ -27,7 +27,7 @@ const GROUPS: usize = 4;
 const OPTIONS: LogOptions = LogOptions { segment_bytes: 4096, sync: true };
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum Operation {
     /// This many records of this many bytes.
     Append(u64, usize),
     /// Keeps this many of the current records.
@@ -38,18 +38,18 @@ enum What {
     Reopen,
 }
 
-fn what() -> impl Strategy<Value = What> {
+fn what() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        8 => (1..4u64, 0..900usize).prop_map(|(count, bytes)| What::Append(count, bytes)),
-        1 => (0..6u64).prop_map(What::Truncate),
-        3 => (0..6u64).prop_map(What::Purge),
-        1 => Just(What::Remove),
-        1 => Just(What::Reopen),
+        8 => (1..4u64, 0..900usize).prop_map(|(count, bytes)| Operation::Append(count, bytes)),
+        1 => (0..6u64).prop_map(Operation::Truncate),
+        3 => (0..6u64).prop_map(Operation::Purge),
+        1 => Just(Operation::Remove),
+        1 => Just(Operation::Reopen),
     ]
 }
 
 /// Operations of some groups, in this order. The first has the most, and the last is seldom purged.
-fn life() -> impl Strategy<Value = Vec<(usize, What)>> {
+fn life() -> impl Strategy<Value = Vec<(usize, Operation)>> {
     let group = prop_oneof![4 => Just(0), 1 => Just(1), 1 => Just(2), 1 => Just(3)];
     prop::collection::vec((group, what()), 1..70)
 }
@@ -103,7 +103,7 @@ fn append(log: &Log, records: Vec<Record>) -> io::Result<()> {
 
 /// Runs operations until one fails. Returns the acceptable states of each group, the state before that operation
 /// first.
-fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
+fn live(disk: &FaultyDisk, life: &[(usize, Operation)]) -> Vec<Vec<State>> {
     let mut may = vec![vec![State::default()]; GROUPS];
     let Ok(mut log) = open(disk) else { return may };
     let mut logs: Vec<Log> = match (0..GROUPS).map(|g| state(&log, g, 0).map(|(log, _)| log)).collect() {
@@ -114,7 +114,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
         let now = may[*g].last().unwrap().clone();
         let mut after = now.clone();
         let done = match *what {
-            What::Append(count, bytes) => {
+            Operation::Append(count, bytes) => {
                 let new: Vec<_> = (now.next..now.next + count).map(|i| record(i, version, bytes)).collect();
                 after.next += count;
                 // Part of it may be written.
@@ -125,7 +125,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                 }
                 append(&logs[*g], new)
             }
-            What::Truncate(keep) => {
+            Operation::Truncate(keep) => {
                 let gone = (now.first() + keep).min(now.next);
                 let Some(last) = gone.checked_sub(1) else { continue };
                 after.records.split_off(&gone);
@@ -133,7 +133,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                 may[*g].push(after.clone());
                 logs[*g].truncate_after(Some(last))
             }
-            What::Purge(keep) => {
+            Operation::Purge(keep) => {
                 let Some(upto) = now.next.saturating_sub(keep).checked_sub(1) else { continue };
                 if now.purged.is_some_and(|purged| upto <= purged) {
                     continue;
@@ -144,7 +144,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                 may[*g].push(after.clone());
                 logs[*g].purge(upto, Bytes::from(upto.to_string()))
             }
-            What::Remove => {
+            Operation::Remove => {
                 after = State { lives: now.lives + 1, ..State::default() };
                 may[*g].push(State { lives: now.lives, ..State::default() });
                 let removed = log.remove(key(*g, now.lives));
@@ -153,7 +153,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                     Ok(())
                 })
             }
-            What::Reopen => {
+            Operation::Reopen => {
                 logs.clear();
                 drop(log);
                 let Ok(opened) = open(disk) else { return may };
@@ -289,8 +289,8 @@ proptest! {
 #[test]
 fn removed_segments_leave_no_gap_after_a_crash() {
     // The second group has given up its records in those segments, except one that is moved out of the first.
-    let many = (0..12).flat_map(|_| [(0, What::Append(3, 850)), (1, What::Append(1, 20))]);
-    let end = [(1, What::Truncate(1)), (0, What::Purge(0)), (0, What::Append(3, 850))];
+    let many = (0..12).flat_map(|_| [(0, Operation::Append(3, 850)), (1, Operation::Append(1, 20))]);
+    let end = [(1, Operation::Truncate(1)), (0, Operation::Purge(0)), (0, Operation::Append(3, 850))];
     let life: Vec<_> = many.chain(end).collect();
     let mut died = 0;
     for changes in 0..200 {

@@ -3,9 +3,9 @@
 use super::{
     LogOptions, Record, Recovered,
     files::{lengthen, lock, names, read_cut},
-    format::{Entry, Head, Kind, PREFIX_BYTES, UNLISTED},
-    groups::{Fault, Group, Groups, Live, Place},
-    segment::{Found, Segment, segment_path},
+    format::{Entry, Head, Kind, PREFIX_BYTES, UNLISTED_KEY},
+    groups::{Fault, Group, Groups, LiveRecords, Place},
+    segment::{FoundItem, Segment, segment_path},
     segments::{FIRST_BYTES, Sealed, Segments, room_of},
 };
 use crate::{
@@ -26,7 +26,7 @@ const UNKNOWN_ITEMS: u64 = 1 << 32;
 
 /// The recovered state of a group, updated item by item.
 #[derive(Default)]
-struct Seen {
+struct GroupScan {
     group: Group,
     /// An unreadable place that may contain items of this group, until its next turn shows otherwise.
     doubt: Option<Fault>,
@@ -36,7 +36,7 @@ struct Seen {
     gaps: Vec<(u64, Fault)>,
 }
 
-impl Seen {
+impl GroupScan {
     /// Processes an item of turn `turn`, or a table with this turn.
     fn turn(&mut self, turn: u64, before: impl FnOnce() -> Fault) {
         let doubt = self.doubt.take();
@@ -77,7 +77,7 @@ impl Seen {
 /// The results of reading so far.
 #[derive(Default)]
 struct Scan {
-    groups: BTreeMap<u64, Seen>,
+    groups: BTreeMap<u64, GroupScan>,
     /// An unreadable place since the last table: a group may have started there.
     unseen: Option<Fault>,
     /// Some item is damaged.
@@ -106,11 +106,11 @@ impl Scan {
         self.groups.retain(|key, _| entries.iter().any(|e| e.key == *key));
         self.unlisted = None;
         for e in &entries {
-            if e.key == UNLISTED {
+            if e.key == UNLISTED_KEY {
                 self.unlisted = Some(at("a group may have begun before it, where it cannot be told"));
                 continue;
             }
-            let new = || Seen { group: Group::of(e), ..Seen::default() };
+            let new = || GroupScan { group: Group::of(e), ..GroupScan::default() };
             let seen = self.groups.entry(e.key).or_insert_with(new);
             seen.turn(e.turn, || at("what a group wrote before it is missing"));
             if seen.open_gap.is_some() {
@@ -129,11 +129,11 @@ impl Scan {
         self.unseen = None;
     }
 
-    fn item(&mut self, item: &Found, place: Place, tag: bytes::Bytes, path: &Path) {
+    fn item(&mut self, item: &FoundItem, place: Place, tag: bytes::Bytes, path: &Path) {
         let head = item.head;
         let at = |what: String| Fault { path: path.into(), offset: item.at, what };
         let unseen = &self.unseen;
-        let new = || Seen { doubt: unseen.clone(), ..Seen::default() };
+        let new = || GroupScan { doubt: unseen.clone(), ..GroupScan::default() };
         let seen = self.groups.entry(head.group).or_insert_with(new);
         seen.turn(head.turn, || at("what its group wrote before it is missing".into()));
         let group = &mut seen.group;
@@ -162,7 +162,7 @@ impl Scan {
     }
 
     /// Processes an item whose body has a wrong checksum.
-    fn bad_body(&mut self, item: &Found, path: &Path) {
+    fn bad_body(&mut self, item: &FoundItem, path: &Path) {
         self.damaged = true;
         if let Some(seen) = self.groups.get_mut(&item.head.group) {
             let what = format!("record {} fails its checksum", item.head.index);
@@ -189,7 +189,7 @@ struct Tail {
 }
 
 /// The result of reading a log.
-struct Whole {
+struct LogContents {
     sealed: VecDeque<Sealed>,
     groups: BTreeMap<u64, Group>,
     unlisted: Option<Fault>,
@@ -204,7 +204,7 @@ fn read(
     firsts: &[u64],
     last: Access,
     being_cut: Option<u64>,
-) -> Result<Whole, StoreError> {
+) -> Result<LogContents, StoreError> {
     let mut scan = Scan::default();
     let (mut sealed, mut expected, mut tail) = (VecDeque::new(), None::<u64>, None);
     for (place, first) in firsts.iter().enumerate() {
@@ -243,7 +243,7 @@ fn read(
         }
     }
     let (groups, unlisted) = scan.finish();
-    Ok(Whole { sealed, groups, unlisted, tail, next: expected.unwrap_or(0) })
+    Ok(LogContents { sealed, groups, unlisted, tail, next: expected.unwrap_or(0) })
 }
 
 /// Reads the items of a segment up to `following`, the first number of the next one, or while they are valid.
@@ -264,16 +264,16 @@ fn walk(
     let mut starts: Vec<(u64, u64)> = Vec::new();
     let mut torn_bytes = 0;
     // Computed once, when an item is invalid.
-    let mut beyond: Option<Vec<Found>> = None;
+    let mut beyond: Option<Vec<FoundItem>> = None;
     while following.is_none_or(|following| next < following) {
         let at = segment.offset;
-        let fits = |i: &Found| match i.head.kind {
+        let fits = |i: &FoundItem| match i.head.kind {
             Kind::Mark => i.head.number == next,
             _ => i.head.number == next && following.is_none_or(|f| next < f),
         };
         let item = segment.item(at, size)?.filter(fits);
         // In a segment known to be complete, a record's body is checked when it is read.
-        let is_read = |i: &Found| {
+        let is_read = |i: &FoundItem| {
             let is_record = matches!(i.head.kind, Kind::Record | Kind::Moved);
             i.head.kind != Kind::Mark && (following.is_none() || !is_record)
         };
@@ -367,12 +367,12 @@ pub(super) fn open(
     let lock = lock(disk.as_ref(), dir)?;
     let being_cut = cut_under_way(disk.as_ref(), dir)?;
     let names = names(disk.as_ref(), dir)?;
-    let Whole { sealed, groups, unlisted, tail, next } =
+    let LogContents { sealed, groups, unlisted, tail, next } =
         read(disk.as_ref(), dir, &names.segments, Access::Write, being_cut)?;
     let groups = Groups::new(groups, unlisted, None);
     let mut log = Segments {
         spares: names.spares.iter().map(|name| dir.join(name)).collect(),
-        live: Live::of(&groups),
+        live: LiveRecords::of(&groups),
         disk: disk.clone(),
         dir: dir.to_path_buf(),
         options,

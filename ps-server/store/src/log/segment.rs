@@ -30,12 +30,12 @@ pub(super) struct Segment {
 
 /// An item and its position.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundItem {
     pub at: u64,
     pub head: Head,
 }
 
-impl Found {
+impl FoundItem {
     /// The end of the item.
     pub fn end(&self) -> u64 {
         self.at + HEAD_BYTES as u64 + self.head.body_bytes()
@@ -92,7 +92,7 @@ impl Segment {
     }
 
     /// The item at `at`, if its head is valid and the file contains its body. `size`: the file's.
-    pub fn item(&self, at: u64, size: u64) -> Result<Option<Found>, StoreError> {
+    pub fn item(&self, at: u64, size: u64) -> Result<Option<FoundItem>, StoreError> {
         let left = size.saturating_sub(at);
         let mut bytes = [0; HEAD_BYTES];
         if left < HEAD_BYTES as u64 {
@@ -101,11 +101,11 @@ impl Segment {
         self.read_at(at, &mut bytes)?;
         let head = Head::decode(self.prefix.salt, &bytes);
         let head = head.filter(|h| h.body_bytes() <= left - HEAD_BYTES as u64);
-        Ok(head.map(|head| Found { at, head }))
+        Ok(head.map(|head| FoundItem { at, head }))
     }
 
     /// An item's header and payload; `None` if their checksum is wrong.
-    pub fn body(&self, item: &Found) -> Result<Option<(Bytes, Payload)>, StoreError> {
+    pub fn body(&self, item: &FoundItem) -> Result<Option<(Bytes, Payload)>, StoreError> {
         let mut header = vec![0; item.head.body_bytes() as usize]; // bounded by `Head::decode`
         self.read_at(item.at + HEAD_BYTES as u64, &mut header)?;
         let mut header = Bytes::from(header);
@@ -115,7 +115,7 @@ impl Segment {
     }
 
     /// The items of this use of the file whose heads lie anywhere from `from` on, in order.
-    pub fn beyond(&self, from: u64) -> Result<Vec<Found>, StoreError> {
+    pub fn beyond(&self, from: u64) -> Result<Vec<FoundItem>, StoreError> {
         let (size, mut found, mut at) = (self.size()?, Vec::new(), from);
         let head_bytes = HEAD_BYTES as u64;
         let mut chunk = Vec::new();
@@ -126,7 +126,7 @@ impl Segment {
             self.read_at(at, &mut chunk)?;
             for place in memchr::memmem::find_iter(&chunk, &ITEM_MAGIC) {
                 let head = Head::decode(self.prefix.salt, &chunk[place..]);
-                found.extend(head.map(|head| Found { at: at + place as u64, head }));
+                found.extend(head.map(|head| FoundItem { at: at + place as u64, head }));
             }
             at += CHUNK_BYTES;
         }

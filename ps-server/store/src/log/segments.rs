@@ -6,7 +6,7 @@
 use super::{
     LogOptions, Record,
     format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Prefix, body_crc, encode_table},
-    groups::{Groups, Live, Place},
+    groups::{Groups, LiveRecords, Place},
     segment::{Segment, segment_path},
 };
 use crate::{
@@ -70,7 +70,7 @@ pub(super) struct Segments {
     pub moved: u64,
     /// The state of each group; shared with readers.
     pub groups: Arc<Groups>,
-    pub live: Live,
+    pub live: LiveRecords,
     /// Records to move out of the oldest segment: group and index.
     pub to_move: VecDeque<(u64, u64)>,
     /// The next number when moving failed with a disk error (no descriptors, say): it is retried after the next

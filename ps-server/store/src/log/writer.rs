@@ -20,11 +20,11 @@ use std::{
 const MAX_BATCH_BYTES: u64 = 32 << 20;
 
 /// The callback of a queued request. It is called even if a panic ends the writer first.
-pub(super) struct Unanswered(Option<Done>);
+pub(super) struct PendingCallback(Option<Done>);
 
-impl Unanswered {
-    pub fn new(done: Done) -> Unanswered {
-        Unanswered(Some(done))
+impl PendingCallback {
+    pub fn new(done: Done) -> PendingCallback {
+        PendingCallback(Some(done))
     }
 
     fn give(mut self, outcome: io::Result<()>) {
@@ -34,7 +34,7 @@ impl Unanswered {
     }
 }
 
-impl Drop for Unanswered {
+impl Drop for PendingCallback {
     fn drop(&mut self) {
         if let Some(done) = self.0.take() {
             done(Err(gone()));
@@ -46,7 +46,7 @@ impl Drop for Unanswered {
 pub(super) struct Job {
     pub key: u64,
     pub what: Request,
-    pub done: Unanswered,
+    pub done: PendingCallback,
 }
 
 pub(super) enum Request {

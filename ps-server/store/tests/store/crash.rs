@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 const GROUPS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
-enum Act {
+enum Operation {
     /// For a group: this many records of this many bytes.
     Append(usize, u64, usize),
     Truncate(usize, u64),
@@ -22,11 +22,11 @@ enum Act {
     Reopen,
 }
 
-use Act::{Append, Purge, Remove, Reopen, Truncate};
+use Operation::{Append, Purge, Remove, Reopen, Truncate};
 
 /// With segments of 4 KiB these fill several, truncate within one and over two, and reuse purged ones; the second
 /// group's first records keep the oldest segments until they are moved.
-const LIFE: [Act; 36] = [
+const LIFE: [Operation; 36] = [
     Append(0, 1, 100),
     Append(1, 2, 300),
     Append(0, 3, 700),
@@ -67,7 +67,7 @@ const LIFE: [Act; 36] = [
 
 /// What an outside observer knows of a group.
 #[derive(Clone, Default, Debug)]
-struct Known {
+struct ExpectedGroup {
     /// How often it was removed; each time it gets another key.
     lives: u64,
     /// Records that are acknowledged and not given up.
@@ -79,14 +79,14 @@ struct Known {
     next: u64,
 }
 
-fn key(g: usize, known: &[Known; GROUPS]) -> u64 {
+fn key(g: usize, known: &[ExpectedGroup; GROUPS]) -> u64 {
     7 + g as u64 + 100 * known[g].lives
 }
 
 fn open_all(
     disk: &dyn Cloned,
     options: LogOptions,
-    known: &[Known; GROUPS],
+    known: &[ExpectedGroup; GROUPS],
 ) -> Result<(SharedLog, Vec<(Log, Found)>), StoreError> {
     let (shared, _) = SharedLog::open(disk.shared(), Path::new(DIR), options)?;
     let logs = (0..GROUPS).map(|g| group(&shared, key(g, known))).collect::<Result<_, _>>()?;
@@ -94,7 +94,7 @@ fn open_all(
 }
 
 /// Runs operations until one fails; returns the number of moved records.
-fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> u64 {
+fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [ExpectedGroup; GROUPS]) -> u64 {
     let Ok((mut shared, mut logs)) = open_all(disk, options, known) else { return 0 };
     for (version, act) in LIFE.iter().enumerate() {
         let done = match *act {
@@ -134,8 +134,12 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> 
                 let removed = shared.remove(key(g, known));
                 if removed.is_err() {
                     // It is there or not, and nothing of it is required.
-                    known[g] =
-                        Known { must: BTreeMap::new(), purge_tried: before.purged, purged: None, ..before };
+                    known[g] = ExpectedGroup {
+                        must: BTreeMap::new(),
+                        purge_tried: before.purged,
+                        purged: None,
+                        ..before
+                    };
                     return 0;
                 }
                 known[g].lives += 1;
@@ -158,7 +162,7 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> 
 }
 
 /// The error in the recovered state of a group, if any.
-fn check(found: &Found, known: &Known) -> Result<(), String> {
+fn check(found: &Found, known: &ExpectedGroup) -> Result<(), String> {
     let purged = found.purged.as_ref().map(|(upto, _)| *upto);
     if purged != known.purged && purged != known.purge_tried {
         return Err(format!("purged {purged:?}, acknowledged {:?}", known.purged));
@@ -183,7 +187,7 @@ fn check(found: &Found, known: &Known) -> Result<(), String> {
     Ok(())
 }
 
-fn check_all(after: &ForgetfulDisk, known: &[Known; GROUPS]) -> Result<(), String> {
+fn check_all(after: &ForgetfulDisk, known: &[ExpectedGroup; GROUPS]) -> Result<(), String> {
     let options = LogOptions { segment_bytes: 4096, sync: true };
     let (_shared, logs) = open_all(after, options, known).map_err(|e| e.to_string())?;
     for (g, ((_, found), known)) in logs.iter().zip(known).enumerate() {
@@ -213,7 +217,7 @@ fn check_all(after: &ForgetfulDisk, known: &[Known; GROUPS]) -> Result<(), Strin
 /// Crashes at every disk operation, with many outcomes each; returns the errors.
 fn crash_everywhere(options: LogOptions) -> Vec<String> {
     let healthy = FaultyDisk::new(Arc::new(ForgetfulDisk::default()));
-    let mut all = <[Known; GROUPS]>::default();
+    let mut all = <[ExpectedGroup; GROUPS]>::default();
     let moved = live(&healthy, options, &mut all);
     assert_eq!((all[0].purged, all[0].next), (Some(46), 57), "the life ends early without faults");
     assert!(moved > 0, "nothing was moved");
@@ -223,7 +227,7 @@ fn crash_everywhere(options: LogOptions) -> Vec<String> {
         let memory = ForgetfulDisk::default();
         let disk = FaultyDisk::new(Arc::new(memory.clone()));
         disk.dead_after(Some(changes));
-        let mut known = <[Known; GROUPS]>::default();
+        let mut known = <[ExpectedGroup; GROUPS]>::default();
         live(&disk, options, &mut known);
         for survivors in
             [Survivors::Synced].into_iter().chain((0..10).map(|i| Survivors::Some(changes * 1000 + i)))
