@@ -1,11 +1,11 @@
 //! When a log is compacted: often enough to bound its length, and not while a follower needs it.
 
 use super::{
-    asleep::Sleep,
     leadership::{Leadership, Role, behind},
     log::{LogSize, ReplicaLog},
     machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
     replicated::LogChange,
+    sleep_state::Sleep,
     types::Types,
 };
 use openraft::async_runtime::WatchReceiver;

@@ -284,7 +284,7 @@ impl Folder {
         self.take_log_out()?;
         let to = self.rename(name)?;
         if let Err(e) = Self::within(&self.logs, &to).leave_log() {
-            tracing::warn!(path = %to.display(), error = %e, "the replica's part of the server's log is released at the next server start");
+            tracing::warn!(path = %to.display(), error = %e, "the server's next start releases the replica's log");
         }
         Ok(to)
     }

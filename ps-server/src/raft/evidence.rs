@@ -138,7 +138,12 @@ impl<C: LogChange> Group<C> {
         }
         *accused = Some(leader);
         let leader = vote.leader_id().voted_for;
-        tracing::info!(group = %self.name, replica = %self.me, leader = %ReplicaId(leader), "the leader's address refuses connections: its process has ended");
+        tracing::info!(
+            group = %self.name,
+            replica = %self.me,
+            leader = %ReplicaId(leader),
+            "the leader's address refuses connections: its process has ended"
+        );
         belief.begins(*vote, Instant::now());
         // A transfer to another replica only drops the lease; if another leads by now, it does nothing.
         let dropped = TransferLeaderRequest::new(*vote, leader, None);

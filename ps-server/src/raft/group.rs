@@ -1,7 +1,6 @@
 //! One replica of one group: the interface of Raft for the rest of the server.
 
 use super::{
-    asleep::Sleep,
     belief::Evidence,
     checks::{Checks, Digest},
     compaction::{CompactionInputs, compact},
@@ -14,6 +13,7 @@ use super::{
     network::{Addresses, Connection, Network, Peers},
     replica::{GroupName, ReplicaId},
     replicated::{GroupState, LogChange},
+    sleep_state::Sleep,
     snapshot::SnapshotFile,
     storage::{FolderError, blocking},
 };

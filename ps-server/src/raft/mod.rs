@@ -11,23 +11,24 @@
 //!   `records`.
 //! - `disk`: a replica's folder. `snapshot`: the file in it. `storage`: errors of both.
 //! - `replicated`: the traits of what a group replicates. `machine`: applies committed entries; snapshots.
-//! - `image`: a snapshot as bytes. `unable`: why a replica cannot apply an entry or a snapshot.
+//! - `image`: a snapshot as bytes. `apply_error`: why a replica cannot apply an entry or a snapshot.
 //! - `checks`: digests of the state at agreed indices.
 //! - `wire`: openraft's messages to bytes and back, with payloads beside the header.
 //! - `stranger`: messages of a sender that is not a member, for tests.
 //! - `replay`: the state of a stopped replica, from its folder.
 //! - `network`: sends messages to peers. `appends`: pipelined appends to a follower; `lane`: over a separate
-//!   connection. `received`: the follower's side.
+//!   connection. `append_receiver`: the follower's side.
 //! - `leadership`: the leader, and members that are behind. `compaction`: when a log is purged. `incoming`: a
-//!   snapshot that is being received. `asleep`: the sleep state. `belief`: the accepted evidence of a leader's end.
+//!   snapshot that is being received. `sleep_state`: whether it sleeps. `belief`: accepted evidence of a leader's end.
 //! - `group`: one replica of one group: propose, watch the leader. `membership`: its members. `answers`: its
 //!   answers to peers. `sleep`: when it sleeps, and what wakes it. `evidence`: a leader whose process has ended.
 //!
 //! The files have no circular dependencies (a test checks that): types are in lower modules than their users.
 
 mod answers;
+mod append_receiver;
 mod appends;
-mod asleep;
+mod apply_error;
 mod belief;
 mod checks;
 mod compaction;
@@ -47,21 +48,21 @@ mod logs;
 mod machine;
 mod membership;
 mod network;
-mod received;
 mod records;
 mod replay;
 mod replica;
 mod replicated;
 mod sleep;
+mod sleep_state;
 mod snapshot;
 mod storage;
 pub mod stranger;
 #[cfg(test)]
 mod testing;
 mod types;
-mod unable;
 mod wire;
 
+pub use apply_error::ApplyError;
 pub use checks::Digest;
 pub use disk::Folder;
 pub use evidence::ended_here;
@@ -76,5 +77,4 @@ pub use replay::{ReplayResult, replay};
 pub use replica::{GroupName, ReplicaId};
 pub use replicated::{GroupState, LogChange, OutdatedMemory, Replicated};
 pub use storage::FolderError;
-pub use unable::ApplyError;
 pub use wire::WireError;

@@ -1,6 +1,6 @@
 //! The traits of what a group replicates: the content of its log, and the state that the log changes.
 
-use super::{image::RawImage, unable::ApplyError};
+use super::{apply_error::ApplyError, image::RawImage};
 use paraft_common::Payload;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;

@@ -21,7 +21,7 @@ use crate::{
     shard::{
         ObservedShard, Shard,
         leader::{self, Counters, Event},
-        queued::PayloadQueue,
+        payload_queue::PayloadQueue,
         staleness::Staleness,
     },
 };

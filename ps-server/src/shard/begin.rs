@@ -5,8 +5,8 @@ use super::{
     bucket::{Bucket, BucketData},
     chunks::Chunks,
     command::Outcome,
-    configured::{self, ShardConfig},
     image::Image,
+    shard_config::{self, ShardConfig},
     state::{Shard, State},
 };
 use crate::{
@@ -113,7 +113,8 @@ impl Shard {
     fn begin(&self, text: &str, job: ServerJob) -> Result<Outcome, ApplyError> {
         let aside = self.reserve(&job)?;
         self.is_here();
-        let buckets = configured::blank(placement::buckets_of(&job.layout(), self.id(), self.shards()), &job);
+        let buckets =
+            shard_config::blank(placement::buckets_of(&job.layout(), self.id(), self.shards()), &job);
         let state = &mut *self.state.write();
         let meta = &mut state.meta;
         meta.job = text.to_string();

@@ -2,9 +2,9 @@
 
 use super::{
     command::{Contribution, InitPart},
-    configured::ShardConfig,
-    kept::{FLEET, WorkerState, WorkerStates},
+    shard_config::ShardConfig,
     weights::{Slots, Weights, read_elsewhere},
+    worker_state::{FLEET, WorkerState, WorkerStates},
 };
 use crate::{raft::ApplyError, room::Room};
 use bytes::Bytes;

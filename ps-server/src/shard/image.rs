@@ -3,8 +3,8 @@
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
     delta::{StagedDelta, StagedDeltaHeader},
-    kept::{WorkerState, WorkerStateHeader},
     state::Meta,
+    worker_state::{WorkerState, WorkerStateHeader},
 };
 use crate::{
     header,

@@ -143,7 +143,7 @@ impl Member {
 
 /// All members, in the order of their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Stored")]
+#[serde(from = "StoredMembers")]
 pub struct Members {
     by_id: BTreeMap<WorkerId, Member>,
     /// The furthest step of any member that left. If all workers die, new ones continue from there instead of

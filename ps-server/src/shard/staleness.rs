@@ -4,10 +4,10 @@
 //!  pull answered ─▶ version, time, a sample of the weights ······ push applied: delay, age, distance
 //! ```
 //!
-//! The distance is the distance between the weights that a worker pulled and those that its push is applied to, in average steps:
-//! `‖w − w_pulled‖ / mean ‖step‖` (the parameter-space gap of Hakimi et al. 2019, in units of Barkai et al. 2020). Both norms
-//! are taken over a sample of [`SAMPLE_VALUES`] values of the bucket, the same ones, in short runs that are evenly spread; buckets that are
-//! no larger are measured whole.
+//! The distance is that between the weights that a worker pulled and those that its push is applied to, in average
+//! steps: `‖w − w_pulled‖ / mean ‖step‖` (the parameter-space gap of Hakimi et al. 2019, in units of Barkai et al.
+//! 2020). Both norms are taken over the same sample of [`SAMPLE_VALUES`] values of the bucket, in short runs that are
+//! evenly spread; buckets that are no larger are measured whole.
 //!
 //! Measured on the leader, beside the state: nothing here is replicated, and all of it may be lost. It takes at
 //! most [`MAX_BYTES`]: with more workers and buckets than fit, some pulls are not measured. A push in a round of

@@ -28,7 +28,7 @@ use std::{
     },
 };
 
-pub use super::configured::ShardConfig;
+pub use super::shard_config::ShardConfig;
 
 /// A shard. One task applies; any number of tasks read.
 #[derive(Debug)]

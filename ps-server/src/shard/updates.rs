@@ -4,8 +4,8 @@ use super::{
     batched::BatchedPushes,
     bucket::Incoming,
     command::{Command, Contribution, Outcome, Proposal, PushEntry},
-    configured::ShardConfig,
     members::Member,
+    shard_config::ShardConfig,
     state::{Meta, Shard},
 };
 use crate::{compute, raft::ApplyError};

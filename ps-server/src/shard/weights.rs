@@ -94,7 +94,7 @@ impl Values for Vec<Vec<f32>> {
     }
 }
 
-/// The entry for [`super::replaced`] of values that are about to change; `None` if they have no reader, so that the
+/// The entry for [`super::replaced_vectors`] of values that are about to change; `None` if they have no reader, so the
 /// change copies nothing.
 pub(super) fn read_elsewhere<V: Values>(values: &Arc<V>) -> Option<ReaderEntry> {
     let weak = || Arc::downgrade(values) as Weak<dyn Any + Send + Sync>;

@@ -79,7 +79,7 @@ impl<T> From<oneshot::Sender<T>> for ReplyHandle<T> {
 
 impl<T> fmt::Debug for ReplyHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Asker")
+        f.write_str("ReplyHandle")
     }
 }
 

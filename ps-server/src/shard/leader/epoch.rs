@@ -235,7 +235,7 @@ impl Leader {
 
     /// Restarts the epoch after a failed computation, as after a lost proposal: its input is gone.
     pub(super) fn broken(&mut self, e: &Panicked) {
-        tracing::error!(shard = self.shard.id().0, error = %e, "a computation of this leader failed; it restarts its epoch");
+        tracing::error!(shard = self.shard.id().0, error = %e, "a computation failed; the leader restarts");
         if let Some(epoch) = &mut self.epoch {
             epoch.broken = true;
         }

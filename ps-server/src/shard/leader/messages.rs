@@ -5,7 +5,7 @@ use crate::shard::{
     bucket::{BucketData, Shared, pulled_bytes, vector_bytes},
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
-    queued::Room,
+    payload_queue::Room,
     staleness::Staleness,
     state::{Meta, Shard, ShardConfig},
 };

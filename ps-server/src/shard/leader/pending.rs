@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum What {
+    enum PendingKind {
         Room,
         Update,
         Round,
@@ -461,7 +461,7 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Op {
-        Waits(What, (u32, usize, u64), usize),
+        Waits(PendingKind, (u32, usize, u64), usize),
         NextForRoom,
         Updated(usize),
         Close(usize, u64),
@@ -473,7 +473,7 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         let of = || (0u32..3, 0usize..2, 1u64..5);
-        let what = prop::sample::select(vec![What::Room, What::Update, What::Round]);
+        let what = prop::sample::select(vec![PendingKind::Room, PendingKind::Update, PendingKind::Round]);
         prop_oneof![
             9 => (what, of(), 1usize..9).prop_map(|(what, of, bytes)| Op::Waits(what, of, bytes)),
             2 => Just(Op::NextForRoom),
@@ -489,14 +489,14 @@ mod tests {
     /// A plain model: every pending push and every command, in the order of arrival.
     #[derive(Default)]
     struct Model {
-        all: Vec<((u32, usize, u64), What, u64)>,
+        all: Vec<((u32, usize, u64), PendingKind, u64)>,
         said: Vec<(u32, u32)>,
     }
 
     impl Model {
-        fn put(&mut self, of: (u32, usize, u64), what: What, bytes: u64) {
+        fn put(&mut self, of: (u32, usize, u64), what: PendingKind, bytes: u64) {
             let place = self.all.iter().position(|(o, ..)| *o == of);
-            match place.filter(|at| (self.all[*at].1, what) == (What::Room, What::Room)) {
+            match place.filter(|at| (self.all[*at].1, what) == (PendingKind::Room, PendingKind::Room)) {
                 Some(at) => self.all[at].2 = bytes,
                 None => {
                     self.all.retain(|(o, ..)| *o != of);
@@ -506,7 +506,7 @@ mod tests {
         }
 
         fn holds(&self, worker: u32) -> bool {
-            self.all.iter().any(|((w, ..), what, _)| *w == worker && *what != What::Outcome)
+            self.all.iter().any(|((w, ..), what, _)| *w == worker && *what != PendingKind::Outcome)
         }
 
         fn free(&mut self) -> Vec<u32> {
@@ -530,8 +530,8 @@ mod tests {
                     Op::Waits(what, (w, b, s), bytes) => {
                         let p = push(w, b, s, bytes);
                         match what {
-                            What::Room => prop_assert!(pushes.wait_for_room(p, 99)),
-                            What::Update => pushes.wait_for_update(p),
+                            PendingKind::Room => prop_assert!(pushes.wait_for_room(p, 99)),
+                            PendingKind::Update => pushes.wait_for_update(p),
                             _ => {
                                 let part = Part { contribution: p.contribution, payload: p.payload, rate: p.rate, skip: p.skip };
                                 pushes.wait_for_round(b, part, p.arrived);
@@ -540,14 +540,14 @@ mod tests {
                         model.put((w, b, s), what, bytes as u64);
                     }
                     Op::NextForRoom => {
-                        let at = model.all.iter().position(|(_, what, _)| *what == What::Room);
+                        let at = model.all.iter().position(|(_, what, _)| *what == PendingKind::Room);
                         let expected = at.map(|at| model.all.remove(at).0);
                         let of = |p: Push| (p.contribution.worker.0, p.bucket, p.contribution.step.0);
                         prop_assert_eq!(pushes.next_for_room().map(of), expected);
                     }
                     Op::Updated(bucket) => {
                         let mut waited: Vec<_> =
-                            model.all.extract_if(.., |((_, b, _), what, _)| *b == bucket && *what == What::Update).collect();
+                            model.all.extract_if(.., |((_, b, _), what, _)| *b == bucket && *what == PendingKind::Update).collect();
                         waited.sort_unstable_by_key(|(of, ..)| *of);
                         let got = pushes.updated(bucket);
                         let got = got.iter().map(|p| (p.contribution.worker.0, p.bucket, p.contribution.step.0));
@@ -556,8 +556,8 @@ mod tests {
                     Op::Close(bucket, step) => {
                         let mut closed = Vec::new();
                         for ((w, b, s), what, _) in &mut model.all {
-                            if (*b, *s, *what) == (bucket, step, What::Round) {
-                                *what = What::Norm;
+                            if (*b, *s, *what) == (bucket, step, PendingKind::Round) {
+                                *what = PendingKind::Norm;
                                 closed.push(*w);
                             }
                         }
@@ -566,21 +566,21 @@ mod tests {
                         prop_assert_eq!(parts.iter().map(|p| p.contribution.worker.0).collect::<Vec<_>>(), closed);
                     }
                     Op::Proposed(w, b, s) => {
-                        let waited = model.all.iter().any(|(of, what, _)| *of == (w, b, s) && *what == What::Norm);
+                        let waited = model.all.iter().any(|(of, what, _)| *of == (w, b, s) && *what == PendingKind::Norm);
                         let arrived = pushes.proposed(b, &push(w, b, s, 0).contribution);
                         prop_assert_eq!(arrived.map(|(at, _)| at), waited.then_some(Moment(s)));
-                        model.put((w, b, s), What::Outcome, 0);
+                        model.put((w, b, s), PendingKind::Outcome, 0);
                     }
                     Op::Outcome(w, b, s) => {
                         pushes.outcome(b, &push(w, b, s, 0).contribution);
-                        model.all.retain(|(of, what, _)| (*of, *what) != ((w, b, s), What::Outcome));
+                        model.all.retain(|(of, what, _)| (*of, *what) != ((w, b, s), PendingKind::Outcome));
                     }
                     Op::Forget(w, n) => {
                         match n {
                             0 => pushes.forget_room(WorkerId(w)),
                             _ => pushes.forget_all(WorkerId(w)),
                         }
-                        model.all.retain(|((worker, ..), what, _)| *worker != w || n == 0 && *what != What::Room);
+                        model.all.retain(|((worker, ..), what, _)| *worker != w || n == 0 && *what != PendingKind::Room);
                     }
                     Op::Says(w) => {
                         let waits = model.holds(w) || model.said.iter().any(|(worker, _)| *worker == w);
@@ -591,17 +591,17 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(pushes.said(), model.free());
-                let held = model.all.iter().filter(|(_, what, _)| *what != What::Outcome);
+                let held = model.all.iter().filter(|(_, what, _)| *what != PendingKind::Outcome);
                 prop_assert_eq!(pushes.bytes(), held.map(|(.., bytes)| bytes).sum::<u64>());
-                let taken = |what: What| !matches!(what, What::Room | What::Update);
-                prop_assert_eq!(pushes.any_waits_for_room(), model.all.iter().any(|(_, what, _)| *what == What::Room));
+                let taken = |what: PendingKind| !matches!(what, PendingKind::Room | PendingKind::Update);
+                prop_assert_eq!(pushes.any_waits_for_room(), model.all.iter().any(|(_, what, _)| *what == PendingKind::Room));
                 for w in 0..3 {
                     let id = WorkerId(w);
                     let own = || model.all.iter().filter(move |((worker, ..), ..)| *worker == w);
                     prop_assert_eq!(pushes.holds(id), model.holds(w));
-                    prop_assert_eq!(pushes.waits_for_room(id), own().any(|(_, what, _)| *what == What::Room));
+                    prop_assert_eq!(pushes.waits_for_room(id), own().any(|(_, what, _)| *what == PendingKind::Room));
                     for s in 1..5 {
-                        let in_round = own().any(|((_, _, step), what, _)| (*step, *what) == (s, What::Round));
+                        let in_round = own().any(|((_, _, step), what, _)| (*step, *what) == (s, PendingKind::Round));
                         prop_assert_eq!(pushes.waits_in_round(id, Step(s)), in_round);
                     }
                     for b in 0..2 {
@@ -611,7 +611,7 @@ mod tests {
                         for s in 1..5 {
                             let is = of().any(|((.., step), what, _)| *step == s && taken(*what));
                             prop_assert_eq!(pushes.is_taken(id, b, Step(s)), is);
-                            let early = of().filter(|((.., step), what, _)| *step < s && *what == What::Update);
+                            let early = of().filter(|((.., step), what, _)| *step < s && *what == PendingKind::Update);
                             let steps: Vec<_> = early.map(|((.., step), ..)| Step(*step)).collect();
                             let expected = (steps.len() as u64, steps.iter().copied().max());
                             prop_assert_eq!(pushes.early(&push(w, b, s, 0).contribution, b), expected);

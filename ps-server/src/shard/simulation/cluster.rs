@@ -9,7 +9,7 @@ use crate::{
         Command, Contribution, Outcome, Proposal, Shard,
         leader::{
             Counters, Effect, Event, GroupStatus, Input, Leader, Now,
-            run::{EVENT_QUEUE, Lines},
+            run::{EVENT_QUEUE, ReplySenders},
         },
     },
 };
@@ -57,7 +57,7 @@ pub struct Node {
     leader: Leader,
     pub counters: Arc<Counters>,
     came: mpsc::Receiver<Event>,
-    lines: Lines,
+    lines: ReplySenders,
     /// The next inputs of its leader: outcomes.
     inputs: VecDeque<Input>,
     standing: KnownLeader,
@@ -168,7 +168,7 @@ impl Cluster {
             applied: 0,
             believes: None,
             came,
-            lines: Lines::default(),
+            lines: ReplySenders::default(),
             inputs: VecDeque::new(),
             standing: KnownLeader { node, leadership: Leadership::default() },
             news: true,

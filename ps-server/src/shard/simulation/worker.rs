@@ -18,7 +18,7 @@ use paraft_common::{
     BucketId, Mode, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob, retry::RetryPolicy,
 };
 use paraft_proto::{Advice, Init, Open, RefusalKind, ToShard, WithBulk, to_shard::Kind};
-use paraft_session::{Arrived, Effect, Event as Heard, Input, Options, Pull, Pulled, Session};
+use paraft_session::{Arrived, Effect, Event as SessionEvent, Input, Options, Pull, Pulled, Session};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
@@ -46,12 +46,12 @@ pub struct Stream {
     conn: u64,
     node: usize,
     liveness: Arc<Liveness>,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<StreamMessage>,
     /// Channel for the refusals of the node's side. Only the owner keeps the stream open.
     refusals: mpsc::WeakSender<Reply>,
 }
 
-enum Sent {
+enum StreamMessage {
     Event(Event),
     Message(ToShard),
 }
@@ -63,16 +63,18 @@ impl Stream {
             let Some(sent) = self.sent.pop_front() else { return false };
             self.liveness.heard();
             let event = match sent {
-                Sent::Event(event) => event,
-                Sent::Message(message) => match convert::message(&self.shard, WithBulk::from(message)) {
-                    Ok(Some(message)) => Event::Message(self.conn, message),
-                    Ok(None) => continue,
-                    Err(refusal) => {
-                        let refused = |tx: mpsc::Sender<Reply>| tx.try_send(Reply::Refused(refusal));
-                        self.refusals.upgrade().map(refused);
-                        continue;
+                StreamMessage::Event(event) => event,
+                StreamMessage::Message(message) => {
+                    match convert::message(&self.shard, WithBulk::from(message)) {
+                        Ok(Some(message)) => Event::Message(self.conn, message),
+                        Ok(None) => continue,
+                        Err(refusal) => {
+                            let refused = |tx: mpsc::Sender<Reply>| tx.try_send(Reply::Refused(refusal));
+                            self.refusals.upgrade().map(refused);
+                            continue;
+                        }
                     }
-                },
+                }
             };
             if self.owner.try_send(event).is_err() {
                 return false;
@@ -94,7 +96,7 @@ impl Stream {
     /// Breaks the stream: the last `lost` messages do not arrive. The owner then sees its end.
     pub fn breaks(mut self, lost: usize) -> Self {
         self.sent.truncate(self.sent.len().saturating_sub(lost));
-        self.sent.push_back(Sent::Event(Event::Closed(self.conn)));
+        self.sent.push_back(StreamMessage::Event(Event::Closed(self.conn)));
         self
     }
 }
@@ -227,7 +229,7 @@ impl Worker {
         let liveness = Arc::new(Liveness::default());
         let open =
             Event::Open { conn, tx, worker: self.id, session, job: open.job, liveness: liveness.clone() };
-        let sent = VecDeque::from([Sent::Event(open)]);
+        let sent = VecDeque::from([StreamMessage::Event(open)]);
         let stream = Stream { owner, shard, conn, node, liveness, sent, refusals };
         (stream, Replies { from: rx, sent: VecDeque::new() })
     }
@@ -313,7 +315,7 @@ impl Worker {
     /// Resends everything that it keeps, without a fault.
     pub fn repeats(&mut self) {
         let Some(stream) = self.stream.as_mut().filter(|_| self.open) else { return };
-        stream.sent.extend(self.pushed.values().map(|(push, ..)| Sent::Message(push.clone())));
+        stream.sent.extend(self.pushed.values().map(|(push, ..)| StreamMessage::Message(push.clone())));
     }
 
     /// Carries out the session's commands; returns a stream that it has released.
@@ -346,14 +348,18 @@ impl Worker {
                         }
                         _ => {}
                     }
-                    self.stream.iter_mut().for_each(|s| s.sent.push_back(Sent::Message(message.clone())));
+                    self.stream
+                        .iter_mut()
+                        .for_each(|s| s.sent.push_back(StreamMessage::Message(message.clone())));
                 }
                 Effect::SendInitial(_) => {
                     for bucket in 0..BUCKETS as u32 {
                         let payload = vec![0u8; PLACES * 4].into();
                         let init = Kind::Init(Init { bucket, payload, ..Init::default() });
                         let message = ToShard { kind: Some(init) };
-                        self.stream.iter_mut().for_each(|s| s.sent.push_back(Sent::Message(message.clone())));
+                        self.stream
+                            .iter_mut()
+                            .for_each(|s| s.sent.push_back(StreamMessage::Message(message.clone())));
                     }
                 }
                 Effect::InitialKnown(_) | Effect::Acked(_) => {}
@@ -371,12 +377,12 @@ impl Worker {
             old = self.carry_out(Some(history)).or(old);
             match polled {
                 Ok(None) => return old,
-                Ok(Some(Heard::Joined(start))) => {
+                Ok(Some(SessionEvent::Joined(start))) => {
                     self.done = start;
                     self.session.pull(self.now, Pull::of(start), false);
                 }
-                Ok(Some(Heard::Weights(w))) => self.arrived(w),
-                Ok(Some(Heard::Pulled(pulled))) => {
+                Ok(Some(SessionEvent::Weights(w))) => self.arrived(w),
+                Ok(Some(SessionEvent::Pulled(pulled))) => {
                     self.pulled(&pulled, told, history);
                     if self.finished {
                         return self.hangs_up().or(old);

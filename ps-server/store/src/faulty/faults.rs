@@ -42,7 +42,7 @@ struct FailingChanges {
 
 impl fmt::Debug for FailingChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Failing({})", self.number)
+        write!(f, "FailingChanges({})", self.number)
     }
 }
 

@@ -56,8 +56,8 @@
 
 mod files;
 mod format;
+mod group_copy;
 mod groups;
-mod keep;
 #[cfg(test)]
 mod properties;
 mod recover;
@@ -273,8 +273,8 @@ impl SharedLog {
     pub fn keep(&self, key: u64, to: &Path) -> Result<(), StoreError> {
         let damaged = self.inner.groups.known().get(&key).is_some_and(|g| g.damage.is_some());
         let copied = match damaged {
-            true => keep::damaged(self, key, to),
-            false => keep::whole(self, key, to),
+            true => group_copy::damaged(self, key, to),
+            false => group_copy::whole(self, key, to),
         };
         match copied {
             // The damage was found only now.
@@ -282,7 +282,7 @@ impl SharedLog {
                 if let Some(group) = self.inner.groups.known().get_mut(&key) {
                     group.damage = Some(groups::Fault { path, offset, what });
                 }
-                keep::damaged(self, key, to)
+                group_copy::damaged(self, key, to)
             }
             copied => copied,
         }
@@ -292,9 +292,9 @@ impl SharedLog {
     /// `dir` is not changed. Waits for the disk.
     pub fn take_in(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
         let into = self.begin(key)?;
-        keep::take_in(&*self.inner.disk, dir, there, into).map_err(|e| match e {
-            keep::ImportError::Reading(e) => e,
-            keep::ImportError::Writing(e) => self.at("write to the log in")(e),
+        group_copy::take_in(&*self.inner.disk, dir, there, into).map_err(|e| match e {
+            group_copy::ImportError::Reading(e) => e,
+            group_copy::ImportError::Writing(e) => self.at("write to the log in")(e),
         })
     }
 
@@ -353,7 +353,7 @@ impl Log {
 
     /// Removes a log's files from `dir`; no process may have it open.
     pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
-        keep::clear(disk, dir)
+        group_copy::clear(disk, dir)
     }
 
     /// The server's log that contains this one.

@@ -1,7 +1,7 @@
 //! A power failure at every point of a log that several groups share: for each group, acknowledged records are
 //! there, and given-up records are not.
 
-use crate::{Cloned, DIR, Found, append, group, open_in, record};
+use crate::{Cloned, DIR, RecoveredLog, append, group, open_in, record};
 use bytes::Bytes;
 use paraft_store::{
     Log, LogOptions, Record, SharedLog, StoreError,
@@ -87,7 +87,7 @@ fn open_all(
     disk: &dyn Cloned,
     options: LogOptions,
     known: &[ExpectedGroup; GROUPS],
-) -> Result<(SharedLog, Vec<(Log, Found)>), StoreError> {
+) -> Result<(SharedLog, Vec<(Log, RecoveredLog)>), StoreError> {
     let (shared, _) = SharedLog::open(disk.shared(), Path::new(DIR), options)?;
     let logs = (0..GROUPS).map(|g| group(&shared, key(g, known))).collect::<Result<_, _>>()?;
     Ok((shared, logs))
@@ -162,7 +162,7 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [ExpectedGroup; GROU
 }
 
 /// The error in the recovered state of a group, if any.
-fn check(found: &Found, known: &ExpectedGroup) -> Result<(), String> {
+fn check(found: &RecoveredLog, known: &ExpectedGroup) -> Result<(), String> {
     let purged = found.purged.as_ref().map(|(upto, _)| *upto);
     if purged != known.purged && purged != known.purge_tried {
         return Err(format!("purged {purged:?}, acknowledged {:?}", known.purged));

@@ -40,7 +40,7 @@ pub(crate) fn record(index: u64, version: u8, payload_bytes: usize) -> Record {
 
 /// The recovered content of a log.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct RecoveredLog {
     pub records: Vec<Record>,
     pub purged: Option<(u64, Bytes)>,
     pub torn_bytes: u64,
@@ -50,24 +50,24 @@ pub(crate) fn open_in(
     disk: &dyn Cloned,
     dir: &Path,
     options: LogOptions,
-) -> Result<(Log, Found), StoreError> {
+) -> Result<(Log, RecoveredLog), StoreError> {
     let (shared, torn_bytes) = SharedLog::open(disk.shared(), dir, options)?;
     let (log, found) = group(&shared, KEY)?;
-    Ok((log, Found { torn_bytes, ..found }))
+    Ok((log, RecoveredLog { torn_bytes, ..found }))
 }
 
 /// Opens the log of one group.
-pub(crate) fn group(shared: &SharedLog, key: u64) -> Result<(Log, Found), StoreError> {
+pub(crate) fn group(shared: &SharedLog, key: u64) -> Result<(Log, RecoveredLog), StoreError> {
     let mut records = Vec::new();
     let (log, found) = shared.group(key, &mut |r| records.push(r))?;
     assert_eq!(found.records, records.len() as u64);
     // Everything that was recovered can be read back.
     let range = records.first().map_or(0, |r| r.index)..u64::MAX;
     assert_eq!(log.read(range, u64::MAX)?, records);
-    Ok((log, Found { records, purged: found.purged, torn_bytes: 0 }))
+    Ok((log, RecoveredLog { records, purged: found.purged, torn_bytes: 0 }))
 }
 
-pub(crate) fn open(disk: &dyn Cloned) -> Result<(Log, Found), StoreError> {
+pub(crate) fn open(disk: &dyn Cloned) -> Result<(Log, RecoveredLog), StoreError> {
     open_in(disk, Path::new(DIR), SMALL)
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     bucket::{Bucket, BucketData},
-    replaced::ReplacedVectors,
+    replaced_vectors::ReplacedVectors,
 };
 use crate::room::Reserved;
 use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
