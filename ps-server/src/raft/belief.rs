@@ -43,7 +43,7 @@ impl Belief {
     }
 
     /// Accepts from now on that the leader with this vote has ended.
-    pub fn begins(&mut self, vote: Vote, now: Instant) {
+    pub fn accept(&mut self, vote: Vote, now: Instant) {
         self.0 = Some((vote, now));
     }
 }
@@ -57,7 +57,7 @@ mod tests {
         let (a, b) = (Vote::new_committed(3, 1), Vote::new_committed(4, 1));
         let (mut belief, now) = (Belief::default(), Instant::now());
         assert!(belief.is_open(now) && !belief.holds(&a, now));
-        belief.begins(a, now);
+        belief.accept(a, now);
         assert!(belief.holds(&a, now));
         assert!(
             !belief.holds(&b, now),

@@ -138,7 +138,7 @@ impl Folder {
             last = meta.last_log_id;
             chunks.try_for_each(|c| c.map(drop))?;
         }
-        self.look::<C>(&mut |entry| last = last.max(Some(entry.log_id)))?;
+        self.inspect::<C>(&mut |entry| last = last.max(Some(entry.log_id)))?;
         Ok((vote, last))
     }
 
@@ -217,7 +217,7 @@ impl Folder {
         let new = rand::random::<u64>() >> 1;
         match place {
             Some(Place { own: None, shared: Some(key) }) => {
-                self.forget_own_log()?;
+                self.delete_own_log()?;
                 Ok(shared.group(key, each)?)
             }
             None => {
@@ -230,9 +230,9 @@ impl Folder {
                     shared.remove(left).map_err(FolderError::at(self.logs.path()))?;
                 }
                 self.write_place(Place { own: Some(there), shared: Some(new) })?;
-                shared.take_in(new, &own, there)?;
+                shared.import(new, &own, there)?;
                 self.write_place(Place { own: None, shared: Some(new) })?;
-                self.forget_own_log()?;
+                self.delete_own_log()?;
                 tracing::info!(path = %self.path.display(), "the replica's log was imported into the server's log");
                 Ok(shared.group(new, each)?)
             }
@@ -240,7 +240,7 @@ impl Folder {
     }
 
     /// Deletes the log of its own, which is obsolete.
-    fn forget_own_log(&self) -> Result<(), FolderError> {
+    fn delete_own_log(&self) -> Result<(), FolderError> {
         let own = self.own_log();
         Log::clear(&*self.disk, &own)?;
         // An empty log is harmless.
@@ -249,7 +249,7 @@ impl Folder {
     }
 
     /// Copies the log into the folder, which then has all of it, damaged or not.
-    pub(super) fn take_log_out(&self) -> Result<(), FolderError> {
+    pub(super) fn export_log(&self) -> Result<(), FolderError> {
         match self.place() {
             Ok(Some(Place { own: None, shared: Some(key) })) => {
                 self.logs.get()?.keep(key, &self.own_log())?;
@@ -263,7 +263,7 @@ impl Folder {
     }
 
     /// Releases from the shared log what this folder has completely.
-    pub fn leave_log(&self) -> Result<(), FolderError> {
+    pub fn release_log(&self) -> Result<(), FolderError> {
         match self.place() {
             Ok(Some(Place { own: Some(_), shared: Some(key) })) => {
                 let shared = self.logs.get()?;
@@ -280,10 +280,10 @@ impl Folder {
 
     /// Quarantines the folder: renames it within its parent, with all of its log in it. Waits for the disk until
     /// the log is copied.
-    pub fn put_aside(&self, name: &str) -> Result<PathBuf, FolderError> {
-        self.take_log_out()?;
+    pub fn quarantine(&self, name: &str) -> Result<PathBuf, FolderError> {
+        self.export_log()?;
         let to = self.rename(name)?;
-        if let Err(e) = Self::within(&self.logs, &to).leave_log() {
+        if let Err(e) = Self::within(&self.logs, &to).release_log() {
             tracing::warn!(path = %to.display(), error = %e, "the server's next start releases the replica's log");
         }
         Ok(to)
@@ -314,7 +314,7 @@ impl Folder {
 
     /// Reads the entries of the log that a replica left here, in order, without changing it. On an error the caller
     /// must ignore what `each` got.
-    pub(super) fn look<C: LogChange>(&self, each: &mut dyn FnMut(Entry<C>)) -> Result<(), FolderError> {
+    pub(super) fn inspect<C: LogChange>(&self, each: &mut dyn FnMut(Entry<C>)) -> Result<(), FolderError> {
         let at = |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.display()));
         let (mut unreadable, mut empty) = (None, true);
         let mut record = |r| match entry_of(r) {
@@ -327,10 +327,10 @@ impl Folder {
         let (place, own) = (self.place()?, self.own_log());
         let found = match place {
             Some(Place { own: None, shared: Some(key) }) => {
-                Log::look(&*self.disk, self.logs.path(), key, &mut record)?
+                Log::inspect(&*self.disk, self.logs.path(), key, &mut record)?
             }
             Some(Place { own: there, .. }) => {
-                Log::look(&*self.disk, &own, there.unwrap_or_default(), &mut record)?
+                Log::inspect(&*self.disk, &own, there.unwrap_or_default(), &mut record)?
             }
             None => Recovered::default(),
         };

@@ -89,13 +89,13 @@ impl<C: LogChange> Group<C> {
 
     /// If the leader's process has ended, takes part in electing the next.
     pub(super) async fn succeed(&self) {
-        let Some(vote) = self.followed() else { return };
+        let Some(vote) = self.followed_vote() else { return };
         if !self.sees_end(&vote).await || self.evidence.succeeding.swap(true, SeqCst) {
             return;
         }
         for round in 0..MAX_ELECTIONS {
             let best = self.stands.load(SeqCst) && self.is_best(&vote).await;
-            if self.followed() != Some(vote) {
+            if self.followed_vote() != Some(vote) {
                 break;
             }
             if best {
@@ -111,7 +111,7 @@ impl<C: LogChange> Group<C> {
     }
 
     /// The vote of the leader that this replica follows, if it could vote for another.
-    fn followed(&self) -> Option<Vote> {
+    fn followed_vote(&self) -> Option<Vote> {
         let metrics = self.raft.server_metrics();
         let m = metrics.borrow_watched();
         let votes = m.membership_config.voter_ids().any(|id| id == m.id);
@@ -122,7 +122,7 @@ impl<C: LogChange> Group<C> {
     /// lease.
     async fn sees_end(&self, vote: &Vote) -> bool {
         let mut known = self.evidence.belief.lock().await;
-        if self.followed() != Some(*vote) {
+        if self.followed_vote() != Some(*vote) {
             return false;
         }
         let (belief, accused) = &mut *known;
@@ -131,7 +131,7 @@ impl<C: LogChange> Group<C> {
             return true;
         }
         let Some(leader) = self.connection(vote.leader_id().voted_for) else { return false };
-        if !(belief.is_open(now) || self.was_so(belief, accused).await)
+        if !(belief.is_open(now) || self.last_evidence_was_true(belief, accused).await)
             || !self.has_ended(&leader, vote).await
         {
             return false;
@@ -144,14 +144,14 @@ impl<C: LogChange> Group<C> {
             leader = %ReplicaId(leader),
             "the leader's address refuses connections: its process has ended"
         );
-        belief.begins(*vote, Instant::now());
+        belief.accept(*vote, Instant::now());
         // A transfer to another replica only drops the lease; if another leads by now, it does nothing.
         let dropped = TransferLeaderRequest::new(*vote, leader, None);
         self.raft.handle_transfer_leader(dropped).await.is_ok()
     }
 
     /// Whether the last accepted evidence was true: no process answers, or one that started later.
-    async fn was_so(&self, belief: &Belief, accused: &Option<Connection>) -> bool {
+    async fn last_evidence_was_true(&self, belief: &Belief, accused: &Option<Connection>) -> bool {
         let Some((accused, (vote, past))) = accused.as_ref().zip(belief.last(Instant::now())) else {
             return false;
         };

@@ -199,7 +199,7 @@ impl<C: LogChange> Group<C> {
     }
 
     /// Whether a replica is a member of this group, to this replica's knowledge.
-    pub fn knows(&self, replica: ReplicaId) -> bool {
+    pub fn is_known_member(&self, replica: ReplicaId) -> bool {
         self.membership().members.contains_key(&replica) || self.trusted.read().contains(&replica)
     }
 

@@ -33,8 +33,8 @@ fn put_aside() -> ForgetfulDisk {
     done.recv().expect("an answer").expect("in memory");
     at.write(DataFile::Begun, &[]).expect("in memory");
     drop(log);
-    at.take_log_out().expect("copied");
-    at.leave_log().expect("left");
+    at.export_log().expect("copied");
+    at.release_log().expect("left");
     at.logs().close();
     disk
 }
@@ -52,7 +52,7 @@ fn open(disk: &(impl Disk + Clone + 'static)) -> Result<Vec<Entry>, FolderError>
 
 fn look(disk: &ForgetfulDisk) -> Vec<Entry> {
     let mut entries = Vec::new();
-    folder(disk).look(&mut |e| entries.push(e)).expect("whole");
+    folder(disk).inspect(&mut |e| entries.push(e)).expect("whole");
     entries
 }
 
@@ -105,11 +105,11 @@ fn a_log_is_taken_out_and_in_again() {
     let expected = ids(&open(&disk).expect("taken in"));
     let at = folder(&disk);
     for _ in 0..2 {
-        at.take_log_out().expect("copied");
+        at.export_log().expect("copied");
         assert_eq!(ids(&look(&disk)), expected);
         let keys = || at.logs().get().expect("open").keys();
         assert_eq!(keys().len(), 1);
-        at.leave_log().expect("left");
+        at.release_log().expect("left");
         assert!(keys().is_empty());
         at.logs().close();
         assert_eq!(ids(&open(&disk).expect("taken in again")), expected);

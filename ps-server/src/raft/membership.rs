@@ -112,7 +112,7 @@ impl<C: LogChange> Group<C> {
                 let metrics = self.raft.server_metrics();
                 let m = metrics.borrow_watched();
                 let now = &m.membership_config;
-                addresses.are(now.nodes().map(|(id, n)| (*id, n.addr.clone())));
+                addresses.replace_all(now.nodes().map(|(id, n)| (*id, n.addr.clone())));
                 let joint = now.get_joint_config();
                 let half = joint.len() > 1 && now.log_id() == m.committed_membership_config.log_id();
                 (*now.log_id(), joint.last().filter(|_| half).cloned())

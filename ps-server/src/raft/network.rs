@@ -146,7 +146,7 @@ impl Peers {
         }
     }
 
-    fn heard_at(&self, server: ServerId) -> Option<String> {
+    fn last_address(&self, server: ServerId) -> Option<String> {
         self.heard_at.lock().get(&server).cloned()
     }
 
@@ -227,7 +227,7 @@ pub struct Addresses(Arc<Mutex<HashMap<u64, String>>>);
 
 impl Addresses {
     /// Replaces all addresses.
-    pub fn are(&self, all: impl Iterator<Item = (u64, String)>) {
+    pub fn replace_all(&self, all: impl Iterator<Item = (u64, String)>) {
         *self.0.lock() = all.collect();
     }
 
@@ -320,7 +320,7 @@ impl Connection {
 
     /// The peer's current address.
     pub(super) fn address(&self) -> String {
-        let heard = self.peers.heard_at(ReplicaId(self.target).server());
+        let heard = self.peers.last_address(ReplicaId(self.target).server());
         heard.or_else(|| self.addresses.of(self.target)).unwrap_or_else(|| self.address.clone())
     }
 

@@ -49,7 +49,7 @@ pub fn replay<C: LogChange>(
     }
     done.end = done.index;
     let mut wrong = None;
-    folder.look(&mut |entry| {
+    folder.inspect(&mut |entry| {
         done.end = entry.log_id().index;
         if wrong.is_none() {
             wrong = done.take(entry, state, upto).err();

@@ -188,7 +188,7 @@ impl Replicas {
         }
         for folder in aside {
             // An incarnation of this server may have ended before.
-            if let Err(e) = blocking(move || folder.leave_log()).await {
+            if let Err(e) = blocking(move || folder.release_log()).await {
                 tracing::warn!(error = %e, "the log keeps records of a folder that was put aside");
             }
         }

@@ -105,13 +105,13 @@ impl BucketData {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Param => self.train(spec, update),
         }
-        self.pass(contributions.len(), members);
+        self.skip_update(contributions.len(), members);
         self.version.0 += 1;
         self.version
     }
 
     /// Advances the schedule's clock by this many applied or skipped pushes.
-    pub(super) fn pass(&mut self, pushes: usize, members: usize) {
+    pub(super) fn skip_update(&mut self, pushes: usize, members: usize) {
         self.clock += pushes as f64 / members.max(1) as f64;
     }
 
@@ -344,16 +344,16 @@ impl Bucket {
         let before = if keeps { data.kept_bytes() } else { 0 };
         let version = data.update(self.spec, update);
         if keeps {
-            conf.keeps(before, data.kept_bytes());
+            conf.update_kept_bytes(before, data.kept_bytes());
         }
         version
     }
 
     /// Records skipped pushes and returns the unchanged version. No vector changes, and none is copied.
-    pub(super) fn pass(&self, pushes: usize, members: usize) -> Version {
+    pub(super) fn skip_update(&self, pushes: usize, members: usize) -> Version {
         let mut data = self.data.write();
         let data = Arc::make_mut(&mut data);
-        data.pass(pushes, members);
+        data.skip_update(pushes, members);
         data.version
     }
 
@@ -363,7 +363,7 @@ impl Bucket {
         let data = Arc::make_mut(&mut data);
         let before = data.kept_bytes();
         data.record_pull(worker);
-        conf.keeps(before, data.kept_bytes());
+        conf.update_kept_bytes(before, data.kept_bytes());
     }
 
     /// Workers with kept state that are not `active`.

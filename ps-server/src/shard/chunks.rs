@@ -151,7 +151,7 @@ impl Chunks {
     }
 
     /// Opens the epoch if every member is ready for it, and assigns chunks to the waiting members, by rank.
-    pub(super) fn settle(&mut self, members: &Members, started: bool) {
+    pub(super) fn assign(&mut self, members: &Members, started: bool) {
         let ready = |w: WorkerId| self.asks.get(&w).is_some_and(|a| a.epoch == self.epoch);
         if !self.open && started && self.epoch < self.plan.1 {
             let mut all = members.unfinished().peekable();

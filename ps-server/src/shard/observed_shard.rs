@@ -44,11 +44,11 @@ impl Replicated for ObservedShard {
     type Outcome = Outcome;
 
     fn apply(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
-        let seen = self.staleness.look(&self.shard, proposal);
+        let seen = self.staleness.read_before(&self.shard, proposal);
         let begin = Moment::now();
         let outcome = Replicated::apply(&*self.shard, proposal)?;
         self.note(begin, &[proposal]);
-        self.staleness.look_again(&self.shard, seen);
+        self.staleness.read_after(&self.shard, seen);
         self.applied.send_replace(());
         Ok(outcome)
     }
@@ -62,11 +62,11 @@ impl Replicated for ObservedShard {
             let again = |p: &&Proposal| p.command.pushes().is_some_and(|e| !buckets.insert(e.bucket));
             let run = rest.iter().position(again).unwrap_or(rest.len());
             let (run, later) = rest.split_at(run);
-            let seen: Vec<_> = run.iter().map(|p| self.staleness.look(&self.shard, p)).collect();
+            let seen: Vec<_> = run.iter().map(|p| self.staleness.read_before(&self.shard, p)).collect();
             let begin = Moment::now();
             outcomes.extend(Replicated::apply_run(&*self.shard, run)?);
             self.note(begin, run);
-            seen.into_iter().for_each(|s| self.staleness.look_again(&self.shard, s));
+            seen.into_iter().for_each(|s| self.staleness.read_after(&self.shard, s));
             rest = later;
         }
         self.applied.send_replace(());

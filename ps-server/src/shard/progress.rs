@@ -55,15 +55,15 @@ impl Progress {
         if self.buckets.len() < steps.len() {
             self.buckets.resize(steps.len(), Counts::new());
         }
-        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| more(counts, *step));
-        more(&mut self.clocks, clock);
+        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| increment(counts, *step));
+        increment(&mut self.clocks, clock);
         self.members += 1;
     }
 
     /// Removes a member.
     pub fn remove(&mut self, steps: &[Step], clock: Step) {
-        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| less(counts, *step));
-        less(&mut self.clocks, clock);
+        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| decrement(counts, *step));
+        decrement(&mut self.clocks, clock);
         self.members -= 1;
         if self.members == 0 {
             self.buckets.clear(); // equality must not depend on former members
@@ -79,11 +79,11 @@ impl Progress {
         }
         let moves = self.buckets.get_mut(bucket).zip(step).zip(m.step(bucket));
         if let Some(((counts, before), now)) = moves {
-            less(counts, before);
-            more(counts, now);
+            decrement(counts, before);
+            increment(counts, now);
         }
-        less(&mut self.clocks, clock);
-        more(&mut self.clocks, m.clock());
+        decrement(&mut self.clocks, clock);
+        increment(&mut self.clocks, m.clock());
     }
 
     /// Number of active members.
@@ -107,11 +107,11 @@ impl Progress {
     }
 }
 
-fn more(counts: &mut Counts, step: Step) {
+fn increment(counts: &mut Counts, step: Step) {
     *counts.entry(step).or_insert(0) += 1;
 }
 
-fn less(counts: &mut Counts, step: Step) {
+fn decrement(counts: &mut Counts, step: Step) {
     if let Some(n) = counts.get_mut(&step) {
         *n -= 1;
         if *n == 0 {

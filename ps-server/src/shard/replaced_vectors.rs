@@ -32,7 +32,7 @@ impl ReplacedVectors {
         let Some((data, bytes)) = read else { return };
         let mut inner = self.0.lock();
         if inner.data.len() >= inner.look_at.max(MIN_RECOUNT_ENTRIES) {
-            inner.look();
+            inner.recount();
             inner.look_at = 2 * inner.data.len();
         }
         inner.data.push((data, bytes));
@@ -48,7 +48,7 @@ impl ReplacedVectors {
     pub fn outdated(&self, beyond: u64) -> OutdatedMemory {
         let mut inner = self.0.lock();
         if inner.bytes > beyond {
-            inner.look();
+            inner.recount();
         }
         OutdatedMemory { bytes: inner.bytes, read: inner.read }
     }
@@ -56,7 +56,7 @@ impl ReplacedVectors {
 
 impl Inner {
     /// Drops the entries without readers.
-    fn look(&mut self) {
+    fn recount(&mut self) {
         self.data.retain(|(data, _)| data.strong_count() > 0);
         self.bytes = self.data.iter().map(|(_, bytes)| bytes).sum();
     }

@@ -115,7 +115,7 @@ impl ShardConfig {
     }
 
     /// Updates the count of a bucket's per-worker bytes from `before` to `now`.
-    pub(super) fn keeps(&self, before: u64, now: u64) {
+    pub(super) fn update_kept_bytes(&self, before: u64, now: u64) {
         if now >= before {
             self.kept.fetch_add(now - before, Relaxed);
         } else {
@@ -124,7 +124,7 @@ impl ShardConfig {
     }
 
     /// Records that a reader of an earlier state has released a bucket.
-    pub(super) fn let_go(&self) {
+    pub(super) fn note_release(&self) {
         self.replaced.read_on();
     }
 

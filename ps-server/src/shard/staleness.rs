@@ -208,14 +208,14 @@ impl Staleness {
 
     /// Applies one change, and measures the bucket that it updates.
     pub fn around<T>(&self, shard: &Shard, proposal: &Proposal, apply: impl FnOnce() -> T) -> T {
-        let seen = self.look(shard, proposal);
+        let seen = self.read_before(shard, proposal);
         let applied = apply();
-        self.look_again(shard, seen);
+        self.read_after(shard, seen);
         applied
     }
 
     /// Reads the bucket that a change updates, if any, before it.
-    pub fn look(&self, shard: &Shard, proposal: &Proposal) -> Option<BeforeUpdate> {
+    pub fn read_before(&self, shard: &Shard, proposal: &Proposal) -> Option<BeforeUpdate> {
         let entry = proposal.command.pushes()?;
         let conf = shard.configured()?;
         let local = conf.local(entry.bucket)?;
@@ -224,7 +224,7 @@ impl Staleness {
     }
 
     /// Reads it after the change; an update that changed nothing is not counted.
-    pub fn look_again(&self, shard: &Shard, seen: Option<BeforeUpdate>) {
+    pub fn read_after(&self, shard: &Shard, seen: Option<BeforeUpdate>) {
         let Some((before, conf)) = seen.zip(shard.configured()) else { return };
         conf.buckets[before.bucket].peek(|data| {
             if data.version > before.version {

@@ -118,15 +118,15 @@ impl Meta {
     }
 
     /// Marks the worker's shares of the open evaluations as missing: its session is over.
-    fn leaves_gaps(&mut self, worker: WorkerId) {
+    fn mark_missing_shares(&mut self, worker: WorkerId) {
         let unreported = self.evaluations.values_mut().filter(|open| !open.from.contains(&worker));
         unreported.for_each(|open| _ = open.from.insert(LOST_WORKER));
     }
 
     /// Assigns chunks. Called after every change of chunks or members.
-    fn settle_chunks(&mut self) {
+    fn assign_chunks(&mut self) {
         if let Some(chunks) = &mut self.chunks {
-            chunks.settle(&self.members, self.started);
+            chunks.assign(&self.members, self.started);
         }
     }
 
@@ -245,11 +245,11 @@ impl Shard {
                 let meta = &mut state.meta;
                 let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
                 if meta.members.leave(*worker, *session) {
-                    meta.leaves_gaps(*worker);
+                    meta.mark_missing_shares(*worker);
                     meta.skipped.remove(worker);
                     meta.workers_lost += u64::from(unfinished);
                     meta.give_back(*worker);
-                    meta.settle_chunks();
+                    meta.assign_chunks();
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
@@ -261,9 +261,9 @@ impl Shard {
                 let state = &mut *self.state.write();
                 let meta = &mut state.meta;
                 if meta.members.finish(*worker, *session) {
-                    meta.leaves_gaps(*worker);
+                    meta.mark_missing_shares(*worker);
                     meta.give_back(*worker);
-                    meta.settle_chunks();
+                    meta.assign_chunks();
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
@@ -312,7 +312,7 @@ impl Shard {
                     && let Some(chunks) = &mut meta.chunks
                 {
                     chunks.take(*worker, *request, *epoch, *done);
-                    meta.settle_chunks();
+                    meta.assign_chunks();
                 }
                 Outcome::Done
             }
@@ -327,7 +327,7 @@ impl Shard {
             Command::Stop => {
                 let meta = &mut *self.meta_mut();
                 meta.stop = true;
-                meta.settle_chunks();
+                meta.assign_chunks();
                 Outcome::Done
             }
         })
@@ -381,13 +381,13 @@ impl Shard {
         }
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
-            meta.leaves_gaps(worker);
+            meta.mark_missing_shares(worker);
         }
         meta.members.join(worker, session, conf.buckets.len(), conf.job.round.drops_late());
         meta.skipped.remove(&worker);
         meta.started |= meta.members.unfinished().count() >= conf.job.workers as usize;
         meta.give_back(worker);
-        meta.settle_chunks();
+        meta.assign_chunks();
         Outcome::Joined { worker, session }
     }
 

@@ -215,7 +215,7 @@ impl Shard {
             Err(outcome) => return Ok(outcome),
         };
         conf.buckets[b].allocate(&self.room)?;
-        let version = conf.buckets[b].pass(contributions.len(), members);
+        let version = conf.buckets[b].skip_update(contributions.len(), members);
         let mut meta = self.meta_mut();
         for c in contributions {
             if b == 0 && meta.members.in_session(c.worker, c.session).is_some() {

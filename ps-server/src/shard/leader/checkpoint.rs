@@ -251,7 +251,7 @@ mod tests {
                         waits = waits.filter(|_| !first);
                         held.extend(got);
                     }
-                    Op::LetGo => held.iter().for_each(|s| s.let_go(0)),
+                    Op::LetGo => held.iter().for_each(|s| s.release(0)),
                     Op::Drop => held.clear(),
                     Op::Passes(seconds) => now += Duration::from_secs(seconds),
                 }

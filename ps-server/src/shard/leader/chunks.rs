@@ -38,12 +38,12 @@ impl ChunkRequests {
     }
 
     /// Answers every request that the state has an answer for.
-    pub fn answers(&mut self, state: &Meta) -> Vec<(ConnId, Reply)> {
+    pub fn take_answers(&mut self, state: &Meta) -> Vec<(ConnId, Reply)> {
         let Some(chunks) = &state.chunks else { return Vec::new() };
-        self.look(|ask| chunks.answer(ask.worker, ask.request, state.stop))
+        self.answer_where(|ask| chunks.answer(ask.worker, ask.request, state.stop))
     }
 
-    fn look(&mut self, answer: impl Fn(&ChunkRequest) -> Option<Answer>) -> Vec<(ConnId, Reply)> {
+    fn answer_where(&mut self, answer: impl Fn(&ChunkRequest) -> Option<Answer>) -> Vec<(ConnId, Reply)> {
         let mut answers = Vec::new();
         self.0.retain(|conn, ask| {
             let answer = answer(ask);
@@ -83,7 +83,7 @@ mod tests {
                     Some(for_good) => {
                         let answer = if for_good { Answer::Ended } else { Answer::Wait };
                         let knows = |ask: &ChunkRequest| (ask.worker == WorkerId(conn as u32)).then_some(answer);
-                        for (conn, reply) in asks.look(knows) {
+                        for (conn, reply) in asks.answer_where(knows) {
                             let Reply::Acquired { request, answer } = reply else { panic!("{reply:?}") };
                             prop_assert_eq!(open.get(&conn), Some(&request));
                             heard.entry((conn, request)).or_default().push(answer);

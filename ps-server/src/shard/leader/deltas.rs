@@ -75,12 +75,12 @@ impl Deltas {
     }
 
     /// Makes the next delta due now, because a command waits for it.
-    pub fn hurry(&mut self) {
+    pub fn request_delta(&mut self) {
         self.now_due = true;
     }
 
     /// Records that a worker gets weights from this leader.
-    pub fn answers(&mut self, worker: WorkerId) {
+    pub fn mark_answered(&mut self, worker: WorkerId) {
         self.answered.insert(worker);
     }
 
@@ -271,7 +271,7 @@ mod tests {
                         shard.read(|m| deltas.follow(&m.members));
                         prop_assert_eq!(shard.read(|m| m.pushes), marked);
                     }
-                    _ => deltas.hurry(),
+                    _ => deltas.request_delta(),
                 }
                 prop_assert_eq!(deltas.working().is_level(), shard.read(|m| m.pushes) == pushed);
                 prop_assert_eq!(deltas.working().unreplicated(), pushed - shard.read(|m| m.pushes));

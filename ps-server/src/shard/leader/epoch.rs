@@ -85,7 +85,7 @@ impl Leader {
         let now = self.now.at;
         match self.epoch.as_ref().map(|e| e.phase) {
             Some(Phase::Pauses(at)) if at <= now => {
-                self.enters(Phase::Fences(now + FENCE_TIMEOUT));
+                self.enter_phase(Phase::Fences(now + FENCE_TIMEOUT));
                 self.propose(Purpose::Fence, Command::Fence.into());
             }
             Some(Phase::Fences(until)) if until <= now => {
@@ -186,7 +186,7 @@ impl Leader {
         self.epoch.as_ref().is_some_and(|e| e.term < self.shard.term())
     }
 
-    pub(super) fn enters(&mut self, phase: Phase) {
+    pub(super) fn enter_phase(&mut self, phase: Phase) {
         if let Some(e) = &mut self.epoch {
             e.phase = phase;
         }
@@ -243,7 +243,7 @@ impl Leader {
 
     // ---- sleep: no stream is open, no member is absent, and nothing is in flight ----
 
-    pub(super) fn look_for_quiet(&mut self) {
+    pub(super) fn check_idle(&mut self) {
         let (under_way, now) = (self.under_way, self.now.at);
         let members = || self.shard.read(|m| m.members.unfinished().next().is_some());
         let Some(e) = &mut self.epoch else { return };

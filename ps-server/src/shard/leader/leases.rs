@@ -67,7 +67,7 @@ impl Leases {
     }
 
     /// Records that a member has a stream.
-    pub fn here(&mut self, worker: WorkerId) {
+    pub fn mark_present(&mut self, worker: WorkerId) {
         self.absent.remove(&worker);
     }
 
@@ -78,7 +78,7 @@ impl Leases {
 
     /// Records that a member lost its stream. It may be absent for the rest of its lease: the connection of a
     /// vanished host closes long after the last sign of life.
-    pub fn missed(&mut self, worker: WorkerId, silence: Silence, job: Option<&ServerJob>, now: Instant) {
+    pub fn mark_absent(&mut self, worker: WorkerId, silence: Silence, job: Option<&ServerJob>, now: Instant) {
         let rest = job.map_or(REFIND_TIMEOUT, |job| {
             // One quarter may be a heartbeat that was a little late.
             let silent = job.lease() / QUARTERS * silence.0.saturating_sub(1);
@@ -88,12 +88,12 @@ impl Leases {
     }
 
     /// Ends the wait for a member.
-    pub fn over(&mut self, worker: WorkerId, now: Instant) {
+    pub fn expire(&mut self, worker: WorkerId, now: Instant) {
         self.absent.insert(worker, now);
     }
 
     /// Checks the leases, if it is time. `members`: those with a stream.
-    pub fn look(
+    pub fn check(
         &mut self,
         lease: Duration,
         members: impl IntoIterator<Item = (WorkerId, ConnId)>,
@@ -116,19 +116,19 @@ impl Leases {
     }
 
     /// Takes the members that were absent for too long, once.
-    pub fn gone(&mut self, now: Instant) -> Vec<WorkerId> {
+    pub fn take_expired(&mut self, now: Instant) -> Vec<WorkerId> {
         let gone: Vec<_> = self.absent.iter().filter(|(_, until)| **until <= now).map(|(w, _)| *w).collect();
         gone.iter().for_each(|w| _ = self.absent.remove(w));
         gone
     }
 
     /// Records that a member's Leave is proposed.
-    pub fn leaves(&mut self, worker: WorkerId) {
+    pub fn mark_leaving(&mut self, worker: WorkerId) {
         self.leaving.insert(worker);
     }
 
     /// Records that its Leave is applied; `back`: the worker returned before, in another session.
-    pub fn left(&mut self, worker: WorkerId, back: bool) {
+    pub fn mark_left(&mut self, worker: WorkerId, back: bool) {
         self.leaving.remove(&worker);
         if !back {
             self.absent.remove(&worker);
@@ -179,7 +179,7 @@ mod tests {
             let lives: Vec<Arc<Liveness>> = workers.iter().map(|_| Arc::default()).collect();
             for (w, liveness) in workers.iter().zip(&lives) {
                 leases.opened(u64::from(w.0), liveness.clone());
-                leases.here(*w);
+                leases.mark_present(*w);
             }
             // Each alternates between some steps with heartbeats and some without.
             let beats_at = |w: usize, step: u32| {
@@ -206,7 +206,7 @@ mod tests {
                     continue;
                 }
                 let attached = here.iter().map(|w| (*w, u64::from(w.0)));
-                let Some(looked) = leases.look(lease, attached, now) else { continue };
+                let Some(looked) = leases.check(lease, attached, now) else { continue };
                 let over: Vec<_> = looked.over.iter().map(|(w, _)| *w).collect();
                 for w in here.clone() {
                     let silent = now - last[w.0 as usize];
@@ -218,12 +218,12 @@ mod tests {
                 for (w, conn) in looked.over {
                     here.remove(&w);
                     prop_assert!(leases.closed(conn).is_some());
-                    leases.over(w, now);
-                    prop_assert_eq!(leases.gone(now), vec![w], "once");
-                    prop_assert_eq!(leases.gone(now), vec![]);
-                    leases.leaves(w);
+                    leases.expire(w, now);
+                    prop_assert_eq!(leases.take_expired(now), vec![w], "once");
+                    prop_assert_eq!(leases.take_expired(now), vec![]);
+                    leases.mark_leaving(w);
                     prop_assert!(!leases.is_quiet());
-                    leases.left(w, false);
+                    leases.mark_left(w, false);
                 }
             }
         }
@@ -233,14 +233,14 @@ mod tests {
         fn who_is_away_has_what_is_left_of_its_lease(silent in 0u32..6, back in any::<bool>()) {
             let job = ServerJob { grace_ms: 4000, ..ServerJob::new("leases", Mode::Bsp, 8, 8) };
             let (mut leases, now, w) = (Leases::default(), Instant::now(), WorkerId(7));
-            leases.missed(w, Silence(silent), Some(&job), now);
+            leases.mark_absent(w, Silence(silent), Some(&job), now);
             let left = Duration::from_millis(4000 - 1000 * u64::from(silent.saturating_sub(1).min(4)));
             prop_assert_eq!(leases.deadline(false), Some(now + left));
             if back {
-                leases.here(w);
+                leases.mark_present(w);
             }
             let gone = if back { vec![] } else { vec![w] };
-            prop_assert_eq!(leases.gone(now + left), gone);
+            prop_assert_eq!(leases.take_expired(now + left), gone);
             prop_assert!(leases.is_quiet());
         }
     }

@@ -382,10 +382,10 @@ impl CheckpointImage {
     }
 
     /// Releases the bucket at a place: it was fetched, and an update need no longer copy it.
-    pub fn let_go(&self, place: usize) {
+    pub fn release(&self, place: usize) {
         if let Some((_, data)) = self.buckets.get(place) {
             data.lock().take();
-            self.conf.let_go();
+            self.conf.note_release();
         }
     }
 

@@ -213,9 +213,9 @@ impl Leader {
         }
         while self.computing.is_none() {
             if let Some(task) = self.agenda.pop_front() {
-                self.does(task);
+                self.run_task(task);
             } else if let Some(after) = self.after.take() {
-                self.does_after(group, after);
+                self.run_follow_up(group, after);
             } else if let Some(input) = self.inputs.pop_front() {
                 self.begins_with(group, input);
             } else {
@@ -256,7 +256,7 @@ impl Leader {
         own.into_iter().flatten().min()
     }
 
-    fn does(&mut self, task: Task) {
+    fn run_task(&mut self, task: Task) {
         match task {
             Task::Take(push) => self.take_push(push),
             Task::Rounds => self.close_rounds(),
@@ -267,7 +267,7 @@ impl Leader {
         }
     }
 
-    fn does_after(&mut self, group: &dyn GroupStatus, after: FollowUp) {
+    fn run_follow_up(&mut self, group: &dyn GroupStatus, after: FollowUp) {
         self.after = match after {
             FollowUp::GoOn => Some(FollowUp::Room),
             FollowUp::Room => Some(FollowUp::DeferredCommand),
@@ -279,10 +279,10 @@ impl Leader {
         match after {
             FollowUp::GoOn => self.go_on(group),
             FollowUp::Room => self.take_if_room(false),
-            FollowUp::DeferredCommand => self.propose_what_was_said(),
+            FollowUp::DeferredCommand => self.propose_deferred_commands(),
             FollowUp::Delta => self.begin_delta_if_due(),
             FollowUp::Record => self.record_pulls(),
-            FollowUp::Quiet => self.look_for_quiet(),
+            FollowUp::Quiet => self.check_idle(),
         }
     }
 
@@ -417,14 +417,14 @@ impl Leader {
     /// pushes of a worker that it calls finished, and every leader serves final weights with all of them. Commands
     /// of a worker keep their order.
     fn propose_behind_own(&mut self, worker: WorkerId, purpose: Purpose, command: Command) {
-        let free = self.epoch.as_mut().and_then(|e| e.pending.says(worker, (purpose, command)));
+        let free = self.epoch.as_mut().and_then(|e| e.pending.defer_command(worker, (purpose, command)));
         if let Some((purpose, command)) = free {
             self.propose_behind_cut(purpose, command.into());
         }
     }
 
-    fn propose_what_was_said(&mut self) {
-        let free = self.leading().map(|e| e.pending.said()).unwrap_or_default();
+    fn propose_deferred_commands(&mut self) {
+        let free = self.leading().map(|e| e.pending.take_ready_commands()).unwrap_or_default();
         for (purpose, command) in free {
             self.propose_behind_cut(purpose, command.into());
         }

@@ -142,12 +142,12 @@ impl<C> Default for PendingPushes<C> {
 }
 
 /// Adds one to a count.
-fn more<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
+fn increment<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
     *counts.entry(of).or_insert(0) += 1;
 }
 
 /// Subtracts one from a count.
-fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
+fn decrement<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
     if let Entry::Occupied(mut n) = counts.entry(of) {
         *n.get_mut() -= 1;
         if *n.get() == 0 {
@@ -163,14 +163,14 @@ impl<C> PendingPushes<C> {
         match &pending {
             Pending::Room(place, _) => {
                 self.room.insert(*place, key);
-                more(&mut self.rooms, worker);
+                increment(&mut self.rooms, worker);
             }
             Pending::Update(_) => _ = self.updates.insert((bucket, worker, step)),
-            Pending::Round { .. } => more(&mut self.rounds, (worker, step)),
+            Pending::Round { .. } => increment(&mut self.rounds, (worker, step)),
             Pending::Norm { .. } | Pending::Outcome { .. } => {}
         }
         if !pending.is_proposed() {
-            more(&mut self.held, worker);
+            increment(&mut self.held, worker);
         }
         self.bytes += pending.bytes();
         if self.all.len() <= bucket {
@@ -185,14 +185,14 @@ impl<C> PendingPushes<C> {
         match &pending {
             Pending::Room(place, _) => {
                 self.room.remove(place);
-                less(&mut self.rooms, worker);
+                decrement(&mut self.rooms, worker);
             }
             Pending::Update(_) => _ = self.updates.remove(&(bucket, worker, step)),
-            Pending::Round { .. } => less(&mut self.rounds, (worker, step)),
+            Pending::Round { .. } => decrement(&mut self.rounds, (worker, step)),
             Pending::Norm { .. } | Pending::Outcome { .. } => {}
         }
         if !pending.is_proposed() {
-            less(&mut self.held, worker);
+            decrement(&mut self.held, worker);
         }
         self.bytes -= pending.bytes();
         Some(pending)
@@ -337,7 +337,7 @@ impl<C> PendingPushes<C> {
             if let Pending::Round { part, .. } = std::mem::replace(pending, next) {
                 parts.push(part);
             }
-            less(&mut self.rounds, (worker, step));
+            decrement(&mut self.rounds, (worker, step));
         }
         parts
     }
@@ -358,7 +358,7 @@ impl<C> PendingPushes<C> {
             && let Pending::Norm { arrived, bytes, .. } = *pending
         {
             *pending = proposed;
-            less(&mut self.held, c.worker);
+            decrement(&mut self.held, c.worker);
             self.bytes -= bytes;
             return Some((arrived, bytes));
         }
@@ -407,7 +407,7 @@ impl<C> PendingPushes<C> {
 
     /// Queues a command that the log must hold behind the worker's pushes. Returns the command if no push and no
     /// earlier command of the worker waits.
-    pub fn says(&mut self, worker: WorkerId, said: C) -> Option<C> {
+    pub fn defer_command(&mut self, worker: WorkerId, said: C) -> Option<C> {
         if self.holds(worker) || self.behind.iter().any(|(w, _)| *w == worker) {
             self.behind.push((worker, said));
             return None;
@@ -416,12 +416,12 @@ impl<C> PendingPushes<C> {
     }
 
     /// Takes the commands that need not wait any more, in the order of arrival.
-    pub fn said(&mut self) -> Vec<C> {
+    pub fn take_ready_commands(&mut self) -> Vec<C> {
         if self.behind.is_empty() {
             return Vec::new();
         }
         let all = std::mem::take(&mut self.behind);
-        all.into_iter().filter_map(|(worker, said)| self.says(worker, said)).collect()
+        all.into_iter().filter_map(|(worker, said)| self.defer_command(worker, said)).collect()
     }
 }
 
@@ -584,13 +584,13 @@ mod tests {
                     }
                     Op::Says(w) => {
                         let waits = model.holds(w) || model.said.iter().any(|(worker, _)| *worker == w);
-                        prop_assert_eq!(pushes.says(WorkerId(w), number), (!waits).then_some(number));
+                        prop_assert_eq!(pushes.defer_command(WorkerId(w), number), (!waits).then_some(number));
                         if waits {
                             model.said.push((w, number));
                         }
                     }
                 }
-                prop_assert_eq!(pushes.said(), model.free());
+                prop_assert_eq!(pushes.take_ready_commands(), model.free());
                 let held = model.all.iter().filter(|(_, what, _)| *what != PendingKind::Outcome);
                 prop_assert_eq!(pushes.bytes(), held.map(|(.., bytes)| bytes).sum::<u64>());
                 let taken = |what: PendingKind| !matches!(what, PendingKind::Room | PendingKind::Update);

@@ -38,7 +38,7 @@ impl Leader {
         match (purpose, result) {
             (Purpose::Fence | Purpose::CatchUp, Err(e)) => self.cannot_lead_yet(group, &e),
             (Purpose::Fence, Ok(_)) => {
-                self.enters(Phase::CatchesUp);
+                self.enter_phase(Phase::CatchesUp);
                 self.confirm(Purpose::CatchUp);
             }
             (Purpose::CatchUp, Ok(_)) => self.ready(),
@@ -156,12 +156,12 @@ impl Leader {
         // The predecessor's part would make the new session's push of the same step look in flight.
         e.rounds.forget(worker);
         e.pending.forget_all(worker);
-        if e.streams.begins(conn, session) {
+        if e.streams.set_session(conn, session) {
             return self.attach(conn, worker, session);
         }
         self.session_over(worker);
         if let Some(e) = &mut self.epoch {
-            e.leases.over(worker, now);
+            e.leases.expire(worker, now);
         }
     }
 
@@ -173,7 +173,7 @@ impl Leader {
             self.counters.staleness.forget(worker);
         }
         let Some(e) = &mut self.epoch else { return };
-        e.leases.left(worker, back);
+        e.leases.mark_left(worker, back);
         if !back {
             e.rounds.forget(worker);
             e.pending.forget_all(worker);

@@ -179,7 +179,7 @@ impl WaitingPulls {
     /// Finds the pulls that the consistency rule releases. Except at the level `leader` it works bucket by bucket:
     /// a bucket is sent as soon as the rule holds for it, while others are still pushed. Among the ready buckets
     /// the first go first, because a forward pass needs them first.
-    pub fn look(&mut self, changed: PullTrigger, m: &Meta, view: &View<'_>) -> PullScan {
+    pub fn scan(&mut self, changed: PullTrigger, m: &Meta, view: &View<'_>) -> PullScan {
         let mut looked = PullScan::default();
         let (now, mode) = (view.now, m.in_force.mode);
         let slowest = match view.working {
@@ -447,8 +447,8 @@ mod tests {
                 let said = |looked: &PullScan| {
                     looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
                 };
-                let few = some.look(changed, &m, &view);
-                let many = all.look(PullTrigger::All, &m, &view);
+                let few = some.scan(changed, &m, &view);
+                let many = all.scan(PullTrigger::All, &m, &view);
                 prop_assert_eq!(said(&few), said(&many));
                 prop_assert_eq!(some.waiting().count(), all.waiting().count());
                 for go in few.go {

@@ -41,10 +41,10 @@ impl Leader {
             if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) || e.term < self.shard.term() {
                 return Default::default();
             }
-            e.pulls.look(changed, m, &view)
+            e.pulls.scan(changed, m, &view)
         });
         if looked.last_waits {
-            e.deltas.hurry();
+            e.deltas.request_delta();
         }
         self.counters.pulls_waited.fetch_add(looked.waited, Relaxed);
         let sections = looked.go.iter().filter(|g| g.pull.checkpoint);
@@ -148,7 +148,7 @@ impl Leader {
             (m.stop, clock, f, skipped, share, evaluated)
         });
         if let Some(stream) = e.streams.get(pull.conn) {
-            e.deltas.answers(stream.worker);
+            e.deltas.mark_answered(stream.worker);
         }
         if let Some(evaluated) = evaluated {
             self.send(pull.conn, Reply::Evaluated(evaluated));
@@ -225,7 +225,7 @@ impl Leader {
     /// Answers every chunk request that the state has an answer for.
     pub(super) fn answer_asks(&mut self) {
         let Some(e) = self.epoch.as_mut().filter(|e| !e.asks.is_empty()) else { return };
-        let answers = self.shard.read(|m| e.asks.answers(m));
+        let answers = self.shard.read(|m| e.asks.take_answers(m));
         answers.into_iter().for_each(|(conn, reply)| self.send(conn, reply));
     }
 

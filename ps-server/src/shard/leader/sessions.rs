@@ -147,7 +147,7 @@ impl Leader {
             e.asks.closed(old);
             self.out.push_back(Effect::Close(old));
         }
-        e.leases.here(worker);
+        e.leases.mark_present(worker);
         let (term, founding) = (e.term, self.founding);
         let norms = self.shard.configured().map(|conf| e.norms.known(&conf)).unwrap_or_default();
         self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term, founding });
@@ -176,7 +176,7 @@ impl Leader {
         e.asks.closed(conn);
         let waited_for = |worker| self.shard.read(|m| m.members.get(worker).is_some_and(|m| !m.finished));
         if let Some(silence) = silence.filter(|_| own && waited_for(stream.worker)) {
-            e.leases.missed(stream.worker, silence, conf.as_ref().map(|c| &c.job), now);
+            e.leases.mark_absent(stream.worker, silence, conf.as_ref().map(|c| &c.job), now);
         }
     }
 
@@ -189,7 +189,7 @@ impl Leader {
         let members: Vec<_> = self
             .shard
             .read(|m| m.members.unfinished().filter_map(|(w, _)| Some((w, e.streams.of(w)?))).collect());
-        let Some(looked) = e.leases.look(lease, members, now) else { return };
+        let Some(looked) = e.leases.check(lease, members, now) else { return };
         *self.counters.leases.lock() = looked.left;
         self.counters.queued.store(e.pending.bytes(), Relaxed);
         for (worker, conn) in looked.over {
@@ -201,14 +201,14 @@ impl Leader {
             );
             self.closes(conn);
             if let Some(e) = &mut self.epoch {
-                e.leases.over(worker, now);
+                e.leases.expire(worker, now);
             }
         }
     }
 
     pub(super) fn absent_too_long(&mut self) {
         let now = self.now.at;
-        let gone = self.epoch.as_mut().map(|e| e.leases.gone(now)).unwrap_or_default();
+        let gone = self.epoch.as_mut().map(|e| e.leases.take_expired(now)).unwrap_or_default();
         for worker in gone {
             let session =
                 self.shard.read(|m| m.members.get(worker).filter(|m| !m.finished).map(|m| m.session));
@@ -226,7 +226,7 @@ impl Leader {
     /// stream.
     fn take_out(&mut self, worker: WorkerId, session: SessionId, asks: Option<ConnId>) {
         let Some(e) = &mut self.epoch else { return };
-        e.leases.leaves(worker);
+        e.leases.mark_leaving(worker);
         e.rounds.touch_all();
         e.pending.forget_room(worker);
         let leave = Command::Leave { worker, session };

@@ -56,7 +56,7 @@ impl Streams {
     }
 
     /// Sets a stream's session. Returns false if the stream is closed.
-    pub fn begins(&mut self, conn: ConnId, session: SessionId) -> bool {
+    pub fn set_session(&mut self, conn: ConnId, session: SessionId) -> bool {
         let stream = self.by_conn.get_mut(&conn);
         stream.map(|s| s.session = Some(session)).is_some()
     }

@@ -121,7 +121,7 @@ impl WorkingCopies {
         now: Instant,
     ) -> Version {
         let mut data = self.lend(conf, bucket);
-        Arc::make_mut(&mut data).pass(1, active);
+        Arc::make_mut(&mut data).skip_update(1, active);
         let version = data.version;
         self.is_in(conf, replicated, bucket, c, data, now);
         if bucket == 0 {

@@ -178,16 +178,16 @@ impl Cluster {
     }
 
     /// Lets every node do its pending work.
-    pub fn works(&self) {
-        self.0.lock().works();
+    pub fn run_pending(&self) {
+        self.0.lock().run_pending();
     }
 
     /// Advances time; every node handles its deadlines.
-    pub fn passes(&self, ms: u64) {
+    pub fn advance_time(&self, ms: u64) {
         let g = &mut *self.0.lock();
         let until = g.now + Duration::from_millis(ms);
         loop {
-            g.works();
+            g.run_pending();
             let next = g.nodes.iter().filter_map(|n| n.leader.deadline()).min().filter(|at| *at <= until);
             let Some(next) = next else { break };
             g.now = g.now.max(next);
@@ -270,7 +270,7 @@ impl Cluster {
     }
 
     /// Makes the outcomes of a node's proposals unknown to it.
-    pub fn doubt(&self, node: usize) {
+    pub fn lose_outcomes(&self, node: usize) {
         self.0.lock().nodes[node].refuse("no answer");
     }
 
@@ -339,7 +339,7 @@ impl Group {
         }
     }
 
-    fn works(&mut self) {
+    fn run_pending(&mut self) {
         for _ in 0..MAX_INPUTS {
             let nodes = 0..self.nodes.len();
             if nodes.filter(|node| self.turn(*node)).count() == 0 {

@@ -124,16 +124,16 @@ impl Schedule {
 
     /// Lets the leaders do their pending work.
     fn leaders_work(&mut self) {
-        self.cluster.works();
+        self.cluster.run_pending();
         let told = self.told;
         for w in &mut self.workers {
             self.told = self.told.max(w.sent(told));
-            self.broken.extend(w.gone.drain(..).map(|s| s.breaks(0)));
+            self.broken.extend(w.gone.drain(..).map(|s| s.break_off(0)));
         }
     }
 
     /// Normal operation, with or without faults.
-    fn goes_on(&mut self) {
+    fn run_normally(&mut self) {
         if self.switches {
             match self.below(60) {
                 0 => self.switch(),
@@ -153,7 +153,7 @@ impl Schedule {
             }
             3..5 if !self.workers[w].hangs => {
                 let old = self.workers[w].hears(&mut self.history);
-                self.broken.extend(old.map(|s| s.breaks(0)));
+                self.broken.extend(old.map(|s| s.break_off(0)));
             }
             5 => {
                 self.connect(w, true);
@@ -171,15 +171,19 @@ impl Schedule {
             }
             _ => {
                 let ms = [1, 5, 20, 120][self.below(4)];
-                self.passes(ms);
+                self.advance_time(ms);
             }
         }
     }
 
     /// Advances time, with the workers' heartbeats.
-    fn passes(&self, ms: u64) {
-        self.cluster.passes(ms);
-        self.workers.iter().filter(|w| !w.hangs).filter_map(|w| w.stream.as_ref()).for_each(Stream::beats);
+    fn advance_time(&self, ms: u64) {
+        self.cluster.advance_time(ms);
+        self.workers
+            .iter()
+            .filter(|w| !w.hangs)
+            .filter_map(|w| w.stream.as_ref())
+            .for_each(Stream::send_heartbeat);
     }
 
     fn connect(&mut self, w: usize, anywhere: bool) {
@@ -224,7 +228,7 @@ impl Schedule {
                 self.say(format!("worker {w}'s stream breaks"));
                 let lost = self.below(4);
                 let old = self.workers[w].disconnect(&mut self.history);
-                self.broken.extend(old.map(|s| s.breaks(lost)));
+                self.broken.extend(old.map(|s| s.break_off(lost)));
             }
             2 | 3 => self.workers[w].repeats(),
             4 | 5 => {
@@ -263,7 +267,7 @@ impl Schedule {
                 let what = if worker.hangs { "hangs" } else { "goes on" };
                 self.say(format!("worker {w} {what}"));
             }
-            FAULT_THEMES => self.is_deposed_unawares(w),
+            FAULT_THEMES => self.depose_unnoticed(w),
             15 if self.workers[w].stream.is_some() => {
                 self.say(format!("worker {w} is impatient"));
                 self.workers[w].is_impatient();
@@ -272,16 +276,16 @@ impl Schedule {
             }
             12 if self.below(2) == 0 && !self.workers[w].finished => {
                 self.say(format!("worker {w} dies"));
-                let old = self.workers[w].dies(&mut self.history);
+                let old = self.workers[w].kill(&mut self.history);
                 let lost = self.below(4);
-                self.broken.extend(old.map(|s| s.breaks(lost)));
+                self.broken.extend(old.map(|s| s.break_off(lost)));
             }
             _ => {
                 let leader = self.cluster.0.lock().leader;
                 self.say(format!("the leader {leader} gets no answers"));
                 self.doubts += 1;
                 self.slow = self.below(250);
-                self.cluster.doubt(leader);
+                self.cluster.lose_outcomes(leader);
             }
         }
     }
@@ -328,7 +332,7 @@ impl Schedule {
             for w in 0..self.workers.len() {
                 if self.below(2) == 0 {
                     let old = self.workers[w].disconnect(&mut self.history);
-                    self.broken.extend(old.map(|s| s.breaks(0)));
+                    self.broken.extend(old.map(|s| s.break_off(0)));
                 }
             }
         }
@@ -336,7 +340,7 @@ impl Schedule {
 
     /// A worker finds a successor that trains with it at once. The old leader applies the successor's entries,
     /// learns nothing else of it, and still has its other workers.
-    fn is_deposed_unawares(&mut self, w: usize) {
+    fn depose_unnoticed(&mut self, w: usize) {
         let old = self.cluster.0.lock().leader;
         let successor = (old + 1 + self.below(NODES - 1)) % NODES;
         let kept = self.below(3);
@@ -349,7 +353,7 @@ impl Schedule {
         let asks = self.below(2) == 0;
         if !asks {
             let broken = self.workers[w].disconnect(&mut self.history);
-            self.broken.extend(broken.map(|s| s.breaks(0)));
+            self.broken.extend(broken.map(|s| s.break_off(0)));
             self.connect(w, false);
         }
         for _ in 0..1 + self.below(8) {
@@ -358,13 +362,13 @@ impl Schedule {
                 self.connect_beside(w, false);
             }
             self.workers[w].streams().for_each(|s| _ = s.deliver(usize::MAX));
-            self.passes(30);
+            self.advance_time(30);
             self.leaders_work();
             self.cluster.commit(usize::MAX);
             self.cluster.apply(successor, usize::MAX);
             self.leaders_work();
             let broken = self.workers[w].hears(&mut self.history);
-            self.broken.extend(broken.map(|s| s.breaks(0)));
+            self.broken.extend(broken.map(|s| s.break_off(0)));
             self.cluster.apply(old, usize::MAX);
             for other in (0..self.workers.len()).filter(|other| *other != w) {
                 if let Some(s) = &mut self.workers[other].stream {
@@ -372,7 +376,7 @@ impl Schedule {
                 }
                 self.leaders_work();
                 let broken = self.workers[other].hears(&mut self.history);
-                self.broken.extend(broken.map(|s| s.breaks(0)));
+                self.broken.extend(broken.map(|s| s.break_off(0)));
             }
         }
     }
@@ -399,7 +403,7 @@ impl Schedule {
     fn run(&mut self) {
         // If faults start at the first moment, hardly any worker trains before all is healed.
         if self.below(4) > 0 {
-            self.begins();
+            self.run_until_weights();
         }
         let events = 20 + self.rng.next_u64() % EVENTS;
         // Half of the schedules leave the workers time to train between two faults.
@@ -420,40 +424,40 @@ impl Schedule {
                 self.fails()
             } else {
                 for _ in 0..if trains { 3 } else { 0 } {
-                    self.goes_on();
+                    self.run_normally();
                     self.leaders_work();
                 }
-                self.goes_on()
+                self.run_normally()
             }
             self.leaders_work();
             self.check();
         }
         self.amid = self.pushes() - begun;
         invariants::replicas(&self.cluster);
-        self.heals();
+        self.heal();
     }
 
     /// Runs without faults until every worker has weights.
-    fn begins(&mut self) {
+    fn run_until_weights(&mut self) {
         self.say("a quiet beginning".into());
         for _ in 0..100 {
             if self.workers.iter().all(Worker::has_begun) {
                 return;
             }
-            self.nothing_fails();
+            self.run_without_faults();
         }
         panic!("nothing fails, and the workers do not begin: {:#?}", self.states());
     }
 
     /// Delivers, commits and applies everything, and advances time. Streams stay: a worker that waits for an answer
     /// keeps waiting, and asks no other node.
-    fn nothing_fails(&mut self) {
+    fn run_without_faults(&mut self) {
         (0..NODES).for_each(|n| self.cluster.hears(n));
         for w in 0..self.workers.len() {
             self.workers[w].hangs = false;
             let old = self.workers[w].hears(&mut self.history);
             if let Some(old) = old {
-                old.breaks(0).deliver(usize::MAX);
+                old.break_off(0).deliver(usize::MAX);
             }
             self.connect(w, false);
             if let Some(s) = &mut self.workers[w].stream {
@@ -462,7 +466,7 @@ impl Schedule {
         }
         self.cluster.commit(usize::MAX);
         (0..NODES).for_each(|n| self.cluster.apply(n, usize::MAX));
-        self.passes(10);
+        self.advance_time(10);
         self.leaders_work();
         self.check();
     }
@@ -472,7 +476,7 @@ impl Schedule {
     }
 
     /// Ends all faults: every worker must finish.
-    fn heals(&mut self) {
+    fn heal(&mut self) {
         self.say("everything heals".into());
         for mut old in std::mem::take(&mut self.broken) {
             while old.deliver(1) {
@@ -485,7 +489,7 @@ impl Schedule {
                 self.history.ends(&self.cluster.0.lock().truth);
                 return;
             }
-            self.nothing_fails();
+            self.run_without_faults();
         }
         let members = self.cluster.0.lock().truth.read(|m| m.members.clone());
         panic!("nothing fails, and the workers do not come to the end: {:#?} {members:?}", self.states());

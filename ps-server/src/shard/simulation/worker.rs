@@ -89,12 +89,12 @@ impl Stream {
     }
 
     /// Sends a heartbeat.
-    pub fn beats(&self) {
+    pub fn send_heartbeat(&self) {
         self.liveness.heard();
     }
 
     /// Breaks the stream: the last `lost` messages do not arrive. The owner then sees its end.
-    pub fn breaks(mut self, lost: usize) -> Self {
+    pub fn break_off(mut self, lost: usize) -> Self {
         self.sent.truncate(self.sent.len().saturating_sub(lost));
         self.sent.push_back(StreamMessage::Event(Event::Closed(self.conn)));
         self
@@ -270,7 +270,7 @@ impl Worker {
         if old.is_some() {
             let (shard, dial, cause) = (SHARD, self.dial, "it broke".into());
             self.session.handle(self.now, Input::Broken { shard, dial, cause });
-            self.goes_on(SessionId(0), history);
+            self.handle_events(SessionId(0), history);
         }
         old
     }
@@ -281,7 +281,7 @@ impl Worker {
     }
 
     /// Kills its process; another takes its place.
-    pub fn dies(&mut self, history: &mut History) -> Option<Stream> {
+    pub fn kill(&mut self, history: &mut History) -> Option<Stream> {
         history.forgets(self.id);
         let stream = self.hangs_up();
         self.asks_no_more();
@@ -370,7 +370,7 @@ impl Worker {
 
     /// Handles the events of the session, and its reactions; `told`: the last session that any worker knew when
     /// they were sent.
-    fn goes_on(&mut self, told: SessionId, history: &mut History) -> Option<Stream> {
+    fn handle_events(&mut self, told: SessionId, history: &mut History) -> Option<Stream> {
         let mut old = None;
         loop {
             let polled = self.session.poll(self.now);
@@ -461,7 +461,7 @@ impl Worker {
     }
 
     /// Reads the replies of the node that it asked about its leader.
-    fn hears_beside(&mut self, history: &mut History) {
+    fn read_beside(&mut self, history: &mut History) {
         while let Some((dial, _, replies)) = &mut self.beside {
             let (shard, dial) = (SHARD, *dial);
             let (input, told) = match replies.sent.pop_front() {
@@ -480,14 +480,14 @@ impl Worker {
                 None => return,
             };
             self.session.handle(self.now, input);
-            let old = self.goes_on(told, history);
+            let old = self.handle_events(told, history);
             self.gone.extend(old);
         }
     }
 
     /// Reads the replies; returns the stream if it is of no use any more.
     pub fn hears(&mut self, history: &mut History) -> Option<Stream> {
-        self.hears_beside(history);
+        self.read_beside(history);
         loop {
             let replies = self.replies.as_mut()?;
             match replies.sent.pop_front() {
@@ -496,7 +496,7 @@ impl Worker {
                     let message = convert::reply(0, reply).into();
                     let (shard, dial) = (SHARD, self.dial);
                     self.session.handle(self.now, Input::Message { shard, dial, message });
-                    if let Some(old) = self.goes_on(told, history) {
+                    if let Some(old) = self.handle_events(told, history) {
                         return Some(old);
                     }
                 }

@@ -53,11 +53,11 @@ pub(super) enum ImportError {
 
 /// Copies the log in `dir` into the empty log of a group; durable on return. It is read twice, because the purge
 /// point must be written first.
-pub(super) fn take_in(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), ImportError> {
-    let found = Log::look(disk, dir, key, &mut |_| ()).map_err(ImportError::Reading)?;
+pub(super) fn import(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), ImportError> {
+    let found = Log::inspect(disk, dir, key, &mut |_| ()).map_err(ImportError::Reading)?;
     let mut copy = Copy { into, part: Vec::new(), bytes: 0, failed: None };
     copy.failed = found.purged.and_then(|(upto, tag)| copy.into.purge(upto, tag).err());
-    Log::look(disk, dir, key, &mut |r| copy.push(r)).map_err(ImportError::Reading)?;
+    Log::inspect(disk, dir, key, &mut |r| copy.push(r)).map_err(ImportError::Reading)?;
     copy.finish().map_err(ImportError::Writing)
 }
 

@@ -86,7 +86,7 @@ impl Group {
         Entry { key, damaged: self.damage.is_some(), turn, first, next, purged: self.purged.clone() }
     }
 
-    fn let_go(&mut self, gone: BTreeMap<u64, Place>) -> FreedPlaces {
+    fn free_places(&mut self, gone: BTreeMap<u64, Place>) -> FreedPlaces {
         self.bytes -= gone.values().map(|p| u64::from(p.bytes)).sum::<u64>();
         gone.into_values().collect()
     }
@@ -121,7 +121,7 @@ impl Group {
             self.next = Some(gone);
         }
         let gone = self.places.split_off(&gone);
-        self.let_go(gone)
+        self.free_places(gone)
     }
 
     /// Purges the records up to and including `upto`.
@@ -133,7 +133,7 @@ impl Group {
         self.first = self.first.max(upto + 1);
         let kept = self.places.split_off(&(upto + 1));
         let gone = std::mem::replace(&mut self.places, kept);
-        self.let_go(gone)
+        self.free_places(gone)
     }
 
     /// Drops everything before record `index`, the next one.

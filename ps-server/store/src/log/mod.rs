@@ -267,7 +267,7 @@ impl SharedLog {
         known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some()).map(|(key, _)| *key).collect()
     }
 
-    /// Copies a group into the folder `to`, which [`Log::look`] reads: if the group is damaged, as the segments
+    /// Copies a group into the folder `to`, which [`Log::inspect`] reads: if the group is damaged, as the segments
     /// that may contain it. Replaces what was in the folder; the copy is durable on return. The group must not be
     /// written meanwhile. Waits for the disk.
     pub fn keep(&self, key: u64, to: &Path) -> Result<(), StoreError> {
@@ -288,11 +288,11 @@ impl SharedLog {
         }
     }
 
-    /// Imports the log of group `there` in `dir` ([`Log::look`]) as a new group `key`. It is durable on return;
+    /// Imports the log of group `there` in `dir` ([`Log::inspect`]) as a new group `key`. It is durable on return;
     /// `dir` is not changed. Waits for the disk.
-    pub fn take_in(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
+    pub fn import(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
         let into = self.begin(key)?;
-        group_copy::take_in(&*self.inner.disk, dir, there, into).map_err(|e| match e {
+        group_copy::import(&*self.inner.disk, dir, there, into).map_err(|e| match e {
             group_copy::ImportError::Reading(e) => e,
             group_copy::ImportError::Writing(e) => self.at("write to the log in")(e),
         })
@@ -342,13 +342,13 @@ impl Log {
     /// ignored and kept.
     ///
     /// [`StoreError::Locked`] if it is open, here or elsewhere.
-    pub fn look(
+    pub fn inspect(
         disk: &dyn Disk,
         dir: &Path,
         key: u64,
         each: &mut dyn FnMut(Record),
     ) -> Result<Recovered, StoreError> {
-        recover::look(disk, dir, key, each)
+        recover::inspect(disk, dir, key, each)
     }
 
     /// Removes a log's files from `dir`; no process may have it open.

@@ -364,7 +364,7 @@ fn a_group_is_kept_elsewhere_and_taken_in_again() {
     one.purge(9, Bytes::from_static(b"9")).unwrap();
     let look = |dir: &str, key| {
         let mut records = Vec::new();
-        let found = Log::look(&disk, Path::new(dir), key, &mut |r| records.push(r))?;
+        let found = Log::inspect(&disk, Path::new(dir), key, &mut |r| records.push(r))?;
         Ok::<_, StoreError>((found.purged.map(|p| p.0), records))
     };
     let expected: Vec<_> = (10..30).map(|i| record(i, 1, 300)).collect();
@@ -375,7 +375,7 @@ fn a_group_is_kept_elsewhere_and_taken_in_again() {
     drop(one);
     log.remove(key(0, 0)).unwrap();
     assert!(!log.has(key(0, 0)) && log.has(key(1, 0)));
-    log.take_in(key(0, 1), Path::new("/aside"), key(0, 0)).unwrap();
+    log.import(key(0, 1), Path::new("/aside"), key(0, 0)).unwrap();
     let (one, found) = state(&log, 0, 1).unwrap();
     assert_eq!((found.purged, found.records.into_values().collect::<Vec<_>>()), (Some(9), expected.clone()));
     drop((one, other, log));
@@ -394,6 +394,6 @@ fn a_group_is_kept_elsewhere_and_taken_in_again() {
     let refused = look("/aside", key(0, 1)).unwrap_err();
     assert!(refused.to_string().contains("/aside/") && refused.is_damage(), "{refused}");
     assert_eq!(state(&log, 1, 0).unwrap().1.records.len(), 30);
-    let failed = log.take_in(key(0, 2), Path::new("/aside"), key(0, 1)).unwrap_err();
+    let failed = log.import(key(0, 2), Path::new("/aside"), key(0, 1)).unwrap_err();
     assert!(failed.is_damage(), "{failed}");
 }

@@ -338,7 +338,7 @@ fn cut_under_way(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError>
 }
 
 /// Reads a group as [`open`] would, changing only the lock file. Refuses an open log.
-pub(super) fn look(
+pub(super) fn inspect(
     disk: &dyn Disk,
     dir: &Path,
     key: u64,

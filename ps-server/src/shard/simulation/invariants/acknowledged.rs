@@ -32,7 +32,7 @@ impl History {
 
     /// At the level `leader`: for each worker that finished in the session of its pushes, each push is in the
     /// weights or counted as lost by the servers.
-    pub(super) fn what_is_lost_is_counted(&self, truth: &Shard) {
+    pub(super) fn check_lost_pushes(&self, truth: &Shard) {
         let conf = truth.configured();
         let mut lost = 0u64;
         for bucket in 0..BUCKETS {

@@ -134,7 +134,7 @@ impl History {
     /// Checks the end of the job, after its last leader has sent everything.
     pub fn ends(&self, truth: &Shard) {
         if self.lossy {
-            self.what_is_lost_is_counted(truth);
+            self.check_lost_pushes(truth);
         }
     }
 
