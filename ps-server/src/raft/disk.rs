@@ -3,11 +3,11 @@
 //! ```text
 //! <data>/log/     the log of all groups here (`logs.rs`)
 //! <data>/shard-3/
-//!   replica     who this replica is, and of which founding
+//!   replica     name of this replica, and of its founding
 //!   vote        the vote, replaced as a whole
 //!   begun       the log has had entries
 //!   log-place   where its log lies, and under which key
-//!   log/        its log, where it was put aside
+//!   log/        its log, while the folder is quarantined
 //!   snapshot    the state that the log begins after
 //!   need        what its job needs of the server's memory (`replicas/needs.rs`)
 //! ```

@@ -131,8 +131,8 @@ impl Meta {
     }
 
     /// The early-stopping state that a checkpoint stores, by the job's `rule`. It excludes open evaluations,
-    /// because workers that resume report them again. It excludes a person's stop request, because a person who
-    /// resumes wants the job to run.
+    /// because workers that resume report them again. It excludes a person's stop request, because a resumed
+    /// job must run.
     pub fn stopping(&self, rule: Option<EarlyStop>) -> Stopping {
         let (best_loss, bad) = self.best.unwrap_or((f64::INFINITY, 0));
         let evaluated = self.evaluated.map(|e| LastEvaluation {
@@ -146,7 +146,7 @@ impl Meta {
     }
 }
 
-/// Stands in for a lost worker among those that reported. (A job has at most 65,536 workers.)
+/// Represents a lost worker among those that reported. (A job has at most 65,536 workers.)
 const LOST_WORKER: WorkerId = WorkerId(u32::MAX);
 
 /// Bound on the open evaluations. A worker that is further ahead loses the oldest one, so that no worker can grow

@@ -64,7 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A requester is told to wait at most once, gets its answer once, and nothing after that.
+        /// A requester gets at most one reply to wait, then one answer, and nothing after that.
         #[test]
         fn an_ask_is_answered_once(
             ops in prop::collection::vec((0u64..3, prop::option::weighted(0.5, any::<bool>())), 1..60),

@@ -43,7 +43,7 @@ pub struct Deltas {
     now_due: bool,
     /// To be proposed behind the next delta.
     behind_next: Vec<(Purpose, Proposal)>,
-    /// To be proposed behind the marker of the delta under way.
+    /// To be proposed behind the marker of the delta in flight.
     behind_marker: Vec<(Purpose, Proposal)>,
     /// Workers that got weights from this leader. The pushes of other workers may come from state that another
     /// leader lost: they may name versions that do not exist any more, and follow lost steps.

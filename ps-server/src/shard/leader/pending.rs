@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            ┌── room in the loss window (level `leader`)
-//!            ├── an update of its bucket: it follows another of its worker, or a round is on its way
+//!            ├── an update of its bucket: it follows another of its worker, or a round is in flight
 //!   push ────┤
 //!            ├── the others of its round ──▶ its round's sum, the norm of its step ──┐
 //!            └──────────────────────────────────────────────────────────────────────┴──▶ its proposal's outcome

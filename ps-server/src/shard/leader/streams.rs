@@ -17,7 +17,7 @@ pub struct Stream {
 #[derive(Debug, Default)]
 pub struct Streams {
     by_conn: BTreeMap<ConnId, Stream>,
-    /// Each clone of a stream's mark stands for one unsent reply with weights.
+    /// Each clone of a stream's mark represents one unsent reply with weights.
     unread: BTreeMap<ConnId, Arc<()>>,
     /// The current stream of each member.
     by_worker: BTreeMap<WorkerId, ConnId>,

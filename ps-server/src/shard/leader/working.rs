@@ -2,7 +2,7 @@
 //! delta. Leader-only: it may be lost at any moment. The window bounds how much of it is acknowledged.
 //!
 //! ```text
-//!  push ─▶ open window ──becomes a delta──▶ window under way ──marker committed──▶ replicated
+//!  push ─▶ open window ──becomes a delta──▶ window in flight ──marker committed──▶ replicated
 //! ```
 //!
 //! One delta is in flight at a time: pushes that arrive meanwhile share the next one. Only the leader calls this
