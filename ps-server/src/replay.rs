@@ -1,7 +1,7 @@
 //! Shards rebuilt from servers' data folders.
 
 use crate::{
-    raft::{self, Folder, Replayed},
+    raft::{self, Folder, ReplayResult},
     replicas,
     replicated::Hosted,
     room::Room,
@@ -24,7 +24,7 @@ pub struct Replica {
     /// How many shards the model has.
     pub shards: u32,
     /// How it went.
-    pub replayed: Replayed,
+    pub replayed: ReplayResult,
     /// The state at its end.
     pub shard: Arc<Shard>,
 }

@@ -5,10 +5,10 @@
 
 use crate::{
     control::{self, Agreed},
-    raft::{self, GroupName, Logged, Outdated, ProposeError, RawImage, Replicated, Unable},
+    raft::{self, ApplyError, GroupName, LogChange, OutdatedMemory, ProposeError, RawImage, Replicated},
     shard::{
-        Observed, Outcome, Proposal, Shard,
-        leader::{Replication, Waits},
+        ObservedShard, Outcome, Proposal, Shard,
+        leader::{OutcomeFuture, Replication},
     },
 };
 use futures::{FutureExt, future::BoxFuture};
@@ -68,7 +68,7 @@ pub enum Change {
     Check,
 }
 
-impl Logged for Change {
+impl LogChange for Change {
     type Outcome = Applied;
 
     fn payload(&self) -> &Payload {
@@ -142,7 +142,7 @@ impl Kind for Shard {
     }
 }
 
-impl Kind for Observed {
+impl Kind for ObservedShard {
     fn of(change: &Change) -> Option<&Proposal> {
         Shard::of(change)
     }
@@ -172,14 +172,14 @@ impl<S: Kind> Replicated for Hosted<S> {
     type Change = Change;
     type Outcome = Applied;
 
-    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
+    fn apply(&self, change: &Change) -> Result<Applied, ApplyError> {
         match S::of(change) {
             Some(change) => self.0.apply(change).map(S::applied),
             None => Ok(Applied::None),
         }
     }
 
-    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
+    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, ApplyError> {
         let own: Option<Vec<_>> = changes.iter().map(|c| S::of(c)).collect();
         match own {
             Some(own) => Ok(self.0.apply_run(&own)?.into_iter().map(S::applied).collect()),
@@ -203,11 +203,11 @@ impl<S: Kind> Replicated for Hosted<S> {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         self.0.install_parts(head, parts)
     }
 
-    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, head: &[u8]) -> Result<(), ApplyError> {
         self.0.room_for(head)
     }
 
@@ -219,7 +219,7 @@ impl<S: Kind> Replicated for Hosted<S> {
         self.0.order()
     }
 
-    fn outdated(&self, beyond: u64) -> Outdated {
+    fn outdated(&self, beyond: u64) -> OutdatedMemory {
         self.0.outdated(beyond)
     }
 }
@@ -228,7 +228,7 @@ impl<S: Kind> Replicated for Hosted<S> {
 pub type Group = raft::Group<Change>;
 
 impl Replication for Group {
-    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<Waits, ProposeError>> {
+    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<OutcomeFuture, ProposeError>> {
         let outcome = |applied| match applied {
             Applied::Shard(outcome) => outcome,
             Applied::None | Applied::Control(_) => Outcome::None,

@@ -11,7 +11,7 @@
 //!
 //! It is the second line. The first asks every server before a job is proposed at all ([`crate::admission`]).
 
-use crate::{raft::Unable, shard::state::Configured};
+use crate::{raft::ApplyError, shard::state::ShardConfig};
 use paraft_common::{
     JobShard,
     need::{Bytes, Need},
@@ -47,7 +47,7 @@ struct Aside {
     shard: JobShard,
     need: Need,
     /// What has been allocated of it; none yet.
-    holds: Weak<Configured>,
+    holds: Weak<ShardConfig>,
     /// Its job has ended: nothing more is taken of it.
     over: bool,
 }
@@ -120,8 +120,8 @@ impl Room {
     /// twice.
     ///
     /// # Errors
-    /// [`Unable::NoRoom`] with the numbers.
-    pub fn reserve(self: &Arc<Self>, shard: JobShard, need: &Need) -> Result<Reserved, Unable> {
+    /// [`ApplyError::NoRoom`] with the numbers.
+    pub fn reserve(self: &Arc<Self>, shard: JobShard, need: &Need) -> Result<Reserved, ApplyError> {
         let mut inner = self.inner.lock();
         if inner.is_expected(shard, need) {
             return Ok(self.set_aside(&mut inner, shard, need));
@@ -139,7 +139,7 @@ impl Room {
             if promised > 0 {
                 why.push_str(&format!(", {} of it promised to its other replicas", Bytes(promised)));
             }
-            return Err(Unable::NoRoom(why));
+            return Err(ApplyError::NoRoom(why));
         }
         Ok(self.set_aside(&mut inner, shard, need))
     }
@@ -155,8 +155,8 @@ impl Room {
     /// may have taken what was free then.
     ///
     /// # Errors
-    /// [`Unable::NoRoom`] where it would leave less than half the reserve: who was let in may use the rest.
-    pub fn take(&self, bytes: u64) -> Result<(), Unable> {
+    /// [`ApplyError::NoRoom`] where it would leave less than half the reserve: who was let in may use the rest.
+    pub fn take(&self, bytes: u64) -> Result<(), ApplyError> {
         let mut inner = self.inner.lock();
         inner.taken = inner.taken.saturating_add(bytes);
         let fresh = inner.seen.filter(|(at, _)| at.elapsed() < LOOK && inner.taken < LOOK_BYTES);
@@ -175,7 +175,7 @@ impl Room {
         }
         inner.seen = None;
         let now = (self.look)();
-        Err(Unable::NoRoom(format!(
+        Err(ApplyError::NoRoom(format!(
             "{} more are needed, and this server has {} free of {}: others have taken what was there",
             Bytes(bytes),
             Bytes(now.free()),
@@ -207,7 +207,7 @@ impl Inner {
 
 impl Reserved {
     /// From now on it is allocated there.
-    pub fn for_use_by(&self, conf: &Arc<Configured>) {
+    pub fn for_use_by(&self, conf: &Arc<ShardConfig>) {
         if let Some(aside) = self.room.inner.lock().aside.get_mut(&self.number) {
             aside.holds = Arc::downgrade(conf);
         }

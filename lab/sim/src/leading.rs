@@ -10,7 +10,7 @@ use paraft_server::{
     raft::{Leadership, Role},
     shard::{
         command::Outcome,
-        leader::{ConnId, DrawSession, Effect, Input, Leader, Now, Reply, Standing},
+        leader::{ConnId, DrawSession, Effect, GroupStatus, Input, Leader, Now, Reply},
     },
 };
 use paraft_trace::Moment;
@@ -50,7 +50,7 @@ struct Line {
 /// It leads, and does not sleep.
 struct Leads;
 
-impl Standing for Leads {
+impl GroupStatus for Leads {
     fn leads(&self) -> bool {
         true
     }
@@ -160,8 +160,8 @@ impl Lead {
                 });
             }
             Effect::Compute(_, work) => self.next.push(Input::Computed(Ok(work()))),
-            Effect::Switched(asker, switched) => asker.answer(switched),
-            Effect::Fetched(asker, fetched) => asker.answer(fetched),
+            Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep | Effect::Wake => self.later.push_back(Input::SleepOrWake),
         }
     }

@@ -24,7 +24,7 @@ use paraft_common::{
 use paraft_data::Split;
 use paraft_models::{Evaluation, Model, Stages};
 use paraft_record::{Event, event};
-use paraft_server::shard::staleness::OfWorker;
+use paraft_server::shard::staleness::PushStaleness;
 use paraft_worker::{
     Job,
     job::{Exchange, SamplerKind},
@@ -350,8 +350,8 @@ fn of_stages(world: &World, cut: &Cut, finished: &[Finished]) -> Vec<StageOutcom
 }
 
 /// What the shards have counted.
-fn staleness((worker, of): (WorkerId, OfWorker)) -> event::Staleness {
-    let OfWorker { delay, distance, age } = of;
+fn staleness((worker, of): (WorkerId, PushStaleness)) -> event::Staleness {
+    let PushStaleness { delay, distance, age } = of;
     event::Staleness { worker, delay: delay.counts().to_vec(), distance, age }
 }
 

@@ -19,7 +19,7 @@ use paraft_server::{
     control::report_interval,
     shard::{
         Shard,
-        leader::{Counters, Input, Liveness, Message, Reply, Wanted},
+        leader::{Counters, Input, Liveness, Message, Reply, RequestedMode},
         staleness::Staleness,
     },
 };
@@ -297,7 +297,7 @@ impl Servers {
             let Some(report) = host.counters.take_auto(&host.state) else { continue };
             let Some((Switch { number, mode, loosest }, _)) = steering.hear(&report) else { continue };
             let term = host.lead.lock().as_ref().map(|l| l.term);
-            let wanted = Wanted::Decided { mode, loosest };
+            let wanted = RequestedMode::Decided { mode, loosest };
             if let Some(term) = term {
                 // Where it is not taken it is wanted again.
                 self.hears(host.id, term, Input::SwitchMode(Some(number), wanted, None));

@@ -4,7 +4,7 @@
 use super::{orders::Orders, state::State};
 use crate::{
     header::{self, HeaderError},
-    raft::Unable,
+    raft::ApplyError,
 };
 
 /// Raised with each change of the layout of [`State`].
@@ -16,15 +16,15 @@ pub fn write(state: &State) -> Result<Vec<u8>, HeaderError> {
 }
 
 /// From one.
-pub fn read(head: &[u8]) -> Result<State, Unable> {
-    let bad = |e: HeaderError| Unable::Damaged(format!("a snapshot of the control group: {e}"));
+pub fn read(head: &[u8]) -> Result<State, ApplyError> {
+    let bad = |e: HeaderError| ApplyError::Damaged(format!("a snapshot of the control group: {e}"));
     let (format, state): (u16, Vec<u8>) = header::decode(head).map_err(bad)?;
     match format {
         FORMAT => {
             let (state, orders) = header::decode::<(State, Orders)>(&state).map_err(bad)?;
             Ok(State { orders, ..state })
         }
-        _ => Err(Unable::Newer(format!(
+        _ => Err(ApplyError::Newer(format!(
             "this snapshot of the control group has format {format}, this build reads format {FORMAT}: use the build that \
              wrote it"
         ))),

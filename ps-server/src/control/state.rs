@@ -8,7 +8,7 @@ use super::{
     jobs::{Difference, JobFacts, JobState, Jobs, Submission},
     orders::{Done, Order, Orders},
 };
-use crate::raft::{RawImage, ReplicaId, Replicated, Unable};
+use crate::raft::{ApplyError, RawImage, ReplicaId, Replicated};
 use paraft_common::{Durability, JobId, JobShard, Payload, ServerId};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -428,7 +428,7 @@ impl Replicated for Agreed {
     type Change = Command;
     type Outcome = Outcome;
 
-    fn apply(&self, command: &Command) -> Result<Outcome, Unable> {
+    fn apply(&self, command: &Command) -> Result<Outcome, ApplyError> {
         let (outcome, generation) = {
             let mut inner = self.inner.write();
             let state = Arc::make_mut(&mut inner.now);
@@ -453,7 +453,7 @@ impl Replicated for Agreed {
         &self,
         head: &[u8],
         _parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         let state = format::read(head)?;
         let generation = state.generation;
         let mut inner = self.inner.write();

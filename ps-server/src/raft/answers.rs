@@ -1,11 +1,11 @@
-//! What a replica answers its peers: their calls, and the pieces of a snapshot that it receives.
+//! A replica's answers to its peers: their calls, and the pieces of a snapshot that it receives.
 
 use super::{
     group::Group,
     image::RawImage,
     incoming::Incoming,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Snapshot, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
@@ -28,21 +28,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Half a snapshot is dropped when its sender has said nothing for so long.
+/// A partly received snapshot is dropped when its sender is silent for this long.
 const SENDER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The furthest that one message may move a term. Elections move it by one: no group will ever have had so many, and who
-/// sends more would leave no higher terms to those who come after it.
+/// Bound on the term increase of one message. Elections raise a term by one, and no group ever has this many. A
+/// larger increase would leave no higher terms for later leaders.
 pub const MAX_TERM_JUMP: u64 = 1 << 32;
 
-impl<C: Logged> Group<C> {
-    /// Payload bytes of a snapshot that is being received.
+impl<C: LogChange> Group<C> {
+    /// Payload bytes of the snapshot that is being received.
     pub async fn incoming_bytes(&self) -> u64 {
         self.incoming.lock().await.as_ref().map_or(0, Incoming::bytes)
     }
 
-    /// Drops what was received of a snapshot that will not come to its end: its sender is silent, or the log has brought
-    /// what it holds.
+    /// Drops a partly received snapshot that will not complete: its sender is silent, or the log already contains
+    /// its entries.
     pub(super) async fn drop_stale_snapshot(&self) {
         let applied = self.applied_index();
         let mut slot = self.incoming.lock().await;
@@ -51,7 +51,7 @@ impl<C: Logged> Group<C> {
             overtaken || i.last.elapsed() > SENDER_TIMEOUT
         });
         if stale {
-            tracing::info!(group = %self.name, "a snapshot that was half received is dropped");
+            tracing::info!(group = %self.name, "a partly received snapshot is dropped");
             *slot = None;
         }
     }
@@ -72,7 +72,7 @@ impl<C: Logged> Group<C> {
     pub async fn answer(&self, request: WithBulk<PeerRequest>) -> Result<Bytes, WireError> {
         let WithBulk { message: request, bulk } = request;
         let to = ReplicaId(request.to);
-        // Whether an earlier incarnation of this server has ended is answered in its place.
+        // The server answers for its earlier incarnations, including whether they have ended.
         let in_place = request.call() == PeerCall::Ended && to.server() == self.me.server();
         if to != self.me && !in_place {
             return Err(WireError::new(format!(
@@ -80,7 +80,8 @@ impl<C: Logged> Group<C> {
                 self.me
             )));
         }
-        // Most messages are a reason to wake, once they are answered: what they say of the leader counts before the timer does.
+        // Most messages wake the replica, after the answer: their news of the leader must count before the election
+        // timer does.
         let mut wakes = true;
         let answer = match request.call() {
             PeerCall::Append => {
@@ -113,7 +114,7 @@ impl<C: Logged> Group<C> {
             }
             PeerCall::Wake => self.answer_wake(),
             PeerCall::Ended => {
-                wakes = false; // unless it has
+                wakes = false; // unless the leader has ended
                 self.answer_ended(to, &request.header).await
             }
             PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
@@ -127,7 +128,7 @@ impl<C: Logged> Group<C> {
     async fn snapshot_piece(&self, header: &[u8], bulk: Vec<Payload>) -> Result<Bytes, WireError> {
         let (vote, piece): (Vote, SnapshotPiece) = wire::decode(header)?;
         self.bounded(&vote)?;
-        // Whoever leads no more would fill the memory with what is not installed in the end.
+        // A former leader would fill the memory with a snapshot that is not installed in the end.
         if self.raft.server_metrics().borrow_watched().vote > vote {
             return Err(WireError::new(format!("a snapshot of {} from an earlier term", self.name)));
         }
@@ -139,7 +140,7 @@ impl<C: Logged> Group<C> {
             )));
         }
         let mut slot = self.incoming.lock().await;
-        // Its sender comes again, and another would be received into memory that this one still takes.
+        // The sender retries. A second snapshot would be received into memory that this one still occupies.
         if self.installing.load(SeqCst) {
             return Err(WireError::new(format!("a snapshot of {} is being installed", self.name)));
         }
@@ -152,7 +153,7 @@ impl<C: Logged> Group<C> {
             if lengths.len() as u64 + 1 != piece.of {
                 return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
             }
-            // It would be received in vain, into memory that is not there.
+            // Without room it would be received in vain.
             self.state.room_for(&head).map_err(WireError::new)?;
             let (image, parts) = (piece.image, Vec::new());
             *slot = Some(Incoming { last: Instant::now(), image, meta, head, lengths, parts });
@@ -165,13 +166,13 @@ impl<C: Logged> Group<C> {
             }
             incoming.parts.push(payload);
         }
-        // Anything else is a repetition or a gap: the answer says where to go on.
+        // Otherwise it is a duplicate or a gap: the answer names the next piece.
         if incoming.parts.len() < incoming.lengths.len() {
             return wire::encode(&SnapshotAnswer::Next(incoming.parts.len() as u64 + 1));
         }
         let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
-        let _installing = Installing::of(&self.installing);
-        // It takes as long as the disk and the state need: who looks after the group must not wait for that.
+        let _installing = InstallingGuard::of(&self.installing);
+        // Installing takes as long as the disk and the state need; the group's maintenance must not wait for it.
         drop(slot);
         let image = RawImage { head: done.head.into(), parts: done.parts };
         let snapshot = Snapshot { meta: done.meta, snapshot: Arc::new(image) };
@@ -180,17 +181,17 @@ impl<C: Logged> Group<C> {
     }
 }
 
-/// A snapshot is being installed, until this goes.
-struct Installing(Arc<AtomicBool>);
+/// A snapshot is being installed until this is dropped.
+struct InstallingGuard(Arc<AtomicBool>);
 
-impl Installing {
+impl InstallingGuard {
     fn of(flag: &Arc<AtomicBool>) -> Self {
         flag.store(true, SeqCst);
         Self(flag.clone())
     }
 }
 
-impl Drop for Installing {
+impl Drop for InstallingGuard {
     fn drop(&mut self) {
         self.0.store(false, SeqCst);
     }

@@ -1,14 +1,16 @@
-//! Appends to a follower, several under way at once: what a link carries does not depend on how long it is.
+//! Pipelined appends to a follower: several are in flight at once, so that the throughput does not depend on the
+//! link's latency.
 //!
-//! One stream for each follower of a group, over a lane if it has bulk, else over HTTP/2; answers come in the order of requests. What is
-//! under way has a bound in messages and in bytes, and a follower reads all of it without being asked to, so no group's appends
-//! wait behind another's on a connection that they share. Where the follower refuses one, or the stream ends, everything behind it is void: openraft
-//! asks the follower where its log ends, and sends from there.
+//! There is one stream per follower of a group, over a lane for bulk, else over HTTP/2; answers come in the order
+//! of the requests. The requests in flight are bounded in messages and bytes, and a follower reads all of them
+//! without flow control, so no group's appends wait behind another's on a shared connection. If the follower
+//! refuses a request, or the stream ends, everything behind it is void: openraft asks the follower for the end of
+//! its log, and sends from there.
 
 use super::{
     lane,
-    network::{Answers, CallError, Connection, ERROR_PAUSE, unreachable},
-    replicated::Logged,
+    network::{Answers, CallError, Connection, ERROR_DELAY, unreachable},
+    replicated::LogChange,
     types::{LogId, Types},
     wire,
 };
@@ -27,58 +29,58 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Messages under way. Each takes what has been proposed meanwhile, up to 1 MiB: small entries travel together also where many
-/// messages could.
-const MESSAGES: usize = 16;
-/// Bytes of payload under way: what 40 ms are long at 400 MB/s. A follower may have as much of each group in its memory before
-/// its log takes it.
-const BYTES: usize = 16 << 20;
+/// Messages in flight. Each takes what has been proposed meanwhile, up to 1 MiB: small entries still share
+/// messages.
+const MAX_MESSAGES: usize = 16;
+/// Payload bytes in flight: 40 ms at 400 MB/s. A follower may hold as much per group in memory before its log takes
+/// it.
+const MAX_BYTES: usize = 16 << 20;
 
-/// A follower that has something to answer, and answers nothing for so long, is not there. A megabyte on a slow link takes
-/// longer than a heartbeat's time.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// A stream of appends that has had nothing to carry for so long ends: an idle server keeps none open.
-const IDLE: Duration = Duration::from_secs(2);
-/// A stream that begins with so many bytes of payload goes over a lane. A connection of its own for less would cost more than it
-/// spares: streams begin and end with every leader and every change of members.
+/// A follower that owes an answer for this long counts as unreachable. A megabyte on a slow link takes longer than
+/// a heartbeat's timeout.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// An idle stream of appends ends after this long: an idle server keeps none open.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A stream that starts with this many payload bytes uses a lane. For less, a connection of its own would cost more
+/// than it saves: streams start and end with every leader and every change of members.
 const LANE_BYTES: usize = 16 << 10;
-/// Between two looks at both.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval of the checks for both.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is under way to a follower.
-struct UnderWay<S> {
-    /// Where requests come from; `None`: no more.
+/// The requests in flight to a follower.
+struct InFlight<S> {
+    /// The source of requests; `None`: no more.
     requests: Option<S>,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentRequest>,
     bytes: usize,
-    /// Of the largest request so far.
+    /// Payload bytes of the largest request so far.
     largest: usize,
-    /// When an answer came last, or the first of these requests was sent.
+    /// When the last answer came, or the first of these requests was sent.
     progress: Instant,
     waker: Option<Waker>,
 }
 
-struct Sent {
+struct SentRequest {
     prev: Option<LogId>,
     last: Option<LogId>,
     bytes: usize,
 }
 
-/// The requests, as messages; polled by the connection that sends them.
-pub(super) struct Outgoing<S> {
-    under_way: Arc<Mutex<UnderWay<S>>>,
-    /// Without header and payloads.
+/// The requests as messages; polled by the connection that sends them.
+pub(super) struct RequestStream<S> {
+    under_way: Arc<Mutex<InFlight<S>>>,
+    /// The message without header and payloads.
     head: PeerRequest,
 }
 
-/// The answers are counted here. Dropping it ends the requests.
-pub(super) struct Answered<S> {
-    under_way: Arc<Mutex<UnderWay<S>>>,
+/// The consumer of the answers. Dropping it ends the requests.
+pub(super) struct AnswerReader<S> {
+    under_way: Arc<Mutex<InFlight<S>>>,
 }
 
-/// Requests as they are sent, with this head, and what counts their answers.
-pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (Outgoing<S>, Answered<S>) {
-    let under_way = Arc::new(Mutex::new(UnderWay {
+/// Splits requests into the messages to send, with this head, and the consumer of their answers.
+pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (RequestStream<S>, AnswerReader<S>) {
+    let under_way = Arc::new(Mutex::new(InFlight {
         requests: Some(requests),
         sent: VecDeque::new(),
         bytes: 0,
@@ -86,12 +88,12 @@ pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (Outgoing<S>, Answe
         progress: Instant::now(),
         waker: None,
     }));
-    (Outgoing { under_way: under_way.clone(), head }, Answered { under_way })
+    (RequestStream { under_way: under_way.clone(), head }, AnswerReader { under_way })
 }
 
-impl<C, S> Stream for Outgoing<S>
+impl<C, S> Stream for RequestStream<S>
 where
-    C: Logged,
+    C: LogChange,
     S: Stream<Item = AppendEntriesRequest<Types<C>>> + Unpin,
 {
     type Item = WithBulk<PeerRequest>;
@@ -100,7 +102,7 @@ where
         let this = self.get_mut();
         let mut u = this.under_way.lock();
         u.waker = Some(cx.waker().clone());
-        let full = u.sent.len() >= MESSAGES || u.bytes >= BYTES;
+        let full = u.sent.len() >= MAX_MESSAGES || u.bytes >= MAX_BYTES;
         let Some(requests) = &mut u.requests else { return Poll::Ready(None) };
         if full {
             return Poll::Pending;
@@ -124,16 +126,16 @@ where
         if u.sent.is_empty() {
             u.progress = Instant::now();
         }
-        u.sent.push_back(Sent { prev, last, bytes });
+        u.sent.push_back(SentRequest { prev, last, bytes });
         u.bytes += bytes;
         u.largest = u.largest.max(bytes);
         Poll::Ready(Some(WithBulk { message: PeerRequest { header, ..this.head.clone() }, bulk }))
     }
 }
 
-impl<S> Answered<S> {
-    /// What the answer to the oldest request means; `None`: there is none that it could answer.
-    pub fn answer<C: Logged>(
+impl<S> AnswerReader<S> {
+    /// Interprets the answer to the oldest request; `None`: there is no request that it could answer.
+    pub fn answer<C: LogChange>(
         &self,
         answer: AppendEntriesResponse<Types<C>>,
     ) -> Option<StreamAppendResult<Types<C>>> {
@@ -146,7 +148,7 @@ impl<S> Answered<S> {
         if let Some(waker) = waker {
             waker.wake();
         }
-        // Without anything before it nothing is in conflict: whoever says so does not speak of this request.
+        // An append without a previous entry cannot conflict: the answer is not to this request.
         if answer.is_conflict() && sent.prev.is_none() {
             return None;
         }
@@ -158,12 +160,12 @@ impl<S> Answered<S> {
         self.under_way.lock().sent.is_empty()
     }
 
-    /// Whether what it carries belongs on a lane.
+    /// Whether its requests are large enough for a lane.
     fn has_bulk(&self) -> bool {
         self.under_way.lock().largest >= LANE_BYTES
     }
 
-    /// Tells whether no more requests come, and every one has its answer.
+    /// Returns a check for the end: no more requests come, and every one has its answer.
     fn is_over(&self) -> impl Fn() -> bool + Send + use<S>
     where
         S: Send + 'static,
@@ -175,14 +177,14 @@ impl<S> Answered<S> {
         }
     }
 
-    /// Whether anything is under way, and since when nothing has come.
+    /// Whether a request is in flight, and the time since the last progress.
     pub fn since(&self) -> (bool, Duration) {
         let u = self.under_way.lock();
         (!u.sent.is_empty(), u.progress.elapsed())
     }
 
-    /// No more requests; those under way are answered. At once: what openraft does next must not meet a stream that still takes
-    /// its requests.
+    /// Ends the requests; those in flight are answered. It takes effect at once: openraft's next call must not find
+    /// a stream that still takes its requests.
     pub fn close(&self) {
         let mut u = self.under_way.lock();
         let (requests, waker) = (u.requests.take(), u.waker.take());
@@ -194,15 +196,16 @@ impl<S> Answered<S> {
     }
 }
 
-impl<S> Drop for Answered<S> {
+impl<S> Drop for AnswerReader<S> {
     fn drop(&mut self) {
         self.close();
     }
 }
 
 impl Connection {
-    /// Opens a stream of appends: over a lane where the first has bulk, else over HTTP/2, which ends when bulk has come.
-    pub(super) async fn appends<C: Logged>(
+    /// Opens a stream of appends: over a lane if the first has bulk, else over HTTP/2; such a stream ends when bulk
+    /// comes.
+    pub(super) async fn appends<C: LogChange>(
         &mut self,
         first: AppendEntriesRequest<Types<C>>,
         behind: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
@@ -225,11 +228,11 @@ impl Connection {
             }
             match next_answer(&mut replies, &answered).await {
                 Ok(None) => None,
-                // A refusal is the last answer: what was sent behind it is void.
+                // A refusal is the last answer: everything sent after it is void.
                 Ok(Some(refusal @ Err(_))) => Some((Ok(refusal), None)),
                 Ok(Some(answer)) => Some((Ok(answer), Some((replies, answered)))),
                 Err(e) => {
-                    tokio::time::sleep(ERROR_PAUSE).await;
+                    tokio::time::sleep(ERROR_DELAY).await;
                     Some((Err(unreachable(e)), None))
                 }
             }
@@ -237,7 +240,7 @@ impl Connection {
         Ok(answers.boxed())
     }
 
-    /// A lane to the follower; `None`: it speaks none.
+    /// A lane to the follower; `None`: the follower supports none.
     async fn lane(&mut self, address: &str) -> Result<Option<Wire>, CallError> {
         match lane::dial(address, self.peers.access()).await {
             Ok(socket) => {
@@ -245,16 +248,16 @@ impl Connection {
                 Ok(Some(socket))
             }
             Err(LaneError::NoLanes) => Ok(None),
-            // What lies between may swallow what it does not know.
+            // A middlebox may drop an unknown protocol.
             Err(LaneError::Silent(_)) if std::mem::replace(&mut self.silent, true) => Ok(None),
             Err(e) => {
-                tokio::time::sleep(ERROR_PAUSE).await;
+                tokio::time::sleep(ERROR_DELAY).await;
                 Err(CallError::Setup(e.to_string()))
             }
         }
     }
 
-    /// The same over HTTP/2; `tried`: no lane was to be had, so that something between here and there lets only HTTP through.
+    /// As a lane, over HTTP/2; `tried`: a lane failed, so a middlebox may pass HTTP only.
     async fn over_http(
         &mut self,
         address: &str,
@@ -262,7 +265,7 @@ impl Connection {
         tried: bool,
     ) -> Result<Incoming<PeerReply>, CallError> {
         let channel = self.peers.channel(address, true).map_err(CallError::Setup)?;
-        match tokio::time::timeout(TIMEOUT, services::peer_appends(&channel, requests)).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, services::peer_appends(&channel, requests)).await {
             Ok(Ok(replies)) => {
                 if tried {
                     self.peers.speaks_http_alone(address);
@@ -270,26 +273,26 @@ impl Connection {
                 Ok(replies)
             }
             Ok(Err(status)) => {
-                tokio::time::sleep(ERROR_PAUSE).await;
+                tokio::time::sleep(ERROR_DELAY).await;
                 Err(CallError::Status(status))
             }
-            Err(_) => Err(CallError::Timeout(TIMEOUT)),
+            Err(_) => Err(CallError::Timeout(ANSWER_TIMEOUT)),
         }
     }
 }
 
 /// The next answer of a follower; `None`: the stream has ended, with everything answered.
-async fn next_answer<C: Logged, S>(
+async fn next_answer<C: LogChange, S>(
     replies: &mut Incoming<PeerReply>,
-    answered: &Answered<S>,
+    answered: &AnswerReader<S>,
 ) -> Result<Option<StreamAppendResult<Types<C>>>, CallError> {
     let reply = loop {
-        if let Ok(reply) = tokio::time::timeout(LOOK, replies.message()).await {
+        if let Ok(reply) = tokio::time::timeout(CHECK_INTERVAL, replies.message()).await {
             break reply.map_err(CallError::Status)?;
         }
         match answered.since() {
-            (true, since) if since > TIMEOUT => return Err(CallError::Timeout(TIMEOUT)),
-            (false, since) if since > IDLE => answered.close(),
+            (true, since) if since > ANSWER_TIMEOUT => return Err(CallError::Timeout(ANSWER_TIMEOUT)),
+            (false, since) if since > IDLE_TIMEOUT => answered.close(),
             _ => {}
         }
     };

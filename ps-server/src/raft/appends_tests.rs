@@ -1,4 +1,4 @@
-//! A leader and a follower, with a line between them that holds answers back and breaks, and that knows lanes or does not.
+//! A leader and a follower. The link between them can delay answers and break, with or without lanes.
 
 use super::*;
 use crate::raft::{
@@ -25,19 +25,19 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
-/// What the line does with appends to the follower.
+/// The link's behaviour for appends to the follower.
 #[derive(Default)]
 struct Line {
-    /// Requests that have come.
+    /// Requests that have arrived.
     came: watch::Sender<usize>,
-    /// Answers wait until so many have.
+    /// Answers wait until this many requests have arrived.
     until: AtomicUsize,
-    /// The most that was under way in a stream.
+    /// Maximum of requests in flight in one stream.
     most: AtomicUsize,
-    /// Each stream breaks after so many answers; 0: none does.
+    /// Each stream breaks after this many answers; 0: never.
     breaks_after: AtomicUsize,
     streams: AtomicUsize,
-    /// Lanes that were asked for; without `lanes` the connection is closed instead.
+    /// Requested lanes; without `lanes` the connection is closed instead.
     asked: AtomicUsize,
     lanes: bool,
 }
@@ -64,7 +64,7 @@ impl Handler for Host {
     }
 }
 
-/// A server's port: what asks for a lane gets one, or is closed, and everything else is HTTP/2.
+/// A server's port: a request for a lane gets one, or is closed; everything else is HTTP/2.
 async fn listen(host: Host) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -105,7 +105,7 @@ impl Host {
         let requests = Receiver::<PeerRequest>::new(read, limit, Pool::new(1 << 20));
         let requests = requests.map(|r| r.map_err(|e| Status::unavailable(e.to_string())));
         let answers = self.appends(Incoming::of(requests)).boxed();
-        // What breaks ends without a word.
+        // A broken stream ends without an error.
         let answers = answers.scan((), |(), answer| ready(answer.ok()));
         let _ = send(write, None, answers).await;
     }
@@ -173,7 +173,7 @@ impl Pair {
         pair
     }
 
-    /// Bulk has come, and goes by the way that is for it.
+    /// Sends bulk first, so that the stream uses the right transport.
     async fn warm(lanes: bool) -> Self {
         let pair = Self::new(lanes).await;
         while pair.line.asked.load(SeqCst) == 0 {
@@ -183,7 +183,7 @@ impl Pair {
         pair
     }
 
-    /// Writes so many parts of 1 MiB, all at once, and waits for all.
+    /// Writes this many parts of 1 MiB at once, and waits for all.
     async fn write(&self, parts: u32) {
         let mut outcomes = Vec::new();
         for part in 0..parts {
@@ -195,7 +195,7 @@ impl Pair {
         }
     }
 
-    /// The follower has applied the same.
+    /// Waits until the follower has applied the same.
     async fn is_level(&self) {
         let [leader, follower] = &self.states;
         let began = Instant::now();
@@ -216,14 +216,14 @@ impl Pair {
 async fn several_appends_are_under_way_and_never_more_than_the_bound() {
     for lanes in [true, false] {
         let pair = Pair::warm(lanes).await;
-        // Nothing is answered before so many have come: who sends them one by one waits for ever.
-        pair.line.until.store(*pair.line.came.borrow() + MESSAGES / 2, SeqCst);
+        // Answers wait until this many requests have arrived, so one-by-one appends would hang.
+        pair.line.until.store(*pair.line.came.borrow() + MAX_MESSAGES / 2, SeqCst);
         tokio::time::timeout(Duration::from_secs(60), pair.write(48))
             .await
             .expect("they travel side by side");
         pair.is_level().await;
         let most = pair.line.most.load(SeqCst);
-        assert!((MESSAGES / 2..=MESSAGES).contains(&most), "{most} were under way");
+        assert!((MAX_MESSAGES / 2..=MAX_MESSAGES).contains(&most), "{most} were under way");
     }
 }
 
@@ -241,7 +241,7 @@ async fn what_was_under_way_when_the_stream_broke_is_sent_again() {
         let (streams, asked) = (so_far().0 - before.0, so_far().1 - before.1);
         assert!(streams > 2, "it broke several times");
         match lanes {
-            // One that asks where the follower stands has no bulk.
+            // A stream that asks for the end of the follower's log has no bulk.
             true => assert!(asked >= streams / 3, "{asked} lanes for {streams} streams"),
             false => assert_eq!(asked, 0, "who speaks no lanes is not asked each time"),
         }
@@ -251,7 +251,7 @@ async fn what_was_under_way_when_the_stream_broke_is_sent_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_follower_lacks_is_sent_from_where_its_log_ends() {
     let pair = Pair::new(true).await;
-    // An answer to nothing, or a refusal, ends a stream, and its requests with it.
+    // An answer without a request, or a refusal, ends a stream and its requests.
     let requests = futures::stream::pending::<AppendEntriesRequest<Types<Write>>>();
     let (mut outgoing, answered) = pipeline(requests, PeerRequest::default());
     assert!(answered.answer::<Write>(AppendEntriesResponse::Success).is_none(), "nothing was asked");

@@ -1,4 +1,4 @@
-//! Which evidence of a leader's end a replica has believed.
+//! The evidence of a leader's end that a replica has accepted.
 
 use super::{network::Connection, types::Vote};
 use std::{
@@ -10,40 +10,40 @@ use tokio::sync::Mutex;
 /// What a replica knows of its leader's end.
 #[derive(Default)]
 pub(super) struct Evidence {
-    /// And the way to whom it was believed of last.
+    /// The last accepted evidence, and the connection to the accused leader.
     pub belief: Mutex<(Belief, Option<Connection>)>,
     /// It is looking for the next leader.
     pub succeeding: AtomicBool,
 }
 
-/// A replica believes evidence once in so long, unless it can tell that the last was true: where it is false (a host that refuses
-/// connections for a process that lives), less than one election a second comes of it.
-pub(super) const ONCE_IN: Duration = Duration::from_millis(1500);
-/// What is believed is looked at anew after this long: the leader may have been there all the time.
-const LASTS: Duration = Duration::from_millis(500);
+/// A replica accepts evidence once per this interval, unless it can tell that the last was true. If evidence is
+/// false (a host refuses connections for a live process), it causes less than one election a second.
+pub(super) const EVIDENCE_INTERVAL: Duration = Duration::from_millis(1500);
+/// Accepted evidence is checked again after this long: the leader may have been alive all the time.
+const EVIDENCE_LIFETIME: Duration = Duration::from_millis(500);
 
-/// Of which leader a replica has believed last that its process has ended, and when. It has no clock.
+/// The last leader whose end a replica has accepted, and when. It has no clock.
 #[derive(Debug, Default)]
 pub(super) struct Belief(Option<(Vote, Instant)>);
 
 impl Belief {
-    /// Whether it is believed now of the leader with this vote.
+    /// Whether it accepts now that the leader with this vote has ended.
     pub fn holds(&self, vote: &Vote, now: Instant) -> bool {
-        self.0.is_some_and(|(of, at)| of == *vote && now.saturating_duration_since(at) < LASTS)
+        self.0.is_some_and(|(of, at)| of == *vote && now.saturating_duration_since(at) < EVIDENCE_LIFETIME)
     }
 
-    /// Of whom it was believed last, and for how long that is past.
+    /// The last accused leader, and the time since the evidence was accepted.
     pub fn last(&self, now: Instant) -> Option<(Vote, Duration)> {
         self.0.map(|(of, at)| (of, now.saturating_duration_since(at)))
     }
 
-    /// Whether new evidence may be believed, whatever became of the last.
+    /// Whether new evidence may be accepted, whatever became of the last.
     pub fn is_open(&self, now: Instant) -> bool {
-        self.0.is_none_or(|(_, at)| now.saturating_duration_since(at) >= ONCE_IN)
+        self.0.is_none_or(|(_, at)| now.saturating_duration_since(at) >= EVIDENCE_INTERVAL)
     }
 
-    /// Of the leader with this vote it is believed from now on.
-    pub fn begins(&mut self, vote: Vote, now: Instant) {
+    /// Accepts from now on that the leader with this vote has ended.
+    pub fn accept(&mut self, vote: Vote, now: Instant) {
         self.0 = Some((vote, now));
     }
 }
@@ -57,14 +57,14 @@ mod tests {
         let (a, b) = (Vote::new_committed(3, 1), Vote::new_committed(4, 1));
         let (mut belief, now) = (Belief::default(), Instant::now());
         assert!(belief.is_open(now) && !belief.holds(&a, now));
-        belief.begins(a, now);
+        belief.accept(a, now);
         assert!(belief.holds(&a, now));
         assert!(
             !belief.holds(&b, now),
             "the same replica leads again, elected anew: that is another leadership"
         );
-        assert!(!belief.is_open(now + ONCE_IN - Duration::from_millis(1)));
-        assert!(!belief.holds(&a, now + LASTS), "it is looked at again");
-        assert!(belief.is_open(now + ONCE_IN));
+        assert!(!belief.is_open(now + EVIDENCE_INTERVAL - Duration::from_millis(1)));
+        assert!(!belief.holds(&a, now + EVIDENCE_LIFETIME), "it is looked at again");
+        assert!(belief.is_open(now + EVIDENCE_INTERVAL));
     }
 }

@@ -1,9 +1,9 @@
-//! Checks: every replica of a group hashes its state at the same log indices, so that a replica that has diverged
-//! (broken memory, a bug) is found while the others are still right.
+//! Checks: every replica of a group hashes its state at the same log indices. So a diverged replica (broken memory,
+//! a bug) is found while the others are still correct.
 //!
-//! The leader writes a check into the log now and then. Applying it takes an image, between two entries and without
-//! copying; a thread hashes it while the next entries are applied. The digests go to the control group with the
-//! server's report, and there the replicas' are compared (`control/plan.rs`).
+//! The leader writes a check into the log from time to time. Applying it takes an image between two entries,
+//! without copying; a thread hashes it while later entries are applied. The digests go to the control group with
+//! the server's report, which compares the replicas (`control/plan.rs`).
 
 use super::image::RawImage;
 use parking_lot::Mutex;
@@ -22,21 +22,21 @@ pub struct Digest {
     pub digest: u64,
 }
 
-/// Checks whose digests are kept: replicas that are a little behind are compared too.
-const KEPT: usize = 4;
-/// Hashing takes at most this part of the time.
-const MOST: u32 = 20;
+/// Number of kept digests: replicas that are a little behind are compared too.
+const KEPT_DIGESTS: usize = 4;
+/// Hashing takes at most this fraction (1 / `HASHING_DIVISOR`) of the time.
+const HASHING_DIVISOR: u32 = 20;
 
-/// A check is being hashed, until this goes, also where hashing panics or is never begun.
-struct Hashing(Checks);
+/// A check is being hashed until this is dropped, even if hashing panics or never starts.
+struct HashingGuard(Checks);
 
-impl Drop for Hashing {
+impl Drop for HashingGuard {
     fn drop(&mut self) {
         self.0.inner.lock().hashing = false;
     }
 }
 
-/// The checks of one replica. Clones are the same.
+/// The checks of one replica. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Checks {
     inner: Arc<Mutex<Inner>>,
@@ -52,8 +52,8 @@ struct Inner {
 }
 
 impl Checks {
-    /// A check was applied. Where the one before is still being hashed, this one is left out: the image would
-    /// keep the memory of two states.
+    /// Starts a check after it was applied. If the previous one is still being hashed, this one is skipped: its
+    /// image would keep a second state in memory.
     pub fn check(&self, index: u64, image: impl FnOnce() -> RawImage) {
         {
             let mut inner = self.inner.lock();
@@ -62,7 +62,7 @@ impl Checks {
                 return;
             }
         }
-        let hashing = Hashing(self.clone());
+        let hashing = HashingGuard(self.clone());
         let image = image();
         tokio::task::spawn_blocking(move || {
             let began = Instant::now();
@@ -70,26 +70,26 @@ impl Checks {
             let mut inner = hashing.0.inner.lock();
             inner.took = began.elapsed();
             inner.digests.push_back(Digest { index, digest });
-            if inner.digests.len() > KEPT {
+            if inner.digests.len() > KEPT_DIGESTS {
                 inner.digests.pop_front();
             }
-            drop(inner); // which the end of `hashing` takes
+            drop(inner); // dropping `hashing` takes the lock
         });
     }
 
-    /// The latest digests, by rising index.
+    /// The latest digests, ascending by index.
     pub fn digests(&self) -> Vec<Digest> {
         self.inner.lock().digests.iter().copied().collect()
     }
 
-    /// Where the last check was.
+    /// The index of the last check.
     pub fn last(&self) -> u64 {
         self.inner.lock().last
     }
 
-    /// How long to wait between two checks, if `wanted` is asked for.
+    /// The pause between two checks, at least `wanted`.
     pub fn pause(&self, wanted: Duration) -> Duration {
-        wanted.max(self.inner.lock().took * MOST)
+        wanted.max(self.inner.lock().took * HASHING_DIVISOR)
     }
 }
 

@@ -1,11 +1,11 @@
-//! When a log is compacted: often enough for its length to be bounded, and not while a follower needs it.
+//! When a log is compacted: often enough to bound its length, and not while a follower needs it.
 
 use super::{
-    asleep::Sleep,
     leadership::{Leadership, Role, behind},
     log::{LogSize, ReplicaLog},
     machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
-    replicated::Logged,
+    replicated::LogChange,
+    sleep_state::Sleep,
     types::Types,
 };
 use openraft::async_runtime::WatchReceiver;
@@ -21,60 +21,61 @@ use std::{
 };
 use tokio::sync::{Notify, watch};
 
-/// What decides about it.
-pub(super) struct Held<C: Logged> {
+/// The inputs of the decision.
+pub(super) struct CompactionInputs<C: LogChange> {
     pub log: ReplicaLog<C>,
     pub state_bytes: Arc<AtomicU64>,
     pub sleep: Arc<Sleep>,
 }
 
-/// A log that somebody still needs is kept while it is shorter than so many times what is enough to compact it. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
-/// always be too old, and the follower never done.
-const KEPT: u64 = 3;
+/// A log that is still needed is kept up to this multiple of the size that triggers compaction. A follower that
+/// receives a snapshot needs the entries since; without them, under load, the snapshot would always be too old.
+const MAX_KEPT_FACTOR: u64 = 3;
 
 /// Whether there is no other replica.
-fn is_alone<C: Logged>(raft: &Raft<C>) -> bool {
+fn is_alone<C: LogChange>(raft: &Raft<C>) -> bool {
     raft.server_metrics().borrow_watched().membership_config.nodes().count() <= 1
 }
 
-impl<C: Logged> Held<C> {
-    /// Whether the log is to be kept a while longer.
+impl<C: LogChange> CompactionInputs<C> {
+    /// Whether the log must be kept for now.
     fn is_needed(&self, raft: &Raft<C>) -> bool {
         let LogSize { entries, bytes, in_memory } = self.log.size();
-        // Memory that the host lacks is not spent on a follower that can be sent a snapshot.
+        // A host short of memory spends none on a follower that can receive a snapshot.
         if in_memory > SNAPSHOT_BYTES && paraft_host::memory::is_short() {
             return false;
         }
         let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
-        if bytes >= KEPT * enough || entries >= KEPT * 4 * SNAPSHOT_ENTRIES {
+        if bytes >= MAX_KEPT_FACTOR * enough || entries >= MAX_KEPT_FACTOR * 4 * SNAPSHOT_ENTRIES {
             return false;
         }
         !behind(raft).is_empty()
     }
 }
 
-/// A snapshot takes so long at most.
-const SNAPSHOT: Duration = Duration::from_secs(30);
+/// Timeout of a snapshot.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Of a replica that sleeps: a snapshot of what is applied, and of the log nothing.
-async fn compact_whole<C: Logged>(raft: &Raft<C>) {
+/// For a sleeping replica: takes a snapshot of the applied state, and purges the whole log.
+async fn compact_whole<C: LogChange>(raft: &Raft<C>) {
     let applied = raft.metrics().borrow_watched().last_applied.as_ref().map(|l| l.index);
     if let Err(e) = raft.trigger().snapshot().await {
-        return tracing::warn!(error = %e, "no snapshot");
+        return tracing::warn!(error = %e, "a snapshot failed");
     }
     let taken = |m: &openraft::RaftMetrics<Types<C>>| m.snapshot.as_ref().map(|l| l.index) >= applied;
-    let is_taken = raft.wait(Some(SNAPSHOT)).metrics(taken, "a snapshot of all that is applied").await;
+    let is_taken =
+        raft.wait(Some(SNAPSHOT_TIMEOUT)).metrics(taken, "a snapshot of all that is applied").await;
     if is_taken.is_ok()
         && let Err(e) = raft.trigger().purge_log(u64::MAX).await
     {
-        tracing::warn!(error = %e, "the log is not cut");
+        tracing::warn!(error = %e, "the log was not purged");
     }
 }
 
-/// Takes a snapshot whenever the state machine asks for one, and lets the log before it go.
-pub(super) async fn compact<C: Logged>(
+/// Takes a snapshot whenever the state machine requests one, and purges the log before it.
+pub(super) async fn compact<C: LogChange>(
     raft: Raft<C>,
-    held: Held<C>,
+    held: CompactionInputs<C>,
     wants: Arc<Notify>,
     mut alive: watch::Receiver<Leadership>,
 ) {
@@ -88,13 +89,14 @@ pub(super) async fn compact<C: Logged>(
                 while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
-                // openraft leaves a snapshot's last entries for followers that are a little behind. Where there are none they go when the
-                // next snapshot is due: buffers that come back soon are still in the caches.
+                // openraft keeps a snapshot's last entries for followers that are a little behind. Without
+                // followers they are purged when the next snapshot is due: buffers that are reused soon are still
+                // in the caches.
                 if is_alone(&raft) && raft.trigger().purge_log(u64::MAX).await.is_err() {
                     return;
                 }
                 if let Err(e) = raft.trigger().snapshot().await {
-                    tracing::warn!(error = %e, "no snapshot");
+                    tracing::warn!(error = %e, "a snapshot failed");
                     return;
                 }
             }

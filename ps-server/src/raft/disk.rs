@@ -1,13 +1,13 @@
-//! What a replica keeps on disk: its name, its vote, its part of the log, its last snapshot.
+//! A replica's files: its name, its vote, its part of the log, its last snapshot.
 //!
 //! ```text
 //! <data>/log/     the log of all groups here (`logs.rs`)
 //! <data>/shard-3/
-//!   replica     who this replica is, and of which founding
+//!   replica     name of this replica, and of its founding
 //!   vote        the vote, replaced as a whole
 //!   begun       the log has had entries
 //!   log-place   where its log lies, and under which key
-//!   log/        its log, where it was put aside
+//!   log/        its log, while the folder is quarantined
 //!   snapshot    the state that the log begins after
 //!   need        what its job needs of the server's memory (`replicas/needs.rs`)
 //! ```
@@ -18,7 +18,7 @@ use super::{
     logs::{Logs, Place},
     records::entry_of,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     snapshot::{SnapshotFile, open_snapshot, snapshot_end, snapshot_head},
     storage::FolderError,
     types::{Entry, LogId, Vote},
@@ -31,8 +31,8 @@ use std::{
     sync::Arc,
 };
 
-/// Elections move a term by one; there were not so many since the last entry. Less than one message may move it.
-const TERMS_AHEAD: u64 = 1 << 20;
+/// Bound on the terms since the last entry: elections raise a term by one. Less than one message may raise it.
+const MAX_TERMS_AHEAD: u64 = 1 << 20;
 
 /// A replica's folder. Cheap to clone.
 #[derive(Clone)]
@@ -42,19 +42,19 @@ pub struct Folder {
     logs: Logs,
 }
 
-/// What a log on disk held when it was opened, besides its entries.
+/// The state of a log on disk when it was opened, besides its entries.
 #[derive(Default)]
-pub struct Stored {
-    /// Of the last entry.
+pub struct StoredLog {
+    /// The id of the last entry.
     pub last: Option<LogId>,
     pub purged: Option<LogId>,
     pub vote: Option<Vote>,
-    /// It is known to have had entries.
+    /// The log is known to have had entries.
     pub begun: bool,
 }
 
 impl Folder {
-    /// A folder, which need not exist yet, of a server that does not run: the log beside it is nobody's.
+    /// A folder, which need not exist yet, without a running server: no server uses the log beside it.
     pub fn new(disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let logs = Logs::new(disk, path.parent().unwrap_or(Path::new("")));
@@ -72,7 +72,7 @@ impl Folder {
         &self.logs
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -89,7 +89,7 @@ impl Folder {
         write_small(&*self.disk, &path, bytes).map_err(FolderError::at(&path))
     }
 
-    /// Gives the folder another name beside its own; nothing in it changes.
+    /// Renames the folder within its parent; its content does not change.
     pub fn rename(&self, name: &str) -> Result<PathBuf, FolderError> {
         let to = self.path.with_file_name(name);
         self.disk.rename(&self.path, &to).map_err(FolderError::at(&self.path))?;
@@ -98,7 +98,7 @@ impl Folder {
         Ok(to)
     }
 
-    /// Names of what is in it, in no order; empty where there is no such folder.
+    /// Names of the files in it, unordered; empty if there is no such folder.
     pub fn names(&self) -> Result<Vec<String>, FolderError> {
         match self.disk.list(&self.path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -106,23 +106,24 @@ impl Folder {
         }
     }
 
-    /// Reads and checks everything: the vote, the snapshot, and every entry of the log. Gives the last log index that is there, 0
-    /// where there is none. Changes nothing. A vote that is gone or damaged is no hindrance: nothing of what was acknowledged is in it.
-    pub fn check<C: Logged>(&self) -> Result<u64, FolderError> {
+    /// Reads and checks everything: the vote, the snapshot, and every entry of the log. Returns the last log index,
+    /// or 0. Changes nothing. A missing or damaged vote is no error: it contains nothing that was acknowledged.
+    pub fn check<C: LogChange>(&self) -> Result<u64, FolderError> {
         Ok(self.read_all::<C>()?.1.map_or(0, |l| l.index))
     }
 
-    /// As [`Self::check`], of a folder that is to be used again. Where its vote is gone, it votes for itself in a term that no
-    /// election has come to, so that it cannot vote twice in any that there was. Gives whether it was gone.
-    pub fn check_and_vote<C: Logged>(&self, me: ReplicaId) -> Result<bool, FolderError> {
+    /// As [`Self::check`], for a folder that will be used again. If its vote is gone, it votes for itself in a term
+    /// that no election has reached, so that it cannot vote twice in any earlier term. Returns whether the vote was
+    /// gone.
+    pub fn check_and_vote<C: LogChange>(&self, me: ReplicaId) -> Result<bool, FolderError> {
         let (vote, last) = self.read_all::<C>()?;
         let Some(last) = last.filter(|l| vote.is_none() && l.index > 0) else { return Ok(false) };
-        let vote = Vote::new(last.committed_leader_id().term + TERMS_AHEAD, me.0);
+        let vote = Vote::new(last.committed_leader_id().term + MAX_TERMS_AHEAD, me.0);
         self.write(DataFile::Vote, &wire::encode(&vote).map_err(FolderError::passing)?)?;
         Ok(true)
     }
 
-    fn read_all<C: Logged>(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
+    fn read_all<C: LogChange>(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
         let vote: Option<Vote> = match self.read(DataFile::Vote) {
             Err(e) if e.is_damage() => None,
             vote => {
@@ -137,17 +138,17 @@ impl Folder {
             last = meta.last_log_id;
             chunks.try_for_each(|c| c.map(drop))?;
         }
-        self.look::<C>(&mut |entry| last = last.max(Some(entry.log_id)))?;
+        self.inspect::<C>(&mut |entry| last = last.max(Some(entry.log_id)))?;
         Ok((vote, last))
     }
 
-    /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.
-    pub(super) fn open_log<C: Logged>(
+    /// Opens the log and passes every entry to `each`, in order. On an error the caller must forget these entries.
+    pub(super) fn open_log<C: LogChange>(
         &self,
         each: &mut dyn FnMut(Entry<C>),
-    ) -> Result<(Log, Stored), FolderError> {
+    ) -> Result<(Log, StoredLog), FolderError> {
         let path = &self.path;
-        // Its checksums fit: what cannot be decoded all the same is for another build to read.
+        // Its checksums are correct: an entry that cannot be decoded was written by another build.
         let unknown = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
         let damage = |e: &dyn fmt::Display| FolderError::damage(format!("{}: {e}", path.display()));
         let (mut last, mut unreadable) = (None, None);
@@ -165,7 +166,7 @@ impl Folder {
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(unknown)?;
         let vote = self.read(DataFile::Vote)?.map(|b| wire::decode(&b)).transpose().map_err(unknown)?;
-        // The founding is written before any vote; everything else is what a vote let in.
+        // The founding entry is written before any vote; every later entry follows from a vote.
         let promised = purged.is_some() || last.is_some_and(|l| l.index > 0);
         if vote.is_none() && promised {
             let vote = self.path.join(DataFile::Vote.name());
@@ -179,14 +180,14 @@ impl Folder {
         }
         let (begun, empty) = (self.read(DataFile::Begun)?.is_some(), last.is_none() && purged.is_none());
         if begun && empty {
-            return Err(damage(&LOST));
+            return Err(damage(&LOST_LOG));
         }
-        // The process ended between the first entry and the mark. From here on the entry may be vouched for.
+        // The process ended between the first entry and the marker. From here on the entry may be acknowledged.
         if !begun && !empty {
             self.write(DataFile::Begun, &[])?;
         }
         let begun = !empty;
-        Ok((log, Stored { last, purged, vote, begun }))
+        Ok((log, StoredLog { last, purged, vote, begun }))
     }
 
     fn place(&self) -> Result<Option<Place>, FolderError> {
@@ -200,13 +201,13 @@ impl Folder {
         self.write(DataFile::LogPlace, &wire::encode(&place).map_err(FolderError::passing)?)
     }
 
-    /// Where the log lies when it lies here.
+    /// The path of a log of its own.
     fn own_log(&self) -> PathBuf {
         self.path.join("log")
     }
 
-    /// This replica's part of the shared log; one that lies here is taken in first. At any moment the file says where the whole
-    /// of it is.
+    /// This replica's part of the shared log; a log of its own is imported first. At any moment the file names the
+    /// place of the complete log.
     fn open_part(
         &self,
         shared: &SharedLog,
@@ -216,7 +217,7 @@ impl Folder {
         let new = rand::random::<u64>() >> 1;
         match place {
             Some(Place { own: None, shared: Some(key) }) => {
-                self.forget_own_log()?;
+                self.delete_own_log()?;
                 Ok(shared.group(key, each)?)
             }
             None => {
@@ -229,40 +230,40 @@ impl Folder {
                     shared.remove(left).map_err(FolderError::at(self.logs.path()))?;
                 }
                 self.write_place(Place { own: Some(there), shared: Some(new) })?;
-                shared.take_in(new, &own, there)?;
+                shared.import(new, &own, there)?;
                 self.write_place(Place { own: None, shared: Some(new) })?;
-                self.forget_own_log()?;
-                tracing::info!(path = %self.path.display(), "its log was taken into the server's");
+                self.delete_own_log()?;
+                tracing::info!(path = %self.path.display(), "the replica's log was imported into the server's log");
                 Ok(shared.group(new, each)?)
             }
         }
     }
 
-    /// The log that lies here is of no use any more.
-    fn forget_own_log(&self) -> Result<(), FolderError> {
+    /// Deletes the log of its own, which is obsolete.
+    fn delete_own_log(&self) -> Result<(), FolderError> {
         let own = self.own_log();
         Log::clear(&*self.disk, &own)?;
-        // Empty it does no harm.
+        // An empty log is harmless.
         let _ = self.disk.remove_dir_all(&own);
         Ok(())
     }
 
-    /// Copies what there is of the log into the folder, which has all of it then, damaged or not.
-    pub(super) fn take_log_out(&self) -> Result<(), FolderError> {
+    /// Copies the log into the folder, which then has all of it, damaged or not.
+    pub(super) fn export_log(&self) -> Result<(), FolderError> {
         match self.place() {
             Ok(Some(Place { own: None, shared: Some(key) })) => {
                 self.logs.get()?.keep(key, &self.own_log())?;
                 self.write_place(Place { own: Some(key), shared: Some(key) })
             }
             Ok(_) => Ok(()),
-            // Nobody knows which part is its.
+            // A damaged log does not tell which part is this replica's.
             Err(e) if e.is_damage() => Ok(()),
             Err(e) => Err(e),
         }
     }
 
-    /// Lets the shared log go of what lies in this folder as a whole.
-    pub fn leave_log(&self) -> Result<(), FolderError> {
+    /// Releases from the shared log what this folder has completely.
+    pub fn release_log(&self) -> Result<(), FolderError> {
         match self.place() {
             Ok(Some(Place { own: Some(_), shared: Some(key) })) => {
                 let shared = self.logs.get()?;
@@ -277,18 +278,18 @@ impl Folder {
         }
     }
 
-    /// Gives the folder another name beside its own, with all that there is of its log in it. Waits for the disk as long as
-    /// copying that takes.
-    pub fn put_aside(&self, name: &str) -> Result<PathBuf, FolderError> {
-        self.take_log_out()?;
+    /// Quarantines the folder: renames it within its parent, with all of its log in it. Waits for the disk until
+    /// the log is copied.
+    pub fn quarantine(&self, name: &str) -> Result<PathBuf, FolderError> {
+        self.export_log()?;
         let to = self.rename(name)?;
-        if let Err(e) = Self::within(&self.logs, &to).leave_log() {
-            tracing::warn!(path = %to.display(), error = %e, "its part of the server's log goes when the server starts again");
+        if let Err(e) = Self::within(&self.logs, &to).release_log() {
+            tracing::warn!(path = %to.display(), error = %e, "the server's next start releases the replica's log");
         }
         Ok(to)
     }
 
-    /// Fails unless the snapshot holds what the log has purged.
+    /// Fails unless the snapshot contains what the log has purged.
     fn holds(&self, purged: &LogId) -> Result<(), FolderError> {
         let path = self.path.join(DataFile::Snapshot.name());
         let (last, after) = (snapshot_end(self.disk.clone(), &path)?, purged.index);
@@ -306,14 +307,14 @@ impl Folder {
         }
     }
 
-    /// The last entry that the snapshot here holds; `None` where there is none. Its bulk is not read.
+    /// The last entry in the snapshot; `None` if there is no snapshot. Does not read its bulk.
     pub(super) fn snapshot_end(&self) -> Result<Option<LogId>, FolderError> {
         snapshot_end(self.disk.clone(), &self.path.join(DataFile::Snapshot.name()))
     }
 
-    /// The entries of the log that a replica left here, in order, without changing it. What `each` was given counts for
-    /// nothing on an error.
-    pub(super) fn look<C: Logged>(&self, each: &mut dyn FnMut(Entry<C>)) -> Result<(), FolderError> {
+    /// Reads the entries of the log that a replica left here, in order, without changing it. On an error the caller
+    /// must ignore what `each` got.
+    pub(super) fn inspect<C: LogChange>(&self, each: &mut dyn FnMut(Entry<C>)) -> Result<(), FolderError> {
         let at = |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.display()));
         let (mut unreadable, mut empty) = (None, true);
         let mut record = |r| match entry_of(r) {
@@ -326,10 +327,10 @@ impl Folder {
         let (place, own) = (self.place()?, self.own_log());
         let found = match place {
             Some(Place { own: None, shared: Some(key) }) => {
-                Log::look(&*self.disk, self.logs.path(), key, &mut record)?
+                Log::inspect(&*self.disk, self.logs.path(), key, &mut record)?
             }
             Some(Place { own: there, .. }) => {
-                Log::look(&*self.disk, &own, there.unwrap_or_default(), &mut record)?
+                Log::inspect(&*self.disk, &own, there.unwrap_or_default(), &mut record)?
             }
             None => Recovered::default(),
         };
@@ -341,7 +342,7 @@ impl Folder {
         }
         let lost = empty && found.purged.is_none() && self.read(DataFile::Begun)?.is_some();
         match lost {
-            true => Err(FolderError::damage(format!("{}: {LOST}", self.path.display()))),
+            true => Err(FolderError::damage(format!("{}: {LOST_LOG}", self.path.display()))),
             false => Ok(()),
         }
     }
@@ -351,9 +352,9 @@ impl Folder {
         SnapshotFile::new(self.disk.clone(), &self.path)
     }
 
-    /// Forgets the replica for ever; the folder is gone afterwards, and its part of the log. Waits for the disk.
+    /// Deletes the replica, its folder and its part of the log. Waits for the disk.
     pub fn remove(&self) -> io::Result<()> {
-        // First what could not be found without the folder.
+        // First the part that could not be found without the folder.
         if let Some(key) = self.place().map_err(io::Error::other)?.and_then(|p| p.shared) {
             self.logs.get()?.remove(key)?;
         }
@@ -364,6 +365,6 @@ impl Folder {
     }
 }
 
-/// Of a log that has had entries ([`DataFile::Begun`]) and is empty all the same: it was lost, and its replica must not vote as if it
-/// had never promised anything.
-const LOST: &str = "its log is gone, though it has held entries: a lost log must not vote";
+/// For a log that had entries ([`DataFile::Begun`]) and is empty: it was lost, and its replica must not vote as if
+/// it had never promised anything.
+const LOST_LOG: &str = "its log is gone, though it has held entries: a lost log must not vote";

@@ -1,9 +1,9 @@
-//! The entries of one replica on disk: its part of the server's log, and the vote beside it.
+//! The entries of one replica on disk: its part of the server's log, and its vote.
 
 use super::{
     disk::Folder,
     records::{entry_of, record_of},
-    replicated::Logged,
+    replicated::LogChange,
     storage::{blocking, invalid},
     types::{Entry, LogId, Vote},
     wire,
@@ -17,7 +17,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-/// The log's files, and the vote beside them.
+/// The log's files, and the vote.
 pub struct DiskLog {
     /// `None` after [`Self::close`].
     log: RwLock<Option<Log>>,
@@ -26,13 +26,13 @@ pub struct DiskLog {
 }
 
 impl DiskLog {
-    /// `begun`: it is known to have had entries.
+    /// `begun`: the log is known to have had entries.
     pub fn new(log: Log, folder: Folder, begun: bool) -> Self {
         Self { log: RwLock::new(Some(log)), folder, begun: begun.into() }
     }
 
-    /// Gives its part of the server's log back: whatever comes later fails, and the replica can be opened again, though
-    /// somebody still holds the one that has ended.
+    /// Closes its part of the server's log: later calls fail, and the replica can be opened again even while
+    /// handles of the ended one exist.
     pub fn close(&self) {
         let log = self.log.write().take();
         drop(log); // outside the lock
@@ -44,16 +44,16 @@ impl DiskLog {
         self.log.read().clone().ok_or_else(closed)
     }
 
-    /// Queues entries; `done` is called when they are on disk.
-    pub fn append<C: Logged>(
+    /// Queues entries; calls `done` when they are on disk.
+    pub fn append<C: LogChange>(
         &self,
         entries: &[Entry<C>],
         done: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> io::Result<()> {
         let log = self.log()?;
         let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
-        // Marked after the first entries are on disk and before anyone hears of it: a process that is killed in between has
-        // lost nothing. Later entries are said to be there after these.
+        // The marker is written after the first entries are on disk and before they are acknowledged: a process
+        // that is killed in between has lost nothing. Later entries are acknowledged after these.
         if !entries.is_empty() && !self.begun.swap(true, Relaxed) {
             let folder = self.folder.clone();
             let mark = move || folder.write(DataFile::Begun, &[]).map_err(io::Error::other);
@@ -65,7 +65,7 @@ impl DiskLog {
     }
 
     /// Reads entries back; see [`Log::read`].
-    pub async fn read<C: Logged>(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry<C>>> {
+    pub async fn read<C: LogChange>(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry<C>>> {
         let log = self.log()?;
         blocking(move || {
             let records = log.read(range, most).map_err(io::Error::other)?;
@@ -74,12 +74,12 @@ impl DiskLog {
         .await
     }
 
-    /// Entries that are written and not purged, and their bytes.
+    /// Number and bytes of the entries that are written and not purged.
     pub fn length(&self) -> (u64, u64) {
         self.log.read().as_ref().map_or((0, 0), Log::length)
     }
 
-    /// Blocks until everything that was queued is on disk, and the vote after it.
+    /// Blocks until everything queued is on disk, and then the vote.
     pub async fn save_vote(&self, vote: &Vote) -> io::Result<()> {
         let (tx, rx) = tokio::sync::oneshot::channel();
         self.log()?.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));

@@ -1,8 +1,8 @@
-//! For `fuzz/`: what a peer's bytes are read as.
+//! Entry points for `fuzz/`: the decoders of a peer's bytes.
 
 use super::{
     records::entry_of,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Committed, Entry, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };
@@ -18,12 +18,12 @@ use paraft_common::Payload;
 use paraft_store::Record;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Reads `bytes` as everything that is ever decoded of a peer or of a replica's folder. What can be read must be
-/// written back as it came.
+/// Decodes `bytes` as every type that is ever read from a peer or a replica's folder. What decodes must encode to
+/// the same bytes.
 ///
 /// # Panics
-/// When it is not.
-pub fn read_as_anything<C: Logged>(bytes: &[u8], payloads: &[Payload]) {
+/// If it does not.
+pub fn read_as_anything<C: LogChange>(bytes: &[u8], payloads: &[Payload]) {
     if let Some(mut request) = back::<AppendEntriesRequest<Types<C>>>(bytes) {
         let attached = wire::attach(&mut request, payloads.to_vec());
         assert!(attached.is_err() || wire::payloads(&request.entries) == payloads);
@@ -48,24 +48,24 @@ pub fn read_as_anything<C: Logged>(bytes: &[u8], payloads: &[Payload]) {
     }
 }
 
-/// The change that a record of a log with this header holds.
-pub fn change_of<C: Logged>(header: &[u8]) -> Option<C> {
+/// The change in a log record with this header.
+pub fn change_of<C: LogChange>(header: &[u8]) -> Option<C> {
     match wire::decode::<Entry<C>>(header).ok()?.payload {
         EntryPayload::Normal(change) => Some(change),
         EntryPayload::Blank | EntryPayload::Membership(_) => None,
     }
 }
 
-/// The header of a record that holds this change: entry `index` of term 1.
+/// The header of a record with this change: entry `index` of term 1.
 ///
 /// # Panics
-/// Never: every change can be written.
-pub fn header_of<C: Logged>(index: u64, change: C) -> Bytes {
+/// Never: every change can be encoded.
+pub fn header_of<C: LogChange>(index: u64, change: C) -> Bytes {
     let log_id = LogId::new(Committed::new(1), index);
     wire::encode(&Entry { log_id, payload: EntryPayload::Normal(change) }).expect("a change can be written")
 }
 
-/// What a snapshot of log index `index` says before its parts, in its file.
+/// The head of a snapshot file of log index `index`.
 ///
 /// # Panics
 /// Never, as above.
@@ -74,7 +74,7 @@ pub fn snapshot_head(index: u64, head: &[u8]) -> Bytes {
     wire::encode(&(SnapshotMeta { last_log_id, ..SnapshotMeta::default() }, head)).expect("likewise")
 }
 
-/// An index of the log as a purge point's tag has it.
+/// A log index as the tag of a purge point.
 ///
 /// # Panics
 /// Never, as above.
@@ -82,11 +82,11 @@ pub fn purge_tag(index: u64) -> Bytes {
     wire::encode(&LogId::new(Committed::new(1), index)).expect("likewise")
 }
 
-/// An append of these changes.
+/// An append with these changes.
 ///
 /// # Panics
 /// Never, as above.
-pub fn append<C: Logged>(changes: impl IntoIterator<Item = C>) -> Bytes {
+pub fn append<C: LogChange>(changes: impl IntoIterator<Item = C>) -> Bytes {
     let entry = |(index, change)| wire::decode::<Entry<C>>(&header_of(index, change));
     let entries = (7..).zip(changes).map(|e| entry(e).expect("it was just written")).collect();
     let vote = Vote::new_committed(3, 1);
@@ -97,7 +97,7 @@ pub fn append<C: Logged>(changes: impl IntoIterator<Item = C>) -> Bytes {
 
 fn back<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let value: T = wire::decode(bytes).ok()?;
-    // Maps and sets put their keys in order: what is written is read again to the same bytes.
+    // Maps and sets encode their keys in order, so encoding again gives the same bytes.
     let written = wire::encode(&value).expect("what was read can be written");
     let again: T = wire::decode(&written).expect("what was written can be read");
     assert_eq!(wire::encode(&again).expect("likewise"), written);

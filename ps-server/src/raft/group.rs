@@ -1,10 +1,9 @@
-//! One replica of one group: what the rest of the server knows of Raft.
+//! One replica of one group: the interface of Raft for the rest of the server.
 
 use super::{
-    asleep::Sleep,
     belief::Evidence,
     checks::{Checks, Digest},
-    compaction::{Held, compact},
+    compaction::{CompactionInputs, compact},
     disk::Folder,
     image::RawImage,
     incoming::Incoming,
@@ -13,7 +12,8 @@ use super::{
     machine::{Machine, Raft},
     network::{Addresses, Connection, Network, Peers},
     replica::{GroupName, ReplicaId},
-    replicated::{Logged, StateOf},
+    replicated::{GroupState, LogChange},
+    sleep_state::Sleep,
     snapshot::SnapshotFile,
     storage::{FolderError, blocking},
 };
@@ -35,14 +35,14 @@ use std::{
 };
 use tokio::sync::{Mutex, Notify, watch};
 
-/// A proposal whose outcome is unknown or that was not taken. It may still be applied: only the replicated
-/// record of who pushed what can tell.
+/// A proposal that was refused, or whose outcome is unknown. It may still be applied: only the replicated record of
+/// the pushes can tell.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ProposeError(String);
 
 impl ProposeError {
-    /// From anything that says why.
+    /// Creates it from a reason.
     pub fn new(why: impl fmt::Display) -> Self {
         Self(why.to_string())
     }
@@ -52,56 +52,56 @@ fn uncommitted(e: &dyn fmt::Display) -> ProposeError {
     ProposeError(format!("the proposal was not committed: {e}"))
 }
 
-/// How to start a replica.
+/// Options of a replica.
 #[derive(Clone)]
 pub struct GroupOptions {
-    /// Which group.
+    /// The group.
     pub group: GroupName,
     /// This replica.
     pub me: ReplicaId,
-    /// Where its log lives; `None`: in memory only.
+    /// The folder of its log; `None`: in memory only.
     pub folder: Option<Folder>,
-    /// A follower that hears nothing for three to four times this long stands for election; one whose leader's process has
-    /// ended does not wait for that.
+    /// A follower starts an election after three to four times this long without a message. It does not wait if the
+    /// leader's process has ended.
     pub election: Duration,
-    /// While this replica leads and there is something new, it has the replicas hash their states this often (or
-    /// less often, so that hashing stays below a twentieth of the time); `None`: never.
+    /// The interval of checks while this replica leads and has new entries (longer if hashing would take more than
+    /// a twentieth of the time); `None`: no checks.
     pub check_every: Option<Duration>,
 }
 
 /// A handle to one replica. Cheap to clone.
 #[derive(Clone)]
-pub struct Group<C: Logged> {
+pub struct Group<C: LogChange> {
     pub(super) raft: Raft<C>,
     pub(super) me: ReplicaId,
     pub(super) name: GroupName,
     pub(super) election: Duration,
-    pub(super) state: Arc<StateOf<C>>,
+    pub(super) state: Arc<GroupState<C>>,
     pub(super) leadership: watch::Receiver<Leadership>,
     log: ReplicaLog<C>,
     file: Option<Arc<SnapshotFile>>,
     installed: Arc<AtomicU64>,
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
-    /// What has come in is being installed.
+    /// A received snapshot is being installed.
     pub(super) installing: Arc<AtomicBool>,
     checks: Checks,
     pub(super) sleep: Arc<Sleep>,
     pub(super) evidence: Arc<Evidence>,
     pub(super) network: Network,
-    /// Why it was stopped from outside.
+    /// Why the server stopped it.
     failed: Arc<OnceLock<String>>,
-    /// Whether it may stand for election.
+    /// Whether it may start elections.
     pub(super) stands: Arc<AtomicBool>,
     pub(super) handed_over: Arc<Mutex<Option<Instant>>>,
-    /// Replicas that are members as others say, where the own log does not know it yet.
+    /// Replicas that the control plane names as members; its own log may not know them yet.
     trusted: Arc<parking_lot::RwLock<BTreeSet<ReplicaId>>>,
 }
 
-impl<C: Logged> Group<C> {
-    /// Starts the replica, from what its folder holds.
+impl<C: LogChange> Group<C> {
+    /// Starts the replica from its folder.
     pub async fn start(
         options: GroupOptions,
-        state: Arc<StateOf<C>>,
+        state: Arc<GroupState<C>>,
         peers: Arc<Peers>,
     ) -> Result<Self, FolderError> {
         let election = options.election.as_millis() as u64;
@@ -114,11 +114,11 @@ impl<C: Logged> Group<C> {
             max_in_snapshot_log_to_keep: 16,
             purge_batch_size: 1,
             enable_pre_vote: Some(true),
-            // A leader that comes back must be elected again. What it had acknowledged may have been on the disks of
-            // its followers only, when it died before its own fsync: leading on in its old term, it would give the
-            // indices of those entries away a second time, and they would be lost (seen by `paraft verify ledger`).
+            // A restarted leader must be elected again. If it died before its own fsync, acknowledged entries may
+            // exist only on its followers' disks. Leading on in its old term, it would reuse their indices, and
+            // they would be lost (seen by `paraft verify ledger`).
             enable_leader_restore: Some(false),
-            // A follower is served a snapshot rather than more than this many entries; the log holds fewer.
+            // A follower further behind than this gets a snapshot; the log holds fewer entries.
             replication_lag_threshold: 1 << 20,
             ..Config::default()
         };
@@ -138,7 +138,8 @@ impl<C: Logged> Group<C> {
                 .await?;
         let installed = machine.installed();
         let sleep = Arc::new(Sleep { compact: wants_snapshot.clone(), ..Sleep::default() });
-        let held = Held { log: log.clone(), state_bytes: machine.state_bytes(), sleep: sleep.clone() };
+        let held =
+            CompactionInputs { log: log.clone(), state_bytes: machine.state_bytes(), sleep: sleep.clone() };
         let addresses = Addresses::default();
         let network =
             Network { peers, group: options.group.number, me: options.me, addresses: addresses.clone() };
@@ -176,8 +177,8 @@ impl<C: Logged> Group<C> {
         Ok(group)
     }
 
-    /// Founds the group, on one of its first members. Where another has founded it with the same members this one writes
-    /// the same first entry, and nothing is lost: a majority of them decides who leads.
+    /// Founds the group on one of its first members. If another has founded it with the same members, this one
+    /// writes the same first entry, and nothing is lost: a majority decides on the leader.
     pub async fn found(&self, members: &BTreeMap<ReplicaId, String>) -> Result<(), String> {
         let members: BTreeMap<u64, BasicNode> =
             members.iter().map(|(r, a)| (r.0, BasicNode::new(a.clone()))).collect();
@@ -189,20 +190,20 @@ impl<C: Logged> Group<C> {
         self.me
     }
 
-    /// Listens to these replicas too: the control plane knows them as members of this group, whose own log here may be old
-    /// or empty.
+    /// Accepts messages of these replicas too. The control plane knows them as members, while the own log may be
+    /// old or empty.
     pub fn trust(&self, replicas: BTreeSet<ReplicaId>) {
         if *self.trusted.read() != replicas {
             *self.trusted.write() = replicas;
         }
     }
 
-    /// Whether a replica is a member of this group, as far as is known here.
-    pub fn knows(&self, replica: ReplicaId) -> bool {
+    /// Whether a replica is a member of this group, to this replica's knowledge.
+    pub fn is_known_member(&self, replica: ReplicaId) -> bool {
         self.membership().members.contains_key(&replica) || self.trusted.read().contains(&replica)
     }
 
-    /// Follows who leads; closes when the replica shuts down.
+    /// Watches the leadership; closes when the replica shuts down.
     pub fn leadership(&self) -> watch::Receiver<Leadership> {
         self.leadership.clone()
     }
@@ -215,17 +216,17 @@ impl<C: Logged> Group<C> {
         m.membership_config.get_node(&leader).map(|n| n.addr.clone())
     }
 
-    /// What the log holds.
+    /// The size of the log.
     pub fn log_size(&self) -> LogSize {
         self.log.size()
     }
 
-    /// Says what of the log is in memory, also when this replica has ended.
+    /// Returns a function for the log's bytes in memory, which also works after this replica has ended.
     pub fn log_in_memory(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
         self.log.in_memory()
     }
 
-    /// Snapshots of other replicas that this process has installed.
+    /// Number of other replicas' snapshots that this process has installed.
     pub fn snapshots_installed(&self) -> u64 {
         self.installed.load(Relaxed)
     }
@@ -238,18 +239,18 @@ impl<C: Logged> Group<C> {
         let metrics = self.raft.metrics();
         let m = metrics.borrow_watched();
         let stopped = m.running_state.as_ref().err().map(|e| e.to_string());
-        // A task that panicked has not said so.
+        // A task that panicked leaves no reason.
         let ended = self.leadership.borrow().role == Role::Stopped;
         stopped.or_else(|| ended.then(|| "its task has ended; the server's log may say why".into()))
     }
 
-    /// Whether it was stopped from outside, because it must not go on.
+    /// Whether the server stopped it because it must not continue.
     pub fn was_failed(&self) -> bool {
         self.failed.get().is_some()
     }
 
-    /// Proposes; calls are applied in the order they were made. The inner future gives the outcome once the
-    /// entry is applied here, which is after a majority holds it (on disk, where the log is on disk).
+    /// Proposes a change; changes are applied in the order of the calls. The inner future returns the outcome once
+    /// the entry is applied here, after a majority holds it (on disk, if the log is on disk).
     pub async fn propose(
         &self,
         change: C,
@@ -260,7 +261,7 @@ impl<C: Logged> Group<C> {
         Ok(async move {
             match done.await {
                 Ok(Ok(response)) => Ok(response.data),
-                // Raft's own words say to whom to go, which a client hears from the servers.
+                // Raft's error names the leader; clients get the leader from the servers instead.
                 Ok(Err(ClientWriteError::ForwardToLeader(_) | ClientWriteError::LogEntryDiscarded(_))) => {
                     Err(uncommitted(&"this server does not lead its group any more"))
                 }
@@ -281,23 +282,23 @@ impl<C: Logged> Group<C> {
         }
     }
 
-    /// Members beside this replica, learners too.
+    /// Number of the other members, including learners.
     pub fn others(&self) -> usize {
         let metrics = self.raft.server_metrics();
         let m = metrics.borrow_watched();
         m.membership_config.nodes().count().saturating_sub(1)
     }
 
-    /// The log index that is applied, and a copy of the state at that index.
+    /// The applied log index, and a copy of the state at it.
     pub async fn image(&self) -> Result<(u64, RawImage), ProposeError> {
-        // The copy is made at once, between two entries; the future only carries it out.
-        fn read<C: Logged>(m: &mut Machine<C>) -> futures::future::BoxFuture<'_, (u64, RawImage)> {
+        // The copy is made at once, between two entries; the future only returns it.
+        fn read<C: LogChange>(m: &mut Machine<C>) -> futures::future::BoxFuture<'_, (u64, RawImage)> {
             Box::pin(std::future::ready(m.image()))
         }
         self.raft.with_state_machine(read).await.map_err(|e| ProposeError(e.to_string()))
     }
 
-    /// Entries of the log that are not applied: not yet on a majority, or this replica is behind.
+    /// Entries of the log that are not applied: not on a majority yet, or this replica is behind.
     pub fn unapplied(&self) -> u64 {
         let metrics = self.raft.data_metrics();
         let m = metrics.borrow_watched();
@@ -305,12 +306,12 @@ impl<C: Logged> Group<C> {
         last.saturating_sub(m.last_applied.as_ref().map_or(0, |l| l.index))
     }
 
-    /// The log index that is applied.
+    /// The applied log index.
     pub fn applied_index(&self) -> u64 {
         self.raft.data_metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index)
     }
 
-    /// The digests of the latest checks, by rising index.
+    /// The digests of the latest checks, ascending by index.
     pub fn digests(&self) -> Vec<Digest> {
         self.checks.digests()
     }
@@ -318,35 +319,35 @@ impl<C: Logged> Group<C> {
     async fn check_consistency(self, every: Duration) {
         let mut leadership = self.leadership.clone();
         loop {
-            // One that sleeps is not checked.
+            // A sleeping group is not checked.
             let asleep = if self.is_asleep() { 4 } else { 1 };
             let pause = tokio::time::sleep(self.checks.pause(every) * asleep);
             tokio::select! {
                 () = pause => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
-            // An idle group is not woken up, and one replica alone has nothing to be compared with.
+            // An idle group is not woken, and a single replica has nothing to compare with.
             if leadership.borrow().leads
                 && !self.is_asleep()
                 && self.others() > 0
                 && self.applied_index() > self.checks.last()
             {
-                // It must not fall asleep over this.
+                // The group must not fall asleep meanwhile.
                 if self.ensure_awake().await.is_ok() {
-                    let _ = self.raft.client_write_ff(C::check(), None).await; // the next one will do
+                    let _ = self.raft.client_write_ff(C::check(), None).await; // the next one will succeed
                 }
             }
         }
     }
 
-    /// The way to another member, for what is not openraft's.
+    /// The connection to another member, for messages that are not openraft's.
     pub(super) fn connection(&self, member: u64) -> Option<Connection> {
         let metrics = self.raft.server_metrics();
         let m = metrics.borrow_watched();
         Some(self.network.connection(member, m.membership_config.get_node(&member)?, false))
     }
 
-    /// Asks another member what is not openraft's; `None`: no answer.
+    /// Asks another member a question that is not openraft's; `None`: no answer.
     pub(super) async fn ask<Q: Serialize, A: DeserializeOwned>(
         &self,
         member: u64,
@@ -355,17 +356,21 @@ impl<C: Logged> Group<C> {
         ttl: Duration,
     ) -> Option<A> {
         let answer = self.connection(member)?.ask(call, question, ttl).await;
-        answer.inspect_err(|e| tracing::debug!(group = %self.name, member, error = %e, "no answer")).ok()
+        answer
+            .inspect_err(
+                |e| tracing::debug!(group = %self.name, member, error = %e, "a member does not answer"),
+            )
+            .ok()
     }
 
-    /// Stops the replica because it must not go on; [`Self::trouble`] says `why` from then on.
+    /// Stops a replica that must not continue; [`Self::trouble`] returns `why` from then on.
     pub async fn fail(&self, why: String) {
         tracing::error!(group = %self.name, replica = %self.me, "this replica is stopped: {why}");
         let _ = self.failed.set(why);
         self.shutdown().await;
     }
 
-    /// Stops the replica. When this returns its files are free: it can be started again, whoever still holds this handle.
+    /// Stops the replica. After that its files are free: it can be started again even while handles exist.
     pub async fn shutdown(&self) {
         let _ = self.raft.shutdown().await;
         self.log.close();
@@ -376,7 +381,7 @@ impl<C: Logged> Group<C> {
             })
             .await
         {
-            tracing::warn!(group = %self.name, error = %e, "its snapshot's file may still be written");
+            tracing::warn!(group = %self.name, error = %e, "the replica's snapshot file may still be written");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One replica of a group: what it does by itself.
+//! Tests of one replica of a group.
 
 use super::*;
 use crate::raft::{
@@ -12,7 +12,7 @@ use crate::raft::testing::{Parts, Write, group as name};
 use openraft::raft::{VoteRequest, VoteResponse};
 use paraft_common::ServerId;
 
-/// A replica alone, which leads.
+/// A single replica, which leads.
 async fn alone() -> (Group<Write>, ReplicaId) {
     let me = ReplicaId::new_incarnation(ServerId(0));
     let options = GroupOptions {
@@ -30,7 +30,7 @@ async fn alone() -> (Group<Write>, ReplicaId) {
     (group, me)
 }
 
-/// Whether the replica votes for `candidate` in `term`; an error where it does not answer to its name.
+/// Whether the replica votes for `candidate` in `term`; an error if it does not accept the name.
 async fn asked(
     group: &Group<Write>,
     name: ReplicaId,
@@ -84,7 +84,7 @@ async fn a_snapshot_that_does_not_fit_is_refused_with_its_first_piece() {
     assert_eq!(group.trouble(), None, "what it has it keeps");
 }
 
-/// Starts a replica; the tasks of one that was shut down may hold its log for a moment yet.
+/// Starts a replica; the tasks of one that was shut down may hold its log for a moment longer.
 async fn start_when_free(options: GroupOptions) -> Group<Write> {
     let began = Instant::now();
     loop {
@@ -98,7 +98,7 @@ async fn start_when_free(options: GroupOptions) -> Group<Write> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_had_it() {
+async fn replica_without_its_log_does_not_vote_under_old_name() {
     let (group, me) = alone().await;
     let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_incarnation(ServerId(1)));
     assert_eq!(before.server(), me.server());
@@ -108,11 +108,11 @@ async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
+async fn restarted_replica_does_not_vote_twice_in_a_term() {
     let dir = tempfile::tempdir().expect("a folder");
     let me = ReplicaId::new_incarnation(ServerId(0));
     let [a, b] = [1, 2].map(|s| ReplicaId::new_incarnation(ServerId(s)));
-    // Until the log of the life before is let go, which its threads do when they end.
+    // Until the previous process's threads release the log.
     let start = || async {
         let folder = Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("replica"));
         let options = GroupOptions {
@@ -138,7 +138,7 @@ async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
 async fn a_learner_that_nobody_waits_for_leaves_the_group() {
     let (group, me) = alone().await;
     let learner = ReplicaId::new_incarnation(ServerId(1));
-    group.barrier().await.expect("it leads"); // before, its first membership may not be committed
+    group.barrier().await.expect("it leads"); // earlier, its first membership may not be committed
     group.add_learner(learner, "127.0.0.1:1").await.expect("nobody needs to answer for that");
     assert!(group.membership().members.contains_key(&learner));
     let voters = BTreeSet::from([me]);
@@ -149,7 +149,7 @@ async fn a_learner_that_nobody_waits_for_leaves_the_group() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+async fn log_is_purged_by_entries_and_its_memory_is_bounded() {
     let (group, _) = alone().await;
     for _ in 0..5000u32 {
         let write = Write::new(0, Vec::new());
@@ -172,7 +172,7 @@ async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
+async fn leader_restarted_from_disk_is_elected_before_it_leads() {
     let dir = tempfile::tempdir().expect("a folder");
     let me = ReplicaId::new_incarnation(ServerId(0));
     let start = || async {
@@ -195,8 +195,8 @@ async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
     assert!(after > before, "term {after} after {before}: entries of the old term could have two contents");
 }
 
-/// A vote without the log that it was given with is a vote of somebody who has forgotten what it promised; so is a log
-/// without its vote. And a log that was cut begins where its snapshot ends, or in the middle of nothing.
+/// A vote without its log is that of a replica that has forgotten its promises; so is a log without its vote. A
+/// purged log must start where its snapshot ends.
 async fn does_not_start_without(lost: &[&str], why: &str) {
     let dir = tempfile::tempdir().expect("a folder");
     let me = ReplicaId::new_incarnation(ServerId(0));
@@ -216,7 +216,7 @@ async fn does_not_start_without(lost: &[&str], why: &str) {
     }
     group.shutdown().await;
     drop(group);
-    start_when_free(options()).await.shutdown().await; // as it was: it starts
+    start_when_free(options()).await.shutdown().await; // as it was, it starts
     for place in [&folder, &dir.path().join("log")] {
         for file in std::fs::read_dir(place).expect("a folder").flatten().map(|f| f.path()) {
             let name = file.file_name().and_then(|n| n.to_str()).expect("a name");
@@ -238,7 +238,7 @@ async fn does_not_start_without(lost: &[&str], why: &str) {
     assert!(refused.to_string().contains(why) && refused.to_string().contains("shard-0"), "{refused}");
 }
 
-/// A snapshot, and the log before it gone.
+/// Takes a snapshot and purges the log before it.
 async fn cut(group: &Group<Write>) {
     let last = || group.raft.metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index);
     let applied = async {

@@ -1,4 +1,4 @@
-//! A snapshot as Raft sees it: bytes.
+//! A snapshot in Raft's format: bytes.
 
 use bytes::Bytes;
 use paraft_common::Payload;
@@ -7,9 +7,9 @@ use xxhash_rust::xxh3::Xxh3;
 /// The whole state of a group at one log index. The parts share the live state's memory until it changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RawImage {
-    /// The small part; its owner knows the layout.
+    /// The small part, in its owner's format.
     pub head: Bytes,
-    /// The bulk: each at most a bucket.
+    /// The bulk; each part is at most a bucket.
     pub parts: Vec<Payload>,
 }
 
@@ -19,8 +19,7 @@ impl RawImage {
         self.clone().into_digest() // the parts are shared
     }
 
-    /// As [`Self::digest`], letting each part go when it is hashed: what changes meanwhile need not be copied any
-    /// more.
+    /// As [`Self::digest`], but drops each part after it is hashed, so that later changes need not copy it.
     pub fn into_digest(self) -> u64 {
         let mut hash = Xxh3::new();
         let mut add = |part: Payload| {

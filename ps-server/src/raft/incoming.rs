@@ -1,10 +1,10 @@
-//! A snapshot that a replica receives, piece by piece.
+//! A snapshot that a replica receives piece by piece.
 
 use super::types::SnapshotMeta;
 use paraft_common::Payload;
 use std::time::Instant;
 
-/// A snapshot on its way in.
+/// A partly received snapshot.
 pub(super) struct Incoming {
     pub last: Instant,
     pub image: u64,
@@ -15,7 +15,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Payload bytes that are held.
+    /// Payload bytes received so far.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|p| p.len() as u64).sum()
     }

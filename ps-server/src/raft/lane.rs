@@ -1,4 +1,5 @@
-//! A stream of appends over a lane: a connection of its own for each follower of a group, for as long as there is something to send.
+//! A stream of appends over a lane: a separate connection per follower of a group, open while there are appends to
+//! send.
 
 use futures::{FutureExt, Stream, StreamExt, stream};
 use paraft_lanes::{LaneError, Pool, Purpose, Receiver, send, shared::over_tcp};
@@ -7,10 +8,10 @@ use paraft_tls::{Access, Wire, access::Expected};
 use std::{task::Poll, time::Duration};
 use tonic::Status;
 
-/// Until a server has taken a connection, and said that it is a lane.
+/// Timeout until a server has accepted a connection and confirmed the lane.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Makes a connection to a server, and begins a lane on it.
+/// Connects to a server, and starts a lane on the connection.
 pub(super) async fn dial(address: &str, access: &Access) -> Result<Wire, LaneError> {
     let begins = async {
         let mut socket = access.dial(address, &Expected::SERVER).await?;
@@ -20,20 +21,20 @@ pub(super) async fn dial(address: &str, access: &Access) -> Result<Wire, LaneErr
     tokio::time::timeout(DIAL_TIMEOUT, begins).await.unwrap_or(Err(LaneError::Silent(DIAL_TIMEOUT)))
 }
 
-/// Sends these requests for as long as somebody waits for their answers, until `is_over`. A refusal of the other side, which ends
-/// the lane, is an error.
+/// Sends these requests while their answers are consumed, until `is_over`. A refusal of the other side ends the
+/// lane and is an error.
 pub(super) fn carry(
     socket: Wire,
     requests: impl Stream<Item = WithBulk<PeerRequest>> + Send + Unpin + 'static,
     is_over: impl Fn() -> bool + Send + 'static,
 ) -> Incoming<PeerReply> {
     let (read, write) = over_tcp(socket);
-    // Closed as a whole, when the last answer is here: what lies between may not know connections that are closed by half.
+    // Closed as a whole after the last answer: middleboxes may not support half-closed connections.
     let mut sends = Box::pin(send(write, None, requests.chain(stream::pending())));
     let mut replies = Receiver::<PeerReply>::new(read, limits::MAX_MESSAGE_BYTES, Pool::new(0));
     let mut broken = false;
     Incoming::of(stream::poll_fn(move |cx| {
-        // One task does both. What breaks the sending ends the replies as well.
+        // One task does both. An error while sending ends the replies too.
         broken = broken || sends.poll_unpin(cx).is_ready();
         if is_over() {
             return Poll::Ready(None);

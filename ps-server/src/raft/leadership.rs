@@ -1,29 +1,29 @@
-//! Who leads a group, and who of it is behind: what a replica's metrics say.
+//! A replica's metrics: the leader of its group, and the members that are behind.
 
 use super::{
     machine::Raft,
     replica::{GroupName, ReplicaId},
-    replicated::Logged,
+    replicated::LogChange,
 };
 use openraft::{ServerState, async_runtime::WatchReceiver, errors::Fatal};
 use paraft_common::ServerId;
 use std::collections::BTreeSet;
 use tokio::sync::watch;
 
-/// Who leads a group, as this replica knows it.
+/// The leader of a group, to this replica's knowledge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leadership {
     /// The Raft term.
     pub term: u64,
     /// The leader's server, if one is known.
     pub leader: Option<ServerId>,
-    /// It is this replica.
+    /// This replica leads.
     pub leads: bool,
-    /// leader, follower, candidate or learner.
+    /// Leader, follower, candidate or learner.
     pub role: Role,
 }
 
-/// A replica's part.
+/// A replica's role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Role {
@@ -32,12 +32,12 @@ pub enum Role {
     Candidate,
     #[default]
     Learner,
-    /// Its storage failed, or it was told to stop.
+    /// Its storage failed, or the server stopped it.
     Stopped,
 }
 
 impl Role {
-    /// The word in status and metrics.
+    /// The name in status and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Role::Leader => "leader",
@@ -49,24 +49,28 @@ impl Role {
     }
 }
 
-/// Who lacks so few entries has caught up: they are on their way.
-const NEARLY: u64 = 64;
+/// A member that lacks at most this many entries has caught up: they are in flight.
+const CAUGHT_UP_ENTRIES: u64 = 64;
 
-/// Those who lack more than a few of the entries that are applied here, or anything of what was there when the membership
-/// was last changed (when they were taken in, say); who was never reached lacks it. Nobody, where this replica does not
-/// lead. Both indices are of the same moment: reports of two servers are not, and under load that alone is many entries.
-pub(super) fn behind<C: Logged>(raft: &Raft<C>) -> BTreeSet<ReplicaId> {
+/// The members that lack more than a few of the entries applied here, or any entry from before the last change of
+/// membership (when they were added, say); a member that was never reached lacks it. Empty if this replica does not
+/// lead. Both indices are from one moment: reports of two servers are not, and under load that alone makes many
+/// entries.
+pub(super) fn behind<C: LogChange>(raft: &Raft<C>) -> BTreeSet<ReplicaId> {
     let metrics = raft.metrics();
     let m = metrics.borrow_watched();
     let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
     let since = m.membership_config.log_id().as_ref().map_or(0, |l| l.index);
     let all = m.replication.iter().flatten();
-    let has = |matched: &u64| matched + NEARLY >= applied && *matched >= since;
+    let has = |matched: &u64| matched + CAUGHT_UP_ENTRIES >= applied && *matched >= since;
     let behind = all.filter(|(_, matched)| !matched.as_ref().map(|l| l.index).is_some_and(|l| has(&l)));
     behind.map(|(id, _)| ReplicaId(*id)).collect()
 }
 
-pub(super) fn watch_leadership<C: Logged>(raft: &Raft<C>, group: GroupName) -> watch::Receiver<Leadership> {
+pub(super) fn watch_leadership<C: LogChange>(
+    raft: &Raft<C>,
+    group: GroupName,
+) -> watch::Receiver<Leadership> {
     let mut metrics = raft.server_metrics();
     let (tx, rx) = watch::channel(Leadership::default());
     let raft = raft.clone();

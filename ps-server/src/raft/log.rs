@@ -1,7 +1,7 @@
-//! The log of one replica: in memory, and where the job wants it also on disk.
+//! The log of one replica: in memory and, if the job requires it, also on disk.
 //!
-//! On disk it comes back after a crash with everything that was acknowledged; in memory a crash costs this replica's
-//! copy (an entry is acknowledged when a majority holds it, so it survives the loss of any minority).
+//! A log on disk survives a crash with everything that was acknowledged. For a log in memory, a crash loses this
+//! replica's copy (an entry is acknowledged when a majority holds it, so it survives the loss of any minority).
 //!
 //! ```text
 //!  purged │ ◀─────────────────── on disk ───────────────────▶
@@ -9,14 +9,14 @@
 //!         │  applied long ago │ the last RECENT_BYTES │ not durable yet
 //! ```
 //!
-//! A log on disk keeps only its end in memory: what is not durable, what is not applied, and what a follower is likely to
-//! ask for. The rest is read back when a follower that is behind needs it, or this replica itself after a start. A log
-//! in memory keeps everything until it is purged.
+//! A log on disk keeps only its end in memory: entries that are not durable, not applied, or likely to be requested
+//! by a follower. The rest is read back when a follower that is behind needs it, or this replica after a start. A
+//! log in memory keeps everything until it is purged.
 
 use super::{
     disk::Folder,
     disk_log::DiskLog,
-    replicated::Logged,
+    replicated::LogChange,
     storage::FolderError,
     types::{Entry, LogId, Types, Vote},
 };
@@ -34,30 +34,28 @@ use std::{
     sync::Arc,
 };
 
-/// AppendEntries carries at most this many payload bytes, or one entry: openraft bounds messages by entries
-/// only, and a follower buffers many messages.
+/// Maximum payload of an AppendEntries message, or one entry: openraft bounds messages only by entries, and a
+/// follower buffers many messages.
 const MAX_APPEND_BYTES: usize = 1 << 20;
-/// What is applied is read in parts of so many bytes: as many buckets as are applied together.
+/// Entries to apply are read in parts of this many bytes: as many buckets as are applied together.
 const MAX_APPLY_BYTES: usize = 16 << 20;
-/// Of entries that are on disk and applied, so many bytes stay in memory: a follower that is only a little behind costs
-/// no reads.
+/// Bytes of durable, applied entries that stay in memory: a follower that is only a little behind causes no reads.
 const RECENT_BYTES: usize = 64 << 20;
-/// Entries that are on disk and not applied stay in memory up to so many bytes; beyond, applying has fallen behind so far
-/// that it reads them back.
+/// Bytes of durable, unapplied entries that stay in memory. If applying falls further behind, it reads them back.
 const UNAPPLIED_BYTES: usize = 256 << 20;
 
-pub struct ReplicaLog<C: Logged> {
+pub struct ReplicaLog<C: LogChange> {
     inner: Arc<Mutex<Inner<C>>>,
     disk: Option<Arc<DiskLog>>,
 }
 
-impl<C: Logged> Clone for ReplicaLog<C> {
+impl<C: LogChange> Clone for ReplicaLog<C> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), disk: self.disk.clone() }
     }
 }
 
-impl<C: Logged> Default for ReplicaLog<C> {
+impl<C: LogChange> Default for ReplicaLog<C> {
     fn default() -> Self {
         let inner = Inner {
             vote: None,
@@ -72,7 +70,7 @@ impl<C: Logged> Default for ReplicaLog<C> {
     }
 }
 
-/// What a log holds.
+/// The size of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSize {
     /// Entries that are not purged.
@@ -83,22 +81,22 @@ pub struct LogSize {
     pub in_memory: u64,
 }
 
-struct Inner<C: Logged> {
+struct Inner<C: LogChange> {
     vote: Option<Vote>,
-    /// Of the last entry, in memory or not.
+    /// The id of the last entry, in memory or not.
     last: Option<LogId>,
-    /// The log's end: nothing is missing between its entries, nor after them.
+    /// The end of the log: contiguous up to the last entry.
     entries: BTreeMap<u64, Entry<C>>,
-    /// Of `entries`.
+    /// Bytes of `entries`.
     bytes: usize,
     purged: Option<LogId>,
-    /// Entries below are on disk.
+    /// Entries below this index are on disk.
     durable: u64,
-    /// Entries below are applied.
+    /// Entries below this index are applied.
     applied: u64,
 }
 
-impl<C: Logged> Inner<C> {
+impl<C: LogChange> Inner<C> {
     fn insert(&mut self, entry: Entry<C>) {
         self.last = Some(entry.log_id);
         self.bytes += payload_bytes(&entry);
@@ -111,7 +109,7 @@ impl<C: Logged> Inner<C> {
         self.bytes -= gone.values().map(payload_bytes).sum::<usize>();
     }
 
-    /// The entries that need not stay in memory.
+    /// Removes the entries that need not stay in memory.
     fn evict(&mut self) -> Vec<Entry<C>> {
         let mut gone = Vec::new();
         while let Some(first) = self.entries.first_entry() {
@@ -128,8 +126,8 @@ impl<C: Logged> Inner<C> {
     }
 }
 
-/// Lets entries go that are on disk. Megabytes: freed outside the lock.
-fn evict<C: Logged>(inner: &Mutex<Inner<C>>, note: impl FnOnce(&mut Inner<C>)) {
+/// Removes durable entries from memory. They are megabytes, so they are freed outside the lock.
+fn evict<C: LogChange>(inner: &Mutex<Inner<C>>, note: impl FnOnce(&mut Inner<C>)) {
     let gone = {
         let mut inner = inner.lock();
         note(&mut inner);
@@ -138,14 +136,14 @@ fn evict<C: Logged>(inner: &Mutex<Inner<C>>, note: impl FnOnce(&mut Inner<C>)) {
     drop(gone);
 }
 
-impl<C: Logged> ReplicaLog<C> {
-    /// The log in `folder`, with what it holds.
+impl<C: LogChange> ReplicaLog<C> {
+    /// Opens the log in `folder` with its entries.
     pub fn open(folder: &Folder) -> Result<Self, FolderError> {
         let this = Self::default();
         let mut inner = this.inner.lock();
         let (log, found) = folder.open_log(&mut |entry| {
             inner.durable = entry.log_id.index + 1;
-            // Nothing is applied, but it will be some time before anything is: it is read back then.
+            // Nothing is applied yet, but that will take some time: the entries are read back then.
             inner.applied = inner.durable;
             inner.insert(entry);
             inner.evict();
@@ -156,14 +154,14 @@ impl<C: Logged> ReplicaLog<C> {
         Ok(Self { disk: Some(Arc::new(disk)), ..this })
     }
 
-    /// Gives back what it has open on disk, in all clones; whatever comes later fails.
+    /// Closes its files, for all clones; later calls fail.
     pub fn close(&self) {
         if let Some(disk) = &self.disk {
             disk.close();
         }
     }
 
-    /// What it holds.
+    /// The log's size.
     pub fn size(&self) -> LogSize {
         let (entries, in_memory) = {
             let inner = self.inner.lock();
@@ -173,13 +171,13 @@ impl<C: Logged> ReplicaLog<C> {
         LogSize { entries, bytes, in_memory }
     }
 
-    /// Says what of it is in memory, without keeping it there.
+    /// Returns a function for the bytes in memory; it does not keep the log alive.
     pub fn in_memory(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
         let inner = Arc::downgrade(&self.inner);
         move || inner.upgrade().map_or(0, |inner| inner.lock().bytes as u64)
     }
 
-    /// The entry at `index`, and all before it, are applied.
+    /// Records that all entries up to `index` are applied.
     pub fn applied(&self, index: u64) {
         match &self.disk {
             Some(_) => evict(&self.inner, |inner| inner.applied = index + 1),
@@ -187,7 +185,7 @@ impl<C: Logged> ReplicaLog<C> {
         }
     }
 
-    /// Entries of `range`, from its beginning on: up to `most` bytes, or one. Those that are not there (purged, not
+    /// The entries of `range` from its start: up to `most` bytes, or one entry. Missing ones (purged or not
     /// written) are left out.
     async fn get(&self, range: Range<u64>, most: usize) -> Result<Vec<Entry<C>>, io::Error> {
         let mut found = Vec::new();
@@ -205,7 +203,8 @@ impl<C: Logged> ReplicaLog<C> {
         let end = before.end;
         found.extend(disk.read(before, most as u64).await?);
         let bytes: usize = found.iter().map(payload_bytes).sum();
-        // What was in memory above: of what has left it meanwhile nothing is given, so that there is no hole.
+        // The end was in memory above. Entries that were evicted meanwhile are omitted with their successors, so
+        // there is no gap.
         if bytes < most && found.last().is_some_and(|e| e.log_id.index + 1 == end) && end < range.end {
             let inner = self.inner.lock();
             if inner.entries.first_key_value().is_some_and(|(first, _)| *first <= end) {
@@ -216,7 +215,7 @@ impl<C: Logged> ReplicaLog<C> {
     }
 }
 
-impl<C: Logged> Inner<C> {
+impl<C: LogChange> Inner<C> {
     /// Entries in memory: up to `most` bytes, or one.
     fn up_to(&self, range: Range<u64>, most: usize) -> Vec<Entry<C>> {
         let mut bytes = 0;
@@ -232,7 +231,7 @@ impl<C: Logged> Inner<C> {
     }
 }
 
-fn payload_bytes<C: Logged>(e: &Entry<C>) -> usize {
+fn payload_bytes<C: LogChange>(e: &Entry<C>) -> usize {
     match &e.payload {
         openraft::EntryPayload::Normal(p) => p.payload().len() + 256,
         _ => 256,
@@ -253,7 +252,7 @@ fn half_open(range: &impl RangeBounds<u64>) -> Range<u64> {
     start..end
 }
 
-impl<C: Logged> RaftLogReader<Types<C>> for ReplicaLog<C> {
+impl<C: LogChange> RaftLogReader<Types<C>> for ReplicaLog<C> {
     async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<Entry<C>>, io::Error>
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
@@ -261,7 +260,7 @@ impl<C: Logged> RaftLogReader<Types<C>> for ReplicaLog<C> {
         self.get(half_open(&range), usize::MAX).await
     }
 
-    /// Part by part: what is applied after a start may be as long as the log.
+    /// In parts: the entries to apply after a start may be as long as the log.
     async fn entries_stream<RB>(
         &mut self,
         range: RB,
@@ -296,7 +295,7 @@ impl<C: Logged> RaftLogReader<Types<C>> for ReplicaLog<C> {
     }
 }
 
-impl<C: Logged> RaftLogStorage<Types<C>> for ReplicaLog<C> {
+impl<C: LogChange> RaftLogStorage<Types<C>> for ReplicaLog<C> {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> Result<LogState<Types<C>>, io::Error> {
@@ -360,7 +359,7 @@ impl<C: Logged> RaftLogStorage<Types<C>> for ReplicaLog<C> {
             let kept = inner.entries.split_off(&(upto.index + 1));
             inner.purged = Some(upto);
             if inner.last.is_none_or(|last| last.index <= upto.index) {
-                inner.last = None; // nothing is left
+                inner.last = None; // the log is empty
             }
             let gone = std::mem::replace(&mut inner.entries, kept);
             inner.forget(&gone);

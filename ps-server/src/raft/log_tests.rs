@@ -1,4 +1,4 @@
-//! What a log keeps in memory, and what it gives back from the disk.
+//! Tests of the entries that a log keeps in memory, and of those that it reads back from disk.
 
 use super::*;
 use crate::raft::{testing::Write, types::Committed};
@@ -16,7 +16,7 @@ fn entry(index: u64, payload: Payload) -> Entry<Write> {
     Entry::<Write> { log_id: id(index), payload: EntryPayload::Normal(Write::new(0, payload)) }
 }
 
-/// A payload that tells its index.
+/// A payload that identifies its index.
 fn of(index: u64, bytes: usize) -> Payload {
     let mut payload = vec![index as u8; bytes];
     payload[..8].copy_from_slice(&index.to_le_bytes());
@@ -56,7 +56,7 @@ struct OnDisk {
 }
 
 impl OnDisk {
-    /// A log with entries of a mebibyte each.
+    /// A log with entries of 1 MiB each.
     async fn with(entries: Range<u64>) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let folder = Folder::new(Arc::new(RealDisk), dir.path().join("shard-0"));
@@ -106,7 +106,7 @@ async fn entries_that_are_on_disk_and_applied_do_not_stay_in_memory() {
     assert!(in_memory <= RECENT_BYTES as u64 && in_memory > RECENT_BYTES as u64 / 2, "{in_memory}");
 }
 
-/// Applying that has fallen behind (a snapshot is being written) must not fill the memory either.
+/// Slow applying (during a snapshot) must not fill the memory either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_what_is_not_applied_a_bounded_part_is_in_memory() {
     let OnDisk { _dir, log, .. } = OnDisk::with(1..301).await;
@@ -133,7 +133,7 @@ async fn who_is_behind_is_given_the_same_entries_from_the_disk() {
     let all: Vec<Entry<Write>> =
         log.entries_stream(1..101).await.try_collect().await.expect("they are there");
     assert_eq!(indices(&all), (1..101).collect::<Vec<_>>());
-    // Over the edge, and all at once.
+    // Across the boundary, and all at once.
     assert_eq!(
         indices(&log.try_get_log_entries(30..=45).await.expect("there")),
         (30..46).collect::<Vec<_>>()
@@ -149,7 +149,7 @@ async fn who_is_behind_is_given_the_same_entries_from_the_disk() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_is_opened_again_has_only_its_end_in_memory() {
     let OnDisk { _dir, folder, log } = OnDisk::with(1..121).await;
-    drop(log); // its writer ends with it
+    drop(log); // dropping it ends its writer
     let mut log = ReplicaLog::open(&folder).expect("it is whole");
     let LogSize { entries, bytes, in_memory } = log.size();
     assert_eq!((entries, bytes / MIB as u64), (120, 120));
@@ -158,7 +158,7 @@ async fn a_log_that_is_opened_again_has_only_its_end_in_memory() {
     assert_eq!((state.last_log_id, state.last_purged_log_id), (Some(id(120)), None));
     assert_eq!(indices(&log.try_get_log_entries(1..121).await.expect("there")), (1..121).collect::<Vec<_>>());
 
-    // What was never committed goes; what follows takes its place, and comes back so.
+    // Uncommitted entries are truncated; their successors replace them and are read back.
     log.truncate_after(Some(id(90))).await.expect("cut");
     assert_eq!(log.get_log_state().await.expect("known").last_log_id, Some(id(90)));
     append(&log, vec![entry(91, of(91, 100))]).await;
@@ -170,7 +170,7 @@ async fn a_log_that_is_opened_again_has_only_its_end_in_memory() {
     assert_eq!(log.size(), LogSize::default());
 }
 
-/// Readers and the writer at once: what leaves the memory while it is asked for is on the disk.
+/// Readers and the writer at once: an entry that is evicted during a read is on disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn nothing_is_missing_while_entries_leave_the_memory() {
     let OnDisk { _dir, log, .. } = OnDisk::with(1..2).await;

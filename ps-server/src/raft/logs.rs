@@ -1,8 +1,8 @@
-//! The log that all groups of a server share, and which part of it is a replica's.
+//! The log that all groups of a server share, and which part of it belongs to which replica.
 //!
-//! It lies beside the replicas' folders, is opened when it is first needed, and anew after its disk has failed. A replica's own
-//! folder says in a small file where its log lies: in the shared one, or, in a folder that was put aside, in
-//! the folder itself. From there it is taken in when the replica is next started.
+//! It lies beside the replicas' folders. It is opened when first needed, and reopened after a disk failure. A small
+//! file in a replica's folder names the place of its log: the shared log or, in a quarantined folder, the folder
+//! itself. In that case the log is imported into the shared one when the replica is next started.
 
 use paraft_store::{Disk, LogOptions, SharedLog, StoreError};
 use parking_lot::Mutex;
@@ -12,20 +12,20 @@ use std::{
     sync::Arc,
 };
 
-/// A segment of the log: purges let whole segments go.
+/// Segment size of the log: purging frees whole segments.
 const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// Where a replica's log lies.
+/// Where a replica's log is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Place {
     /// In the folder itself, under this key.
     pub own: Option<u64>,
-    /// In the shared log, under this key. Where it lies in the folder itself, what there is in the shared log is what a copy
-    /// left that did not come to its end: of no use.
+    /// In the shared log, under this key. If `own` is set too, the shared log has only an incomplete copy, which is
+    /// ignored.
     pub shared: Option<u64>,
 }
 
-/// The log of a data folder. Clones are the same.
+/// The log of a data folder. Clones share it.
 #[derive(Clone)]
 pub struct Logs {
     inner: Arc<Inner>,
@@ -38,23 +38,23 @@ struct Inner {
 }
 
 impl Logs {
-    /// Of a server's data folder; it need not exist yet.
+    /// The log of a server's data folder, which need not exist yet.
     pub fn new(disk: Arc<dyn Disk>, data: &Path) -> Self {
         Self { inner: Arc::new(Inner { disk, path: data.join("log"), open: Mutex::default() }) }
     }
 
-    /// Its disk.
+    /// The disk.
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.inner.disk
     }
 
-    /// Where it lies.
+    /// The log's path.
     pub(super) fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// The log, opened if it is not, or not any more. [`StoreError::Locked`]: another process has it, or the one that failed
-    /// has not ended quite.
+    /// The log, opened if necessary. [`StoreError::Locked`]: another process has it open, or the failed one is not
+    /// closed yet.
     pub fn get(&self) -> Result<SharedLog, StoreError> {
         let mut open = self.inner.open.lock();
         if let Some(log) = open.as_ref().filter(|log| !log.has_ended()) {
@@ -69,7 +69,7 @@ impl Logs {
         Ok(open.insert(log).clone())
     }
 
-    /// Writes what is queued and frees the folder. Whoever still has a part of it open fails from then on.
+    /// Writes everything queued and closes the log. Open parts of it fail from then on.
     pub fn close(&self) {
         let log = self.inner.open.lock().take();
         if let Some(log) = log {

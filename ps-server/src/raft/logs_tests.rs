@@ -1,4 +1,4 @@
-//! A replica's log moves between its own folder and the server's log, and is whole wherever a crash leaves it.
+//! A replica's log moves between its own folder and the server's log, and is complete after a crash at any moment.
 
 use super::*;
 use crate::{
@@ -18,7 +18,7 @@ use std::sync::mpsc;
 
 type Entry = types::Entry<Change>;
 
-/// A replica that has voted and holds 40 entries, in a folder of its own: as it is put aside.
+/// A replica that has voted and holds 40 entries, in a folder of its own: as after a quarantine.
 fn put_aside() -> ForgetfulDisk {
     let disk = ForgetfulDisk::default();
     let at = folder(&disk);
@@ -33,8 +33,8 @@ fn put_aside() -> ForgetfulDisk {
     done.recv().expect("an answer").expect("in memory");
     at.write(DataFile::Begun, &[]).expect("in memory");
     drop(log);
-    at.take_log_out().expect("copied");
-    at.leave_log().expect("left");
+    at.export_log().expect("copied");
+    at.release_log().expect("left");
     at.logs().close();
     disk
 }
@@ -43,7 +43,7 @@ fn folder(disk: &(impl Disk + Clone + 'static)) -> Folder {
     Folder::new(Arc::new(disk.clone()), "/data/shard-0")
 }
 
-/// Opens it, as a replica that is started does; closed again when this returns.
+/// Opens it as a starting replica does, and closes it on return.
 fn open(disk: &(impl Disk + Clone + 'static)) -> Result<Vec<Entry>, FolderError> {
     let mut entries = Vec::new();
     folder(disk).open_log(&mut |e| entries.push(e))?;
@@ -52,7 +52,7 @@ fn open(disk: &(impl Disk + Clone + 'static)) -> Result<Vec<Entry>, FolderError>
 
 fn look(disk: &ForgetfulDisk) -> Vec<Entry> {
     let mut entries = Vec::new();
-    folder(disk).look(&mut |e| entries.push(e)).expect("whole");
+    folder(disk).inspect(&mut |e| entries.push(e)).expect("whole");
     entries
 }
 
@@ -65,7 +65,8 @@ fn ids(entries: &[Entry]) -> Vec<(u64, Vec<u8>)> {
         .collect()
 }
 
-/// Read where it is, taken in, found in its new place, by any incarnation that a crash at any change of the disk ends.
+/// It is read in place, imported, and found in its new place, even if a crash ends any incarnation at any disk
+/// operation.
 #[test]
 fn a_log_is_taken_in_whatever_moment_a_crash_comes_at() {
     let old = put_aside();
@@ -81,7 +82,7 @@ fn a_log_is_taken_in_whatever_moment_a_crash_comes_at() {
             let memory = old.crash(Survivors::Everything);
             let disk = FaultyDisk::new(Arc::new(memory.clone()));
             disk.dead_after(Some(at));
-            let _ = open(&disk); // it dies, or ends without its mark
+            let _ = open(&disk); // it dies, or ends without its marker
             let after = memory.crash(survivors);
             let context = format!("{at} changes, {survivors:?}");
             assert_eq!(ids(&look(&after)), expected, "{context}, looked at");
@@ -90,25 +91,25 @@ fn a_log_is_taken_in_whatever_moment_a_crash_comes_at() {
             assert_eq!(ids(&look(&after)), expected, "{context}, in its place");
             let left = after.list(Path::new("/data/shard-0/log"));
             assert_eq!(left.unwrap_or_default(), Vec::<String>::new(), "{context}");
-            // Nothing is left of what did not come to its end.
+            // No incomplete copy is left.
             let log = Logs::new(Arc::new(after.clone()), Path::new("/data")).get().expect("it is whole");
             assert_eq!(log.keys().len(), 1, "{context}");
         }
     }
 }
 
-/// The log comes back from a folder that was put aside, and what a copy that was cut off left is not taken for it.
+/// A log is imported again from a quarantined folder, and an interrupted copy is not taken for it.
 #[test]
 fn a_log_is_taken_out_and_in_again() {
     let disk = put_aside();
     let expected = ids(&open(&disk).expect("taken in"));
     let at = folder(&disk);
     for _ in 0..2 {
-        at.take_log_out().expect("copied");
+        at.export_log().expect("copied");
         assert_eq!(ids(&look(&disk)), expected);
         let keys = || at.logs().get().expect("open").keys();
         assert_eq!(keys().len(), 1);
-        at.leave_log().expect("left");
+        at.release_log().expect("left");
         assert!(keys().is_empty());
         at.logs().close();
         assert_eq!(ids(&open(&disk).expect("taken in again")), expected);

@@ -1,10 +1,10 @@
-//! Hands committed entries to the state, and takes snapshots.
+//! Applies committed entries to the state, and takes snapshots.
 
 use super::{
     checks::Checks,
     image::RawImage,
     log::ReplicaLog,
-    replicated::{Logged, Outdated, StateOf},
+    replicated::{GroupState, LogChange, OutdatedMemory},
     snapshot::SnapshotFile,
     storage::FolderError,
     types::{LogId, Snapshot, SnapshotData, SnapshotMeta, StoredMembership, Types},
@@ -30,40 +30,40 @@ use tokio::{sync::Notify, time::Instant};
 pub const SNAPSHOT_ENTRIES: u64 = 4096;
 /// ...or payload bytes, at least; see [`enough_bytes`].
 pub const SNAPSHOT_BYTES: u64 = 32 << 20;
-/// A log in memory, at most.
-const MEMORY_BYTES: u64 = 256 << 20;
-/// A log in memory that no other replica reads: what is in it is of no use once it is applied, and buffers that come back
-/// soon are in the caches still, where those of a long log would be fresh pages of the kernel's.
-const LONE_BYTES: u64 = 4 << 20;
+/// Maximum size of a log in memory.
+const MAX_MEMORY_LOG_BYTES: u64 = 256 << 20;
+/// Size of a log in memory that no other replica reads: an applied entry is useless, and buffers that are reused
+/// soon are still in the caches, while a long log would need fresh pages from the kernel.
+const MAX_LONE_LOG_BYTES: u64 = 4 << 20;
 
-/// Payload bytes after which a log is compacted. A snapshot on disk writes the whole state: not more often than the log has
-/// grown by as much. A log in memory costs memory, and its compaction nothing; but a follower that is farther behind gets
+/// Payload bytes after which a log is compacted. A snapshot on disk writes the whole state, so the log must have
+/// grown by as much. A log in memory costs memory and its compaction nothing, but a follower further behind gets
 /// the whole state.
 fn enough_bytes(state_bytes: u64, on_disk: bool, alone: bool) -> u64 {
     match (on_disk, alone) {
         (true, _) => state_bytes.max(SNAPSHOT_BYTES),
-        (false, true) => LONE_BYTES,
-        (false, false) => state_bytes.clamp(SNAPSHOT_BYTES, MEMORY_BYTES),
+        (false, true) => MAX_LONE_LOG_BYTES,
+        (false, false) => state_bytes.clamp(SNAPSHOT_BYTES, MAX_MEMORY_LOG_BYTES),
     }
 }
 
-/// What may be in memory of states that changes have replaced while they are read (by the snapshot that is written, a
-/// digest, a checkpoint, pulls): so many bytes, or a sixteenth of the state where that is more. Beyond it the next changes
-/// wait, and with them the workers, as long as the readers get on.
+/// Bound on the memory of replaced state with readers (the snapshot in progress, a digest, a checkpoint, pulls):
+/// this many bytes, or a sixteenth of the state if that is more. Beyond it the next changes wait, and with them the
+/// workers, while the readers make progress.
 const OUTDATED_BYTES: u64 = 1 << 30;
-/// Readers that let nothing go for so long are not waited for: one that hangs must not stop the group.
-const READERS_PATIENCE: Duration = Duration::from_secs(2);
+/// Readers that release nothing for this long are not waited for: a hanging one must not stop the group.
+const READERS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One replica, as openraft runs it.
 pub type Raft<C> = openraft::Raft<Types<C>, Machine<C>>;
 
-pub struct Machine<C: Logged> {
-    state: Arc<StateOf<C>>,
+pub struct Machine<C: LogChange> {
+    state: Arc<GroupState<C>>,
     log: ReplicaLog<C>,
     applied: Option<LogId>,
     membership: StoredMembership,
-    /// Where snapshots are kept, for a log on disk. Without it the log is compacted all the same: a follower
-    /// that needs a snapshot gets one of that moment.
+    /// The snapshot file, for a log on disk. Without it the log is compacted all the same: a follower that needs a
+    /// snapshot gets one of that moment.
     file: Option<Arc<SnapshotFile>>,
     since_snapshot: (u64, u64),
     state_bytes: Arc<AtomicU64>,
@@ -71,14 +71,14 @@ pub struct Machine<C: Logged> {
     wants_snapshot: Arc<Notify>,
     checks: Checks,
     outdated_bytes: u64,
-    /// The readers of earlier states hang, and are not waited for until there is room again.
+    /// The readers hang, and are not waited for until there is room again.
     impatient: bool,
 }
 
-impl<C: Logged> Machine<C> {
-    /// A machine whose state is what `file` holds.
+impl<C: LogChange> Machine<C> {
+    /// Creates a machine with the state in `file`.
     pub async fn open(
-        state: Arc<StateOf<C>>,
+        state: Arc<GroupState<C>>,
         log: ReplicaLog<C>,
         file: Option<Arc<SnapshotFile>>,
         wants_snapshot: Arc<Notify>,
@@ -111,17 +111,17 @@ impl<C: Logged> Machine<C> {
         Ok(machine)
     }
 
-    /// The state's size; shared with who decides when the log is compacted.
+    /// The state's size; shared with the compaction.
     pub fn state_bytes(&self) -> Arc<AtomicU64> {
         self.state_bytes.clone()
     }
 
-    /// Snapshots of other replicas that were installed.
+    /// Number of other replicas' snapshots that were installed.
     pub fn installed(&self) -> Arc<AtomicU64> {
         self.installed.clone()
     }
 
-    /// What is applied, and a copy of the state at that point.
+    /// The applied id, and a copy of the state at it.
     pub fn image(&self) -> (u64, RawImage) {
         (self.applied.as_ref().map_or(0, |l| l.index), self.state.image())
     }
@@ -135,17 +135,17 @@ impl<C: Logged> Machine<C> {
     }
 }
 
-/// The snapshot is taken when the builder is made, between two entries; building writes it where it must outlive
-/// the process.
+/// The snapshot is taken when the builder is created, between two entries; building writes it to disk if it must
+/// outlive the process.
 pub struct Builder {
     meta: SnapshotMeta,
-    /// Until it is written.
+    /// The image, until it is written.
     image: RawImage,
     order: Vec<u32>,
     file: Option<Arc<SnapshotFile>>,
 }
 
-impl<C: Logged> RaftSnapshotBuilder<Types<C>> for Builder {
+impl<C: LogChange> RaftSnapshotBuilder<Types<C>> for Builder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
@@ -154,21 +154,21 @@ impl<C: Logged> RaftSnapshotBuilder<Types<C>> for Builder {
             let order = std::mem::take(&mut self.order);
             file.write(self.meta.clone(), head, parts, order).await?;
         }
-        // openraft looks at the meta only; a follower that needs a snapshot gets one of that moment.
+        // openraft reads only the meta; a follower that needs a snapshot gets one of that moment.
         Ok(Snapshot { meta: self.meta.clone(), snapshot: SnapshotData::default() })
     }
 }
 
-/// Entries that are applied together, at most: their outcomes wait for the last of them.
+/// Maximum of entries that are applied together: their outcomes wait for the last of them.
 const MAX_RUN: usize = 16;
 
-/// Changes that are applied together, and who waits for what they give.
-struct Run<C: Logged> {
+/// Changes that are applied together, and the receivers of their outcomes.
+struct Run<C: LogChange> {
     changes: Vec<C>,
     waiting: Vec<(LogId, Option<Responder<C>>)>,
 }
 
-impl<C: Logged> Default for Run<C> {
+impl<C: LogChange> Default for Run<C> {
     fn default() -> Self {
         Self { changes: Vec::new(), waiting: Vec::new() }
     }
@@ -176,11 +176,11 @@ impl<C: Logged> Default for Run<C> {
 
 type Responder<C> = openraft::storage::ApplyResponder<Types<C>>;
 
-impl<C: Logged> Machine<C> {
-    /// Returns when another run may replace what somebody still reads.
+impl<C: LogChange> Machine<C> {
+    /// Returns when another run may replace state that readers hold.
     async fn room(&mut self) {
         let most = self.outdated_bytes.max(self.state.bytes() / 16);
-        let (mut last, mut since) = (Outdated { bytes: u64::MAX, read: 0 }, Instant::now());
+        let (mut last, mut since) = (OutdatedMemory { bytes: u64::MAX, read: 0 }, Instant::now());
         loop {
             let outdated = self.state.outdated(most);
             if outdated.bytes <= most {
@@ -191,15 +191,18 @@ impl<C: Logged> Machine<C> {
             }
             if outdated.bytes < last.bytes || outdated.read != last.read {
                 (last, since) = (outdated, Instant::now());
-            } else if since.elapsed() >= READERS_PATIENCE {
-                tracing::warn!(outdated.bytes, "whoever reads an earlier state does not get on: not waiting");
+            } else if since.elapsed() >= READERS_TIMEOUT {
+                tracing::warn!(
+                    outdated.bytes,
+                    "readers of earlier states make no progress; updates no longer wait for them"
+                );
                 self.impatient = true;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// On an error the replica ends: openraft stops it, and says why in its metrics.
+    /// An error ends the replica: openraft stops it, and its metrics contain the reason.
     async fn apply_run(&mut self, run: &mut Run<C>) -> Result<(), io::Error> {
         if run.changes.is_empty() {
             return Ok(());
@@ -226,7 +229,7 @@ impl<C: Logged> Machine<C> {
     }
 }
 
-impl<C: Logged> RaftStateMachine<Types<C>> for Machine<C> {
+impl<C: LogChange> RaftStateMachine<Types<C>> for Machine<C> {
     type SnapshotData = SnapshotData;
     type SnapshotBuilder = Builder;
 
@@ -238,7 +241,7 @@ impl<C: Logged> RaftStateMachine<Types<C>> for Machine<C> {
     where
         S: Stream<Item = Result<EntryResponder<Types<C>>, io::Error>> + Unpin + OptionalSend,
     {
-        // What is committed and here already is applied together, so that it can use the cores.
+        // Committed entries that are available are applied together, so that they can use several cores.
         let mut entries = entries.ready_chunks(MAX_RUN);
         while let Some(items) = entries.next().await {
             self.room().await;
@@ -288,7 +291,7 @@ impl<C: Logged> RaftStateMachine<Types<C>> for Machine<C> {
         if let Some(file) = &self.file {
             file.write(meta.clone(), image.head.clone(), image.parts.clone(), Vec::new()).await?;
         }
-        // Nobody else has it as a rule; then each part goes as its values are taken over.
+        // Usually the image is not shared; then each part is freed once its values are installed.
         let RawImage { head, parts } = Arc::try_unwrap(image).unwrap_or_else(|shared| (*shared).clone());
         let (state, bytes) = (self.state.clone(), parts.iter().map(|p| p.len() as u64).sum());
         if let Some(last) = &meta.last_log_id {
@@ -309,7 +312,7 @@ impl<C: Logged> RaftStateMachine<Types<C>> for Machine<C> {
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        // What is on disk is in the state already.
+        // The state already contains the snapshot on disk.
         Ok(self.applied.is_some().then(|| self.snapshot()))
     }
 }

@@ -1,4 +1,4 @@
-//! How much memory a snapshot and its readers take while the state changes.
+//! Memory of a snapshot and its readers while the state changes.
 
 use super::{super::disk::Folder, *};
 use crate::raft::{
@@ -30,9 +30,9 @@ async fn apply(machine: &mut Machine<Write>, entries: Vec<(Entry<Write>, Option<
     machine.apply(entries).await.expect("applied");
 }
 
-/// One part may be copied here, and this is the second.
+/// The limit allows one copied part; this is the second.
 #[tokio::test(start_paused = true)]
-async fn updates_wait_while_a_reader_that_gets_on_holds_what_they_have_replaced() {
+async fn updates_wait_for_readers_that_make_progress() {
     let state = Parts::of(PARTS, LEN);
     let mut machine = machine(state.clone()).await;
     let image = state.image();
@@ -42,15 +42,15 @@ async fn updates_wait_while_a_reader_that_gets_on_holds_what_they_have_replaced(
     let began = Instant::now();
     let reader = tokio::spawn(async move {
         for part in image.parts {
-            tokio::time::sleep(READERS_PATIENCE / 2).await;
+            tokio::time::sleep(READERS_TIMEOUT / 2).await;
             drop(part);
         }
     });
     apply(&mut machine, vec![entry(3, 2)]).await;
-    // Of a clock that only the test moves.
+    // The test alone advances this clock.
     let waited = began.elapsed();
     assert!(
-        waited >= READERS_PATIENCE / 2 && waited < READERS_PATIENCE,
+        waited >= READERS_TIMEOUT / 2 && waited < READERS_TIMEOUT,
         "until the first was let go: {waited:?}"
     );
     assert_eq!(state.writes(), 3);
@@ -70,17 +70,17 @@ async fn a_reader_that_hangs_is_waited_for_once_and_not_for_ever() {
         apply(&mut machine, vec![entry(1 + u64::from(part), part)]).await;
     }
     let waited = began.elapsed();
-    assert!(waited >= READERS_PATIENCE && waited < 2 * READERS_PATIENCE, "{waited:?}");
+    assert!(waited >= READERS_TIMEOUT && waited < 2 * READERS_TIMEOUT, "{waited:?}");
     assert_eq!(state.writes(), 5);
     drop(image);
-    // The next is waited for again.
+    // The next reader is waited for again.
     apply(&mut machine, vec![entry(6, 0)]).await;
     let _image = state.image();
     let began = Instant::now();
     for part in 1..5 {
         apply(&mut machine, vec![entry(6 + u64::from(part), part)]).await;
     }
-    assert!(began.elapsed() >= READERS_PATIENCE);
+    assert!(began.elapsed() >= READERS_TIMEOUT);
 }
 
 /// Counts itself while it lives.
@@ -98,7 +98,7 @@ impl Drop for Part {
     }
 }
 
-/// Parts of an image, and the places of those that were let go, in the order in which they were.
+/// Parts of an image, and the indices of the released ones, in order of release.
 fn counted(image: &RawImage) -> (Vec<Payload>, Arc<Mutex<Vec<usize>>>) {
     let gone = Arc::<Mutex<Vec<usize>>>::default();
     let part =
@@ -106,9 +106,9 @@ fn counted(image: &RawImage) -> (Vec<Payload>, Arc<Mutex<Vec<usize>>>) {
     (image.parts.iter().enumerate().map(part).collect(), gone)
 }
 
-/// With twelve bytes for each of a thousand million values, a second copy would not fit anywhere.
+/// A second copy of the state would not fit: it has twelve bytes for each of 10^9 values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_state_is_never_in_memory_twice_on_its_way_to_and_from_the_disk() {
+async fn state_is_never_in_memory_twice_during_snapshot_io() {
     let (state, dir) = (Parts::of(PARTS, LEN), tempfile::tempdir().expect("a folder"));
     let file = Arc::new(Folder::new(Arc::new(RealDisk), dir.path().join("shard-0")).snapshot());
     // In the middle of a step: the last three parts are written, so the fifth is next.
@@ -133,7 +133,7 @@ async fn a_state_is_never_in_memory_twice_on_its_way_to_and_from_the_disk() {
     back.install_parts(&image.head, &mut parts).expect("its own image");
     assert_eq!(back.image(), image);
 
-    // And from the file, as a replica that starts reads it.
+    // And from the file, as a starting replica reads it.
     let back = Arc::new(Parts::default());
     let log = ReplicaLog::<Write>::default();
     let mut machine = Machine::open(back.clone(), log, Some(file), Arc::default(), Checks::default())
@@ -147,7 +147,7 @@ async fn a_state_is_never_in_memory_twice_on_its_way_to_and_from_the_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_with_a_damaged_part_is_not_installed_and_its_file_is_named() {
+async fn snapshot_with_damaged_part_is_refused_naming_its_file() {
     let (state, dir) = (Parts::of(PARTS, LEN), tempfile::tempdir().expect("a folder"));
     let path = dir.path().join("shard-0");
     let file = Arc::new(Folder::new(Arc::new(RealDisk), &path).snapshot());

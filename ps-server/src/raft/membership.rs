@@ -1,11 +1,11 @@
-//! Who belongs to a group: learners and voters come and go, the leadership is handed over.
+//! The members of a group: adding and removing learners and voters, and transferring the leadership.
 
 use super::{
     group::Group,
     leadership::{Role, behind},
     network::Addresses,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
 };
 use openraft::{BasicNode, ChangeMembers, async_runtime::WatchReceiver};
 use std::{
@@ -14,29 +14,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who votes and who learns.
+/// The voters and learners of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
     /// Every member and its address.
     pub members: BTreeMap<ReplicaId, String>,
-    /// Those that vote.
+    /// The members that vote.
     pub voters: BTreeSet<ReplicaId>,
-    /// A change is under way: two sets of voters must agree, or it is not yet committed.
+    /// A change is in progress: the membership is joint, or not committed yet.
     pub changing: bool,
-    /// Where it is in the log.
+    /// Its log index.
     pub index: u64,
 }
 
-/// Between two looks at the membership. A joint one that stands for so long twice is finished by whoever leads.
-const LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// Interval between two checks of the membership. The leader finishes a joint membership that two checks have seen.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Likewise, of a group that sleeps on: as it wakes it is looked at.
-const ASLEEP_PAUSE: Duration = Duration::from_secs(20);
+/// The interval for a sleeping group; it is also checked when it wakes.
+const ASLEEP_CHECK_INTERVAL: Duration = Duration::from_secs(20);
 
-/// So many election timeouts are longer than a transfer takes, or an election where it fails.
+/// Election timeouts that a transfer may take, including an election if it fails.
 const TRANSFER_ELECTIONS: u32 = 4;
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// The effective membership.
     pub fn membership(&self) -> Membership {
         let metrics = self.raft.server_metrics();
@@ -51,13 +51,14 @@ impl<C: Logged> Group<C> {
         }
     }
 
-    /// Where this replica leads: the members that lack a few entries at most.
+    /// If this replica leads: the members that lack at most a few entries.
     pub fn caught_up(&self) -> BTreeSet<ReplicaId> {
         let behind = behind(&self.raft);
         self.membership().members.into_keys().filter(|n| !behind.contains(n)).collect()
     }
 
-    /// Makes a replica learn, without a vote, or gives a member another address; returns when the change is committed, not when it has caught up.
+    /// Adds a learner, or gives a member another address. Returns when the change is committed, not when the
+    /// learner has caught up.
     pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
         self.ensure_awake().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
@@ -67,18 +68,18 @@ impl<C: Logged> Group<C> {
                 let added = self.raft.add_learner(replica.0, node, false).await;
                 return added.map(drop).map_err(|e| e.to_string());
             }
-            Some(at) if at == address => return Ok(()), // asked twice
+            Some(at) if at == address => return Ok(()), // a repeated request
             Some(_) => {}
         }
-        // It is a member under another address: the same replica, from the same files, elsewhere.
-        tracing::info!(group = %self.name, %replica, address, "is at another address now");
+        // It is a member under another address: the same replica with the same files on another host.
+        tracing::info!(group = %self.name, %replica, address, "a member has a new address");
         let moved = ChangeMembers::SetNodes([(replica.0, node)].into());
         self.raft.change_membership(moved, true).await.map(drop).map_err(|e| e.to_string())
     }
 
-    /// Changes who votes, through joint consensus; those that no longer do leave the group. Learners stay. A leader that
-    /// is to leave hands the leadership over instead, and the next one makes the change when it is asked: the group then
-    /// has a leader all the time, where one that removes itself leaves an election behind.
+    /// Changes the voters through joint consensus; the removed ones leave the group, and learners stay. A leader
+    /// that would be removed transfers the leadership instead, and its successor makes the change on the next
+    /// request. So the group always has a leader, whereas a leader that removes itself causes an election.
     pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
         self.ensure_awake().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
@@ -91,17 +92,18 @@ impl<C: Logged> Group<C> {
         self.raft.change_membership(voters, false).await.map(drop).map_err(|e| e.to_string())
     }
 
-    /// A change of voters goes by way of a joint membership, which must be followed by another entry. A leader that loses
-    /// its lease between the two leaves the group there: nothing is lost, and nobody else can be changed. So who leads
-    /// finishes what it finds half done.
+    /// Finishes interrupted changes of voters. Such a change goes through a joint membership, which another entry
+    /// must follow. A leader that loses its lease between the two leaves the group there: nothing is lost, but no
+    /// other change is possible. So the current leader finishes it.
     ///
-    /// Besides: a member that has moved is spoken to where it is now, and half a snapshot whose sender is silent is dropped.
+    /// It also updates the addresses of members that have moved, and drops a partly received snapshot whose sender
+    /// is silent.
     pub(super) async fn look_after(self, addresses: Addresses) {
         let mut leadership = self.leadership.clone();
         let mut seen = None;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(if self.is_asleep() { ASLEEP_PAUSE } else { LOOK_PAUSE }) => {}
+                () = tokio::time::sleep(if self.is_asleep() { ASLEEP_CHECK_INTERVAL } else { CHECK_INTERVAL }) => {}
                 () = self.sleep.woken.notified() => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
@@ -110,7 +112,7 @@ impl<C: Logged> Group<C> {
                 let metrics = self.raft.server_metrics();
                 let m = metrics.borrow_watched();
                 let now = &m.membership_config;
-                addresses.are(now.nodes().map(|(id, n)| (*id, n.addr.clone())));
+                addresses.replace_all(now.nodes().map(|(id, n)| (*id, n.addr.clone())));
                 let joint = now.get_joint_config();
                 let half = joint.len() > 1 && now.log_id() == m.committed_membership_config.log_id();
                 (*now.log_id(), joint.last().filter(|_| half).cloned())
@@ -119,17 +121,17 @@ impl<C: Logged> Group<C> {
                 seen = None;
                 continue;
             };
-            // Twice the same: nobody is about to finish it.
+            // Seen twice: no leader is about to finish it.
             if seen.replace(at) == Some(at) {
-                tracing::info!(group = %self.name, ?voters, "finishing a change of voters that was broken off");
+                tracing::info!(group = %self.name, ?voters, "finishing an interrupted change of voters");
                 if let Err(e) = self.raft.change_membership(voters, false).await {
-                    tracing::debug!(group = %self.name, error = %e, "not yet");
+                    tracing::debug!(group = %self.name, error = %e, "the change of voters is not finished yet");
                 }
             }
         }
     }
 
-    /// A leader that has been removed leads on for a moment. The library's state is not made for changes by it.
+    /// A removed leader leads for a moment longer. openraft's state does not support changes by it.
     fn is_a_member(&self) -> Result<(), String> {
         match self.membership().members.contains_key(&self.me) {
             true => Ok(()),
@@ -137,8 +139,8 @@ impl<C: Logged> Group<C> {
         }
     }
 
-    /// That one of `voters` which votes already and has most of the log. `None`: none votes yet, so that none could be
-    /// elected (a single replica that is replaced, say); then the leader has to remove itself.
+    /// The voter of `voters` that already votes and has the longest log. `None`: none votes yet, so none could be
+    /// elected (when a single replica is replaced, say); then the leader must remove itself.
     fn furthest(&self, voters: &BTreeSet<ReplicaId>) -> Option<ReplicaId> {
         let now = self.membership().voters;
         let metrics = self.raft.metrics();
@@ -150,7 +152,7 @@ impl<C: Logged> Group<C> {
         voters.intersection(&now).max_by_key(has).copied()
     }
 
-    /// Makes `voters` the only members: as [`Self::set_voters`], and those that only learn leave the group too.
+    /// Makes `voters` the only members: as [`Self::set_voters`], and learners leave the group too.
     pub async fn set_members(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
         if self.membership().voters != *voters {
             self.set_voters(voters).await?;
@@ -162,7 +164,7 @@ impl<C: Logged> Group<C> {
         self.remove_learners(&learners).await
     }
 
-    /// Makes these, who only learn, leave the group.
+    /// Removes these learners from the group.
     pub async fn remove_learners(&self, learners: &BTreeSet<ReplicaId>) -> Result<(), String> {
         self.ensure_awake().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
@@ -173,8 +175,8 @@ impl<C: Logged> Group<C> {
         self.raft.change_membership(leave, false).await.map(drop).map_err(|e| e.to_string())
     }
 
-    /// Whether this replica stands for election, from now on; one that leads leads on until it hands over. Gives whether that
-    /// is new.
+    /// Sets whether this replica starts elections; a leader keeps leading until it transfers. Returns whether that
+    /// is a change.
     pub fn may_lead(&self, may: bool) -> bool {
         let new = self.stands.swap(may, Relaxed) != may;
         if new {
@@ -183,7 +185,7 @@ impl<C: Logged> Group<C> {
         new
     }
 
-    /// Hands the leadership to another voter; at most once a while, since a leader takes no proposals meanwhile.
+    /// Transfers the leadership to another voter. Rate-limited, because a leader takes no proposals meanwhile.
     pub async fn transfer(&self, to: ReplicaId) -> Result<(), String> {
         self.ensure_awake().await.map_err(|e| e.to_string())?;
         {
@@ -193,7 +195,7 @@ impl<C: Logged> Group<C> {
             }
             *last = Some(Instant::now());
         }
-        tracing::info!(group = %self.name, %to, "handing the leadership over");
+        tracing::info!(group = %self.name, %to, "transferring the leadership");
         self.raft.trigger().transfer_leader(to.0).await.map_err(|e| e.to_string())
     }
 }

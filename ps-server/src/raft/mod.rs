@@ -1,32 +1,34 @@
-//! Raft: openraft stops here, and what is replicated is not known here.
+//! Raft. Only this module uses openraft, and it does not depend on what is replicated.
 //!
-//! The rest of the server sees a [`Group`]: propose in order, learn the outcome, know who leads, wait until
-//! everything before this term is applied, change who takes part. No other module names an openraft type, and
-//! nothing outside may assume that there is a local log: a proposal's outcome is all anyone gets.
+//! The rest of the server sees a [`Group`]: propose in order, get the outcome, watch the leader, wait until
+//! everything before this term is applied, change the members. No other module may use an openraft type or assume
+//! that a local log exists: the outcome of a proposal is all that it gets.
 //!
 //! - `types`: the type configuration.
 //! - `replica`: names of replicas and groups.
-//! - `log`: the log, in memory, and on disk where the job wants it.
-//! - `logs`: the log on disk that all groups of the server share. `disk_log`: one replica's part of it, of `records`.
-//! - `disk`: a replica's folder. `snapshot`: the file in it. `storage`: what goes wrong with them.
-//! - `replicated`: what a group replicates. `machine`: hands committed entries to it; snapshots.
-//! - `image`: a snapshot as bytes. `unable`: why a replica cannot go on with what it is given.
+//! - `log`: the log, in memory, and on disk if the job requires it.
+//! - `logs`: the log on disk that all groups of the server share. `disk_log`: one replica's part of it, of
+//!   `records`.
+//! - `disk`: a replica's folder. `snapshot`: the file in it. `storage`: errors of both.
+//! - `replicated`: the traits of what a group replicates. `machine`: applies committed entries; snapshots.
+//! - `image`: a snapshot as bytes. `apply_error`: why a replica cannot apply an entry or a snapshot.
 //! - `checks`: digests of the state at agreed indices.
-//! - `wire`: openraft's messages to bytes and back, payloads beside the header.
-//! - `stranger`: messages of somebody who is no member, for tests.
-//! - `replay`: the state of a replica that does not run, from its folder.
-//! - `network`: sends them to peers. `appends`: several under way to a follower; `lane`: over a connection of their own.
-//!   `received`: how it takes them.
-//! - `leadership`: who leads, and who is behind. `compaction`: when a log is shortened. `incoming`: a snapshot that is being
-//!   received. `asleep`: whether a replica sleeps. `belief`: which evidence of a leader's end it has believed.
-//! - `group`: one replica of one group: propose, follow who leads. `membership`: who belongs to it. `answers`: what it
-//!   answers its peers. `sleep`: when it sleeps, and what wakes it. `evidence`: a leader whose process has ended.
+//! - `wire`: openraft's messages to bytes and back, with payloads beside the header.
+//! - `stranger`: messages of a sender that is not a member, for tests.
+//! - `replay`: the state of a stopped replica, from its folder.
+//! - `network`: sends messages to peers. `appends`: pipelined appends to a follower; `lane`: over a separate
+//!   connection. `append_receiver`: the follower's side.
+//! - `leadership`: the leader, and members that are behind. `compaction`: when a log is purged. `incoming`: a
+//!   snapshot that is being received. `sleep_state`: whether it sleeps. `belief`: accepted evidence of a leader's end.
+//! - `group`: one replica of one group: propose, watch the leader. `membership`: its members. `answers`: its
+//!   answers to peers. `sleep`: when it sleeps, and what wakes it. `evidence`: a leader whose process has ended.
 //!
-//! No file here needs one that needs it (a test holds that): types lie below those who use them.
+//! The files have no circular dependencies (a test checks that): types are in lower modules than their users.
 
 mod answers;
+mod append_receiver;
 mod appends;
-mod asleep;
+mod apply_error;
 mod belief;
 mod checks;
 mod compaction;
@@ -46,21 +48,21 @@ mod logs;
 mod machine;
 mod membership;
 mod network;
-mod received;
 mod records;
 mod replay;
 mod replica;
 mod replicated;
 mod sleep;
+mod sleep_state;
 mod snapshot;
 mod storage;
 pub mod stranger;
 #[cfg(test)]
 mod testing;
 mod types;
-mod unable;
 mod wire;
 
+pub use apply_error::ApplyError;
 pub use checks::Digest;
 pub use disk::Folder;
 pub use evidence::ended_here;
@@ -71,9 +73,8 @@ pub use log::LogSize;
 pub use logs::Logs;
 pub use membership::Membership;
 pub use network::{Peers, channel};
-pub use replay::{Replayed, replay};
+pub use replay::{ReplayResult, replay};
 pub use replica::{GroupName, ReplicaId};
-pub use replicated::{Logged, Outdated, Replicated, StateOf};
+pub use replicated::{GroupState, LogChange, OutdatedMemory, Replicated};
 pub use storage::FolderError;
-pub use unable::Unable;
 pub use wire::WireError;

@@ -1,13 +1,13 @@
 //! Sends Raft messages to the other servers.
 //!
-//! Two channels to each peer: bulk (snapshots, and entries that go over no lane) and control (votes, heartbeats), so that a
-//! heartbeat never waits behind megabytes. Every message names the replica that is meant: one that lost its log has a new
-//! name, and does not answer for the old one.
+//! Two channels to each peer: bulk (snapshots, and entries that use no lane) and control (votes, heartbeats), so
+//! that a heartbeat never waits behind megabytes. Every message names its target replica: a replica that lost its
+//! log has a new name, and does not answer for the old one.
 
 use super::{
     image::RawImage,
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Snapshot, SnapshotData, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };
@@ -45,23 +45,23 @@ use std::{
 use tokio::sync::broadcast;
 use tonic::transport::{Channel, Endpoint};
 
-/// Pause before an error is given back. openraft backs off by itself from appends that fail one by one, as ours do; a
-/// `stream_append` of our own that failed before it took a request would make its leader spin at a whole core while one
-/// follower is down (deploy/tests/cli/hazards.rs). Votes and pieces of snapshots are tried again at once.
-pub(super) const ERROR_PAUSE: Duration = Duration::from_millis(50);
+/// Pause before an error is returned. openraft backs off from appends that fail one by one; but if our
+/// `stream_append` fails before it takes a request, the leader would spin at a whole core while one follower is
+/// down (deploy/tests/cli/hazards.rs). Votes and pieces of snapshots are retried at once.
+pub(super) const ERROR_DELAY: Duration = Duration::from_millis(50);
 
-/// Connections to the other servers. One for the whole process.
+/// The connections to the other servers, one set per process.
 pub struct Peers {
     access: Access,
     channels: Mutex<HashMap<(String, bool), Channel>>,
-    /// Addresses where gRPC is spoken and lanes are not, and since when that is known.
+    /// Addresses that support gRPC and no lanes, and since when that is known.
     http_alone: Mutex<HashMap<String, Instant>>,
-    /// Where servers have answered last. A group's membership may have an address of before: where all have moved at once,
-    /// nobody is left who could change it.
+    /// The last known address of each server. A group's membership may hold old addresses: if all members have
+    /// moved at once, no leader can update it.
     heard_at: Mutex<HashMap<ServerId, String>>,
     fleet: AtomicU64,
     began: Instant,
-    /// Servers of which a connection to this one has closed.
+    /// Servers whose connection to this one has closed.
     closings: broadcast::Sender<ServerId>,
 }
 
@@ -73,9 +73,9 @@ impl Default for Peers {
 }
 
 impl Peers {
-    /// None yet. `access` says how they are reached.
+    /// No connections yet. `access`: how to reach the servers.
     pub fn new(access: Access) -> Self {
-        let closings = broadcast::channel(CLOSINGS).0;
+        let closings = broadcast::channel(CLOSINGS_CAPACITY).0;
         Self {
             access,
             channels: Mutex::default(),
@@ -88,54 +88,54 @@ impl Peers {
     }
 }
 
-/// Connections that may close at once; of a group that has not heard of each, the leader is looked after in any case.
-const CLOSINGS: usize = 64;
+/// Connections that may close at once. If a group misses one, it still checks its leader.
+const CLOSINGS_CAPACITY: usize = 64;
 
-/// A dial that nobody refuses in this time says nothing. Longer than a host takes that is busy or far.
+/// A dial without a result in this time proves nothing. Longer than a busy or distant host takes.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a dial says of the process at an address.
+/// What a dial shows of the process at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialled {
-    /// Its host is there, and says that nobody listens.
+pub enum DialResult {
+    /// The host is up, and no process listens.
     Refused,
-    /// Somebody listens.
+    /// A process listens.
     Taken,
-    /// Neither: no answer, or no way to there.
+    /// Neither: no answer, or no route.
     Unknown,
 }
 
-async fn dial(address: &str) -> Dialled {
-    let Ok(places) = tokio::net::lookup_host(address).await else { return Dialled::Unknown };
-    let mut said = Dialled::Unknown;
+async fn dial(address: &str) -> DialResult {
+    let Ok(places) = tokio::net::lookup_host(address).await else { return DialResult::Unknown };
+    let mut said = DialResult::Unknown;
     for place in places {
         match tokio::net::TcpStream::connect(place).await {
-            Ok(_) => return Dialled::Taken,
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => said = Dialled::Refused,
-            Err(_) => return Dialled::Unknown,
+            Ok(_) => return DialResult::Taken,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => said = DialResult::Refused,
+            Err(_) => return DialResult::Unknown,
         }
     }
     said
 }
 
-/// Channels kept open: two for each server of a large fleet, and those that have left.
+/// Maximum of open channels: two for each server of a large fleet, and for those that have left.
 const MAX_CHANNELS: usize = 1024;
 
-/// Who spoke no lanes is tried again after so long, with the next stream: it may be of another release by now.
-const LANES_AGAIN: Duration = Duration::from_secs(60);
+/// A server without lanes is tried again after this long, with the next stream: it may have a newer release by now.
+const LANES_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 impl Peers {
-    /// This server belongs to a fleet now: every message says so from here on.
+    /// Sets the fleet of this server: every message names it from now on.
     pub fn belong(&self, fleet: u64) {
         self.fleet.store(fleet, Relaxed);
     }
 
-    /// The fleet, or 0.
+    /// The fleet's number, or 0.
     pub fn fleet(&self) -> u64 {
         self.fleet.load(Relaxed)
     }
 
-    /// A server of this fleet has answered at this address.
+    /// Records that a server of this fleet has answered at this address.
     pub fn is_at(&self, server: ServerId, address: &str) {
         let mut all = self.heard_at.lock();
         if all.len() >= MAX_CHANNELS {
@@ -146,36 +146,36 @@ impl Peers {
         }
     }
 
-    fn heard_at(&self, server: ServerId) -> Option<String> {
+    fn last_address(&self, server: ServerId) -> Option<String> {
         self.heard_at.lock().get(&server).cloned()
     }
 
-    /// How they are reached.
+    /// How to reach the servers.
     pub fn access(&self) -> &Access {
         &self.access
     }
 
-    /// For how long this process has run.
+    /// The uptime of this process.
     pub(super) fn runs(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// A connection from this server to here has closed.
+    /// Reports that a connection from this server has closed.
     pub fn closed(&self, server: ServerId) {
-        let _ = self.closings.send(server); // nobody may listen
+        let _ = self.closings.send(server); // there may be no receiver
     }
 
-    /// Of which servers connections close from now on.
+    /// Receives the servers whose connections close from now on.
     pub(super) fn closings(&self) -> broadcast::Receiver<ServerId> {
         self.closings.subscribe()
     }
 
     /// Whether lanes may be tried at an address.
     pub(super) fn speaks_lanes(&self, address: &str) -> bool {
-        self.http_alone.lock().get(address).is_none_or(|since| since.elapsed() >= LANES_AGAIN)
+        self.http_alone.lock().get(address).is_none_or(|since| since.elapsed() >= LANES_RETRY_DELAY)
     }
 
-    /// At this address gRPC was answered, and a lane was not, if one was tried.
+    /// Records that this address answered gRPC, and not a lane if one was tried.
     pub(super) fn speaks_http_alone(&self, address: &str) {
         if self.speaks_lanes(address) {
             let mut known = self.http_alone.lock();
@@ -201,7 +201,7 @@ impl Peers {
     }
 }
 
-/// A connection to another server, made when it is first used.
+/// A connection to another server, opened on first use.
 pub fn channel(address: &str, access: &Access) -> Result<Channel, String> {
     Ok(endpoint(address)?.connect_with_connector_lazy(access.connector()))
 }
@@ -213,21 +213,21 @@ fn endpoint(address: &str) -> Result<Endpoint, String> {
         .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
         .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
         .max_frame_size(limits::FRAME_BYTES)
-        // Without it a black-holed connection would hang until the kernel gives up.
+        // Otherwise a black-holed connection would hang until the kernel gives up.
         .http2_keep_alive_interval(Duration::from_millis(500))
         .keep_alive_timeout(Duration::from_secs(1))
-        // One that nothing is asked on says nothing: a fleet has three for each pair of servers.
+        // An idle connection needs no probes: a fleet has three for each pair of servers.
         .keep_alive_while_idle(false))
 }
 
-/// Where the members of a group are, as its membership says now. openraft keeps its streams when a member has moved; what
-/// they send next goes to the new address.
+/// The current addresses of a group's members. openraft keeps its streams when a member has moved; later messages
+/// go to the new address.
 #[derive(Clone, Default)]
 pub struct Addresses(Arc<Mutex<HashMap<u64, String>>>);
 
 impl Addresses {
-    /// These are all.
-    pub fn are(&self, all: impl Iterator<Item = (u64, String)>) {
+    /// Replaces all addresses.
+    pub fn replace_all(&self, all: impl Iterator<Item = (u64, String)>) {
         *self.0.lock() = all.collect();
     }
 
@@ -236,11 +236,11 @@ impl Addresses {
     }
 }
 
-/// Makes the connections of one group.
+/// The connection factory of one group.
 #[derive(Clone)]
 pub struct Network {
     pub peers: Arc<Peers>,
-    /// Names it.
+    /// The group's number.
     pub group: u32,
     pub me: ReplicaId,
     pub addresses: Addresses,
@@ -261,7 +261,7 @@ impl Network {
     }
 }
 
-impl<C: Logged> RaftNetworkFactory<Types<C>> for Network {
+impl<C: LogChange> RaftNetworkFactory<Types<C>> for Network {
     type Network = Connection;
 
     async fn new_client(&mut self, target: u64, node: &BasicNode) -> Connection {
@@ -273,25 +273,25 @@ impl<C: Logged> RaftNetworkFactory<Types<C>> for Network {
     }
 }
 
-/// One group's way to one peer.
+/// The connection of one group to one peer.
 pub struct Connection {
     pub(super) peers: Arc<Peers>,
     group: u32,
     me: ReplicaId,
     target: u64,
-    /// Where it was when the connection was made.
+    /// The peer's address when the connection was created.
     address: String,
     addresses: Addresses,
     bulk: bool,
-    /// The last lane that was tried was not answered.
+    /// The last lane that was tried got no answer.
     pub(super) silent: bool,
 }
 
 /// The answers to a stream of appends.
 pub(super) type Answers<'s, C> = BoxStream<'s, Result<StreamAppendResult<Types<C>>, RPCError<Types<C>>>>;
-type Opened<'s, C> = Result<Answers<'s, C>, RPCError<Types<C>>>;
+type AppendStream<'s, C> = Result<Answers<'s, C>, RPCError<Types<C>>>;
 
-/// Why a call to a peer failed; always worth a back-off, so always "unreachable" to openraft.
+/// Why a call to a peer failed. Always worth a back-off, so always "unreachable" to openraft.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
     #[error("{0}")]
@@ -305,7 +305,7 @@ pub(super) enum CallError {
 }
 
 impl Connection {
-    /// A message without its header; payloads go beside it.
+    /// A message without its header and payloads.
     pub(super) fn head(&self, kind: PeerCall) -> PeerRequest {
         PeerRequest {
             group: self.group,
@@ -318,19 +318,19 @@ impl Connection {
         }
     }
 
-    /// Where the other is now.
+    /// The peer's current address.
     pub(super) fn address(&self) -> String {
-        let heard = self.peers.heard_at(ReplicaId(self.target).server());
+        let heard = self.peers.last_address(ReplicaId(self.target).server());
         heard.or_else(|| self.addresses.of(self.target)).unwrap_or_else(|| self.address.clone())
     }
 
-    /// Whether anybody listens there, by a connection of its own that is closed at once.
-    pub(super) async fn dial(&self) -> Dialled {
+    /// Whether a process listens there, by a separate connection that is closed at once.
+    pub(super) async fn dial(&self) -> DialResult {
         let dialled = tokio::time::timeout(DIAL_TIMEOUT, dial(&self.address())).await;
-        dialled.unwrap_or(Dialled::Unknown)
+        dialled.unwrap_or(DialResult::Unknown)
     }
 
-    /// A question of ours beside openraft's messages; an error comes at once.
+    /// A question that is not openraft's; an error is returned at once.
     pub(super) async fn ask<Q: Serialize, A: DeserializeOwned>(
         &self,
         kind: PeerCall,
@@ -340,7 +340,7 @@ impl Connection {
         self.call(kind, question, Vec::new(), ttl).await.map_err(|e| e.to_string())
     }
 
-    /// A message of openraft's, which may try again at once.
+    /// A message of openraft's, which may retry at once.
     async fn paced<Q: Serialize, A: DeserializeOwned>(
         &self,
         kind: PeerCall,
@@ -350,7 +350,7 @@ impl Connection {
     ) -> Result<A, CallError> {
         let answer = self.call(kind, header, bulk, ttl).await;
         if let Err(CallError::Status(_)) = &answer {
-            tokio::time::sleep(ERROR_PAUSE).await;
+            tokio::time::sleep(ERROR_DELAY).await;
         }
         answer
     }
@@ -374,11 +374,11 @@ impl Connection {
     }
 }
 
-pub(super) fn unreachable<C: Logged>(e: CallError) -> RPCError<Types<C>> {
+pub(super) fn unreachable<C: LogChange>(e: CallError) -> RPCError<Types<C>> {
     RPCError::Unreachable(Unreachable::new(&e))
 }
 
-impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
+impl<C: LogChange> RaftNetworkV2<Types<C>> for Connection {
     type SnapshotData = SnapshotData;
 
     async fn append_entries(
@@ -387,17 +387,17 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types<C>>, RPCError<Types<C>>> {
         let payloads = wire::payloads(&rpc.entries);
-        // A megabyte on a slow link takes longer than a heartbeat's time.
+        // A megabyte on a slow link takes longer than a heartbeat's timeout.
         let ttl = option.hard_ttl().max(Duration::from_secs(5));
         self.paced(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
     }
 
-    fn stream_append<'s, S>(&'s mut self, mut input: S, _: RPCOption) -> BoxFuture<'s, Opened<'s, C>>
+    fn stream_append<'s, S>(&'s mut self, mut input: S, _: RPCOption) -> BoxFuture<'s, AppendStream<'s, C>>
     where
         S: Stream<Item = AppendEntriesRequest<Types<C>>> + OptionalSend + Unpin + 'static,
     {
         Box::pin(async move {
-            // Before anything is dialled: openraft backs off before it gives a request.
+            // Before any dial: openraft backs off before it provides a request.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
             self.appends(first, input).await.map_err(unreachable)
         })
@@ -445,15 +445,15 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
     }
 }
 
-/// The first piece: what the parts are of.
+/// The first piece: the metadata of the parts.
 pub(super) fn snapshot_head(meta: &SnapshotMeta, image: &RawImage) -> Result<Bytes, WireError> {
     let lengths: Vec<u32> = image.parts.iter().map(|p| p.len() as u32).collect();
     wire::encode(&(meta, &image.head[..], lengths))
 }
 
 impl Connection {
-    /// Piece by piece, each of at most one bucket: no second copy of the state is made. A piece that does not
-    /// arrive is tried again; a transfer that was broken off goes on where it stopped.
+    /// Sends piece by piece, each at most one bucket, without a second copy of the state. A piece that does not
+    /// arrive is retried; an interrupted transfer resumes where it stopped.
     async fn send_snapshot(&self, vote: Vote, snapshot: Snapshot, ttl: Duration) -> Result<Vote, CallError> {
         const TRIES: u32 = 5;
         let head = snapshot_head(&snapshot.meta, &snapshot.snapshot)?;

@@ -1,4 +1,4 @@
-//! A snapshot over a line that breaks and flips bytes.
+//! A snapshot over a link that breaks and flips bytes.
 
 use super::*;
 use crate::raft::{
@@ -13,21 +13,21 @@ use paraft_proto::{
 };
 use tonic::{Status, body::Body};
 
-/// What happens to a piece on its way, before it gets through.
+/// Faults of a piece before it gets through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// The connection breaks; so often.
+    /// The connection breaks, this many times.
     Broken(u32),
-    /// A byte is another.
+    /// A byte is flipped.
     Flipped,
 }
 
-/// A follower behind a bad line.
+/// A follower behind a faulty link.
 #[derive(Clone)]
 struct Line {
     follower: Group<Write>,
     faults: Arc<Mutex<HashMap<u64, Fault>>>,
-    /// Pieces that were tried, and whether they got through.
+    /// Pieces that were sent, and whether they arrived.
     tried: Arc<Mutex<Vec<(u64, bool)>>>,
 }
 
@@ -67,7 +67,7 @@ impl Line {
     }
 }
 
-/// Eight parts, each of its own.
+/// Eight different parts.
 fn state() -> Parts {
     let state = Parts::default();
     for part in 0..8u32 {
@@ -147,7 +147,7 @@ async fn a_snapshot_goes_on_at_the_piece_that_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_with_a_flipped_byte_is_refused_and_the_piece_sent_again() {
+async fn snapshot_piece_with_flipped_byte_is_resent() {
     for piece in [0, 5, 8] {
         let t = Transfer::new(&[(piece, Fault::Flipped)]).await;
         t.send().await.expect("the second try is right");
@@ -158,13 +158,13 @@ async fn a_snapshot_with_a_flipped_byte_is_refused_and_the_piece_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transfer_that_was_given_up_goes_on_where_it_stopped_when_it_is_sent_again() {
+async fn abandoned_transfer_resumes_where_it_stopped() {
     let t = Transfer::new(&[(6, Fault::Broken(5))]).await;
     t.send().await.expect_err("five tries, and no more");
     assert!(!t.arrived() && t.follower.writes() == 0, "half a snapshot is none");
     t.tried();
     t.send().await.expect("the line works again");
-    // The header says which snapshot it is; the follower says what it has of it.
+    // The header identifies the snapshot; the follower answers what it has of it.
     assert_eq!(t.tried(), [through(0..=0), through(6..=8)].concat());
     assert!(t.arrived());
 }

@@ -1,12 +1,12 @@
-//! Entries as records of a log on disk: the payload beside the header.
+//! Conversion between entries and records of a log on disk: the payload is beside the header.
 
-use super::{replicated::Logged, types::Entry, wire};
+use super::{replicated::LogChange, types::Entry, wire};
 use openraft::EntryPayload;
 use paraft_common::Payload;
 use paraft_store::Record;
 
 /// An entry as it is stored.
-pub(super) fn record_of<C: Logged>(entry: &Entry<C>) -> Result<Record, wire::WireError> {
+pub(super) fn record_of<C: LogChange>(entry: &Entry<C>) -> Result<Record, wire::WireError> {
     let payload = match &entry.payload {
         EntryPayload::Normal(change) => change.payload().clone(),
         _ => Payload::EMPTY,
@@ -14,8 +14,8 @@ pub(super) fn record_of<C: Logged>(entry: &Entry<C>) -> Result<Record, wire::Wir
     Ok(Record { index: entry.log_id.index, header: wire::encode(entry)?, payload })
 }
 
-/// And back.
-pub(super) fn entry_of<C: Logged>(record: Record) -> Result<Entry<C>, wire::WireError> {
+/// Converts a record back to its entry.
+pub(super) fn entry_of<C: LogChange>(record: Record) -> Result<Entry<C>, wire::WireError> {
     let mut entry: Entry<C> = wire::decode(&record.header)?;
     if entry.log_id.index != record.index {
         return Err(wire::WireError::new(format!(

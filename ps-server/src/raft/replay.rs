@@ -1,37 +1,41 @@
-//! The state of a replica that does not run, rebuilt from its folder: the snapshot, then the log entry by entry through
-//! the code that applied it.
+//! Rebuilds the state of a stopped replica from its folder: the snapshot, then the log entry by entry, with the
+//! code that applied it.
 
 use super::{
     checks::Digest,
     disk::Folder,
-    replicated::{Logged, StateOf},
+    replicated::{GroupState, LogChange},
     types::Entry,
 };
 use openraft::{EntryPayload, entry::RaftEntry};
 
-/// What was replayed.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Replayed {
-    /// The log index of the snapshot that the replay began with; 0: it began with nothing.
+pub struct ReplayResult {
+    /// The log index of the replayed snapshot; 0: there was none.
     pub snapshot: u64,
     /// The last entry that was applied.
     pub index: u64,
-    /// Its term.
+    /// The term of that entry.
     pub term: u64,
     /// Entries applied after the snapshot.
     pub entries: u64,
     /// The last entry in the log.
     pub end: u64,
-    /// The state's digest at the log's checks, where the replicas compared theirs, and at `index`; with the entry's
-    /// term: logs that have the same entry there are the same up to it.
+    /// The state's digest at the log's checks, where the replicas compared theirs, and at `index`, with the entry's
+    /// term: logs with the same entry there are equal up to it.
     pub digests: Vec<(u64, Digest)>,
 }
 
-/// Rebuilds `state`, which must be new, from what is in `folder`, up to and including the entry `upto`. Changes nothing
-/// on disk. The error names the file and what is wrong.
-pub fn replay<C: Logged>(folder: &Folder, state: &StateOf<C>, upto: u64) -> Result<Replayed, String> {
+/// Rebuilds `state`, which must be new, from `folder`, up to and including entry `upto`. Changes nothing on disk.
+/// The error names the file and the problem.
+pub fn replay<C: LogChange>(
+    folder: &Folder,
+    state: &GroupState<C>,
+    upto: u64,
+) -> Result<ReplayResult, String> {
     let at = folder.path().display();
-    let mut done = Replayed::default();
+    let mut done = ReplayResult::default();
     if let Some(last) = folder.snapshot_end()? {
         done.snapshot = last.index;
         if done.snapshot > upto {
@@ -45,7 +49,7 @@ pub fn replay<C: Logged>(folder: &Folder, state: &StateOf<C>, upto: u64) -> Resu
     }
     done.end = done.index;
     let mut wrong = None;
-    folder.look(&mut |entry| {
+    folder.inspect(&mut |entry| {
         done.end = entry.log_id().index;
         if wrong.is_none() {
             wrong = done.take(entry, state, upto).err();
@@ -60,9 +64,14 @@ pub fn replay<C: Logged>(folder: &Folder, state: &StateOf<C>, upto: u64) -> Resu
     Ok(done)
 }
 
-impl Replayed {
-    /// Applies the next entry of the log, unless the snapshot has it or it is beyond `upto`.
-    fn take<C: Logged>(&mut self, entry: Entry<C>, state: &StateOf<C>, upto: u64) -> Result<(), String> {
+impl ReplayResult {
+    /// Applies the next entry of the log, unless the snapshot contains it or it is beyond `upto`.
+    fn take<C: LogChange>(
+        &mut self,
+        entry: Entry<C>,
+        state: &GroupState<C>,
+        upto: u64,
+    ) -> Result<(), String> {
         let id = entry.log_id();
         if id.index <= self.snapshot && self.snapshot > 0 || id.index > upto {
             return Ok(());

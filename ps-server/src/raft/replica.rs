@@ -1,18 +1,18 @@
-//! Names: of replicas, and of groups.
+//! Names of replicas and groups.
 
 use paraft_common::ServerId;
 use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
 
-/// A replica of a group: a server, and its incarnation. A replica that loses its log is dead, whatever its server does
-/// afterwards: with the old name, a server that came back with an empty log could vote for a leader that lacks
-/// acknowledged entries. So a new incarnation gets a new name, and enters as a learner.
+/// A replica of a group: a server and its incarnation. A replica that loses its log is dead. Under its old name, a
+/// server that returns with an empty log could vote for a leader that lacks acknowledged entries. So a new
+/// incarnation gets a new name, and joins as a learner.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ReplicaId(pub u64);
 
 impl ReplicaId {
-    /// A name that this server has not used before (with the certainty of 32 random bits).
+    /// A name that this server has not used before (as certain as 32 random bits).
     pub fn new_incarnation(server: ServerId) -> Self {
         ReplicaId((server.0 << 32) | u64::from(rand::random_range(1..=u32::MAX)))
     }
@@ -35,14 +35,14 @@ impl fmt::Debug for ReplicaId {
     }
 }
 
-/// A group, as its replicas name it.
+/// The name of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupName {
-    /// To each other: no other group of the fleet has it.
+    /// For replicas: unique among the groups of the fleet.
     pub number: u32,
-    /// To people.
+    /// For people.
     pub text: Arc<str>,
-    /// Whether it may sleep: whether who comes for it wakes it.
+    /// Whether it may sleep: its requests wake it.
     pub may_sleep: bool,
 }
 

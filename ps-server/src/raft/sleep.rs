@@ -5,13 +5,14 @@
 //!  follower  awake ──its leader asks──▶ asleep ──an entry, a vote, or its leader is not reached──▶ awake
 //! ```
 //!
-//! Raft's safety does not depend on time, so sleep costs time only: a leader that sleeps may have been deposed without its
-//! knowing, so before it does anything again it has its leadership confirmed ([`Group::ensure_awake`]); a follower does not notice
-//! that its leader died, so who comes for the group wakes it, and its server looks whether the leader's is there.
+//! Raft's safety does not depend on time, so sleep costs time only. A sleeping leader may be deposed without its
+//! knowledge, so it confirms its leadership before it acts again ([`Group::ensure_awake`]). A sleeping follower
+//! does not notice that its leader died, so the next request to the group wakes it, and its server checks the
+//! leader.
 
 use super::{
     group::{Group, ProposeError},
-    replicated::Logged,
+    replicated::LogChange,
     types::{LogId, Vote},
     wire::{self, WireError},
 };
@@ -21,38 +22,39 @@ use openraft::async_runtime::WatchReceiver;
 use paraft_proto::PeerCall;
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
-/// A member that does not answer so soon does not go to sleep, or is not there.
-const TIMEOUT: Duration = Duration::from_millis(500);
+/// A member that does not answer in this time does not go to sleep, or is down.
+const SLEEP_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a log may hold that nobody needs.
-const KEPT_ASLEEP: u64 = 64 << 10;
+/// Bytes that a sleeping replica's log may keep without being needed.
+const MAX_ASLEEP_BYTES: u64 = 64 << 10;
 
-/// The state in which all members of a group go to sleep: whose leadership, and the last entry of the log.
+/// The common state with which all members go to sleep: the vote of the leadership, and the last entry of the log.
 type Level = (Vote, Option<LogId>);
 
-impl<C: Logged> Group<C> {
+impl<C: LogChange> Group<C> {
     /// Whether this replica sleeps.
     pub fn is_asleep(&self) -> bool {
         self.sleep.asleep.load(SeqCst)
     }
 
-    /// Whether this replica has slept since this was asked last: a leader that has may have been deposed without its knowing.
+    /// Whether this replica has slept since the last call: a leader may be deposed in its sleep without its
+    /// knowledge.
     pub fn has_slept(&self) -> bool {
         self.sleep.slept.swap(false, SeqCst)
     }
 
-    /// Wakes this replica: its timers run again, and where it leads, its heartbeats.
+    /// Wakes this replica: its timers run again, and its heartbeats if it leads.
     pub fn wake(&self) {
         self.sleep.activity.fetch_add(1, SeqCst);
         if self.sleep.asleep.swap(false, SeqCst) {
-            tracing::debug!(group = %self.name, replica = %self.me, "awake");
+            tracing::debug!(group = %self.name, replica = %self.me, "the replica wakes");
             self.raft.runtime_config().tick(true);
             self.sleep.woken.notify_waiters();
         }
     }
 
-    /// Returns when this replica may act: at once, where it is awake. A leader that slept has had its leadership confirmed; a
-    /// follower has told its leader that somebody is there, or stands for election itself.
+    /// Returns when this replica may act; at once if it is awake. A leader that slept has confirmed its leadership.
+    /// A follower has woken its leader, or starts an election.
     ///
     /// # Errors
     /// The leadership was not confirmed.
@@ -67,7 +69,7 @@ impl<C: Logged> Group<C> {
         }
         let leader = self.raft.server_metrics().borrow_watched().current_leader;
         let told = match leader {
-            Some(leader) => self.ask(leader, PeerCall::Wake, &(), TIMEOUT).await.unwrap_or(false),
+            Some(leader) => self.ask(leader, PeerCall::Wake, &(), SLEEP_TIMEOUT).await.unwrap_or(false),
             None => false,
         };
         if !told {
@@ -78,17 +80,17 @@ impl<C: Logged> Group<C> {
         Ok(())
     }
 
-    /// Puts the group to sleep, if this replica leads it, every member has all of its log, and nothing is asked of it
-    /// meanwhile; says whether it sleeps.
+    /// Puts the group to sleep if this replica leads it, every member has its whole log, and no request arrives
+    /// meanwhile; returns whether it sleeps.
     pub async fn sleep(&self) -> bool {
         let before = self.sleep.activity.load(SeqCst);
         let Some((level, others)) = self.level() else { return false };
-        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &level, TIMEOUT));
+        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &level, SLEEP_TIMEOUT));
         if join_all(asked).await.into_iter().any(|agreed: Option<bool>| agreed != Some(true)) {
             return false;
         }
         self.fall_asleep();
-        // Whoever came after this look finds the replica asleep and wakes it.
+        // A later request finds the replica asleep and wakes it.
         if self.sleep.activity.load(SeqCst) != before {
             self.wake();
         }
@@ -99,12 +101,12 @@ impl<C: Logged> Group<C> {
         self.sleep.slept.store(true, SeqCst);
         self.sleep.asleep.store(true, SeqCst);
         self.raft.runtime_config().tick(false);
-        // Whoever woke it between the two has turned the timers on before they were turned off.
+        // A request between the two lines has turned the timers on before they were turned off.
         match self.is_asleep() {
             true => {
-                tracing::debug!(group = %self.name, replica = %self.me, "nothing to do: asleep");
-                // Nobody has asked for its entries, and nobody will: all have them.
-                if self.log_size().bytes > KEPT_ASLEEP {
+                tracing::debug!(group = %self.name, replica = %self.me, "the idle replica sleeps");
+                // No member needs its entries any more: all have them.
+                if self.log_size().bytes > MAX_ASLEEP_BYTES {
                     self.sleep.compact.notify_one();
                 }
             }
@@ -112,7 +114,7 @@ impl<C: Logged> Group<C> {
         }
     }
 
-    /// What the group would go to sleep with, and the other members; `None`: there is something to do.
+    /// The common state for sleep, and the other members; `None`: the group is not idle.
     fn level(&self) -> Option<(Level, Vec<u64>)> {
         let metrics = self.raft.metrics();
         let m = metrics.borrow_watched();
@@ -141,7 +143,7 @@ impl<C: Logged> Group<C> {
         wire::encode(&agrees)
     }
 
-    /// Answers a member that has been asked for something: does this replica lead, and is it awake now?
+    /// Answers a member with a request: whether this replica leads, and is awake now.
     pub(super) fn answer_wake(&self) -> Result<Bytes, WireError> {
         self.wake();
         wire::encode(&self.leadership.borrow().leads)

@@ -26,15 +26,15 @@ pub struct SnapshotFile {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     dir: PathBuf,
-    /// The last entry of the snapshot that the file holds. Held while one is written: the one that is built and the one
-    /// that is installed would else write over each other.
+    /// The last entry in the file's snapshot. Locked while a snapshot is written: otherwise the built one and the
+    /// installed one could overwrite each other.
     newest: Mutex<Option<LogId>>,
     /// The replica has ended: the next one under its name writes the file.
     closed: AtomicBool,
 }
 
 impl SnapshotFile {
-    /// In a replica's folder.
+    /// The file in a replica's folder.
     pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> Self {
         Self {
             disk,
@@ -45,7 +45,7 @@ impl SnapshotFile {
         }
     }
 
-    /// Returns when nobody writes the file any more; who is about to gives up at the next part.
+    /// Returns when no write is in progress; a write in progress stops at the next part.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
         drop(self.newest.lock());
@@ -61,11 +61,10 @@ impl SnapshotFile {
         }
     }
 
-    /// Writes while the state goes on changing; durable when it returns. The parts that `order` names first are written
-    /// first, and each is let go when it is written: what changes from then on need not be copied for it.
+    /// Writes the snapshot while the state changes; it is durable on return. The parts that `order` names first are
+    /// written first, and each is released once it is written: later changes need not copy it.
     ///
-    /// One is written at a time. Where the file holds a later state by then, that stays: the log may have been purged up
-    /// to it.
+    /// One snapshot is written at a time. A later state in the file stays: the log may have been purged up to it.
     pub async fn write(
         self: &Arc<Self>,
         meta: SnapshotMeta,
@@ -100,8 +99,7 @@ impl SnapshotFile {
         .await
     }
 
-    /// Puts the stored snapshot into `state`, part by part as it is read; gives what it is of. `None` where there is
-    /// none.
+    /// Restores the stored snapshot into `state`, part by part; returns its metadata, or `None` if there is none.
     pub fn restore<S: Replicated + ?Sized>(&self, state: &S) -> Result<Option<SnapshotMeta>, FolderError> {
         let Some(mut chunks) = open_snapshot(&*self.disk, &self.path)? else { return Ok(None) };
         let (meta, head) = snapshot_head(&mut chunks, &self.path)?;
@@ -114,7 +112,7 @@ impl SnapshotFile {
             })
         });
         let installed = state.install_parts(&head, &mut parts);
-        // What was read and has its checksum is no damage, whatever the state says to it.
+        // Data with a correct checksum is not damaged, even if the state refuses it.
         installed.map_err(|e| {
             let unfit = || FolderError::passing(format!("{}: {e}", self.path.display()));
             unreadable.take().unwrap_or_else(unfit)
@@ -124,7 +122,7 @@ impl SnapshotFile {
     }
 }
 
-/// The last entry that a snapshot file holds; the bulk is not read. `None` where there is none.
+/// The last entry in a snapshot file, without reading the bulk. `None` if there is none.
 pub(super) fn snapshot_end(disk: Arc<dyn Disk>, path: &Path) -> Result<Option<LogId>, FolderError> {
     let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
     Ok(snapshot_head(&mut chunks, path)?.0.last_log_id)

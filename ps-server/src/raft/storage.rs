@@ -1,4 +1,4 @@
-//! What goes wrong with what a replica keeps on disk, and waiting for the disk.
+//! Errors of a replica's files, and waiting for the disk.
 
 use paraft_store::{StoreError, said};
 use std::{fmt, io, path::Path};
@@ -12,22 +12,22 @@ pub struct FolderError {
 }
 
 impl FolderError {
-    /// What was written is gone, or is not what was written: it will not come back by itself.
+    /// Written data is lost or changed: the error is permanent.
     pub fn damage(what: impl fmt::Display) -> Self {
         Self { what: what.to_string(), damage: true }
     }
 
-    /// Nothing is known to be wrong with what is there: it may be read later, or by another build.
+    /// The data may be intact: it may be readable later, or by another build.
     pub fn passing(what: impl fmt::Display) -> Self {
         Self { what: what.to_string(), damage: false }
     }
 
-    /// Whether it is damage.
+    /// Whether the data is damaged.
     pub fn is_damage(&self) -> bool {
         self.damage
     }
 
-    /// What the operating system has said of a file or folder.
+    /// An operating system error of a file or folder.
     pub fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |e| Self {
             what: format!("{}: {}", path.display(), said(&e)),

@@ -1,9 +1,9 @@
-//! Messages of Raft as somebody would send them who is no member: valid, and to be refused. For `paraft verify ledger` and
-//! the tests; no server sends them.
+//! Valid Raft messages of a sender that is not a member, which must be refused. For `paraft verify ledger` and the
+//! tests; no server sends them.
 
 use super::{
     replica::ReplicaId,
-    replicated::Logged,
+    replicated::LogChange,
     types::{Committed, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotPiece},
 };
@@ -12,11 +12,11 @@ use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use paraft_common::Payload;
 use paraft_proto::PeerCall;
 
-/// One of each kind, in this term, of a group whose log holds `C`: the header, and what travels beside it.
-pub fn forged<C: Logged>(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)> {
+/// One message of each kind, in this term, of a group whose log holds `C`: the header, and the payloads.
+pub fn forged<C: LogChange>(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)> {
     let last = Some(LogId::new(Committed::new(term), u64::MAX >> 8));
     let (candidate, leader) = (Vote::new(term, from.0), Vote::new_committed(term, from.0));
-    // As if the leader had asked for it: then a lease does not stand in the way.
+    // As if the leader had asked for it, so that a lease does not block the vote.
     let ask = VoteRequest::<Types<C>> { vote: candidate, last_log_id: last, leadership_transfer: true };
     let append = AppendEntriesRequest::<Types<C>> {
         vote: leader,

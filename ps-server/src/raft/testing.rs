@@ -1,6 +1,6 @@
 //! A small state for the tests of this module: parts of bytes, each written as a whole.
 
-use super::{GroupName, Logged, Outdated, RawImage, Replicated, Unable, wire};
+use super::{ApplyError, GroupName, LogChange, OutdatedMemory, RawImage, Replicated, wire};
 use bytes::Bytes;
 use paraft_common::Payload;
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ pub struct Write {
 }
 
 impl Write {
-    /// This is what the part is from now on.
+    /// A write of this content to the part.
     pub fn new(part: u32, payload: impl Into<Payload>) -> Self {
         Self { part: Some(part), payload: payload.into() }
     }
@@ -34,7 +34,7 @@ impl fmt::Display for Write {
     }
 }
 
-impl Logged for Write {
+impl LogChange for Write {
     type Outcome = u64;
 
     fn payload(&self) -> &Payload {
@@ -54,7 +54,7 @@ impl Logged for Write {
     }
 }
 
-/// A group of its own.
+/// A new group name.
 pub fn group() -> GroupName {
     GroupName { number: 0, text: "the group".into(), may_sleep: true }
 }
@@ -63,7 +63,7 @@ pub fn group() -> GroupName {
 #[derive(Default)]
 pub struct Parts {
     inner: Mutex<Inner>,
-    /// Parts of images that were let go.
+    /// Released parts of images.
     read: Arc<AtomicU64>,
     /// There is no room for any image.
     pub full: AtomicBool,
@@ -72,35 +72,35 @@ pub struct Parts {
 #[derive(Default)]
 struct Inner {
     writes: u64,
-    /// Each with the number of the write that it is of.
+    /// Each part with the number of its last write.
     parts: Vec<(u64, Arc<Vec<u8>>)>,
     replaced: Vec<Weak<Vec<u8>>>,
 }
 
-/// A part in somebody's image.
-struct Read(Arc<Vec<u8>>, Arc<AtomicU64>);
+/// A part in an image.
+struct PartReader(Arc<Vec<u8>>, Arc<AtomicU64>);
 
-impl AsRef<[u8]> for Read {
+impl AsRef<[u8]> for PartReader {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Read {
+impl Drop for PartReader {
     fn drop(&mut self) {
         self.1.fetch_add(1, Relaxed);
     }
 }
 
 impl Parts {
-    /// So many parts of so many zeros.
+    /// This many parts of this many zeros.
     pub fn of(parts: usize, bytes: usize) -> Arc<Self> {
         let state = Self::default();
         state.inner.lock().parts = (0..parts).map(|_| (0, Arc::new(vec![0; bytes]))).collect();
         Arc::new(state)
     }
 
-    /// Writes that were applied.
+    /// Number of applied writes.
     pub fn writes(&self) -> u64 {
         self.inner.lock().writes
     }
@@ -110,7 +110,7 @@ impl Replicated for Parts {
     type Change = Write;
     type Outcome = u64;
 
-    fn apply(&self, change: &Write) -> Result<u64, Unable> {
+    fn apply(&self, change: &Write) -> Result<u64, ApplyError> {
         let mut inner = self.inner.lock();
         inner.writes += 1;
         let part = change.part.ok_or("a check is nothing to apply")? as usize;
@@ -131,8 +131,9 @@ impl Replicated for Parts {
     fn image(&self) -> RawImage {
         let inner = self.inner.lock();
         let writes: Vec<u64> = inner.parts.iter().map(|(n, _)| *n).collect();
-        let read =
-            |(_, part): &(u64, Arc<Vec<u8>>)| Bytes::from_owner(Read(part.clone(), self.read.clone())).into();
+        let read = |(_, part): &(u64, Arc<Vec<u8>>)| {
+            Bytes::from_owner(PartReader(part.clone(), self.read.clone())).into()
+        };
         RawImage {
             head: wire::encode(&(inner.writes, writes)).expect("it encodes"),
             parts: inner.parts.iter().map(read).collect(),
@@ -143,7 +144,7 @@ impl Replicated for Parts {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         self.room_for(head)?;
         let (writes, of): (u64, Vec<u64>) = wire::decode(head).map_err(|e| e.to_string())?;
         let copied = parts.map(|p| p.map(|p| Arc::new(p.to_bytes().to_vec())));
@@ -156,9 +157,9 @@ impl Replicated for Parts {
         Ok(())
     }
 
-    fn room_for(&self, _: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, _: &[u8]) -> Result<(), ApplyError> {
         match self.full.load(Relaxed) {
-            true => Err(Unable::NoRoom("needs 96 GiB, 4 free".into())),
+            true => Err(ApplyError::NoRoom("needs 96 GiB, 4 free".into())),
             false => Ok(()),
         }
     }
@@ -167,7 +168,7 @@ impl Replicated for Parts {
         self.inner.lock().parts.iter().map(|(_, p)| p.len() as u64).sum()
     }
 
-    /// What was written longest ago, the last of those first.
+    /// The longest-unwritten parts first; among equals, the last first.
     fn order(&self) -> Vec<u32> {
         let inner = self.inner.lock();
         let mut order: Vec<u32> = (0..inner.parts.len() as u32).rev().collect();
@@ -175,10 +176,10 @@ impl Replicated for Parts {
         order
     }
 
-    fn outdated(&self, _: u64) -> Outdated {
+    fn outdated(&self, _: u64) -> OutdatedMemory {
         let mut inner = self.inner.lock();
         inner.replaced.retain(|part| part.strong_count() > 0);
         let bytes = inner.replaced.iter().filter_map(Weak::upgrade).map(|p| p.len() as u64).sum();
-        Outdated { bytes, read: self.read.load(Relaxed) }
+        OutdatedMemory { bytes, read: self.read.load(Relaxed) }
     }
 }

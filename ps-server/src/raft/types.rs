@@ -1,14 +1,14 @@
-//! openraft's type configuration, and the aliases that the siblings use.
+//! openraft's type configuration, and aliases for this module.
 
-use super::{image::RawImage, replicated::Logged};
+use super::{image::RawImage, replicated::LogChange};
 use openraft::{BasicNode, EntryPayload, OptionalSend, RaftTypeConfig, impls, vote::RaftLeaderId};
 use std::{cmp::Ordering, fmt, marker::PhantomData, sync::Arc};
 
-/// Changes in, what they gave out. Node ids are [`super::ReplicaId`]s. A term has one leader (openraft's default lets
-/// a term have several): who proposes may take a term for the name of a leader.
+/// The log holds changes, and applying returns their outcomes. Node ids are [`super::ReplicaId`]s. A term has one
+/// leader (openraft's default allows several), so a proposer may use the term to identify a leader.
 pub struct Types<C>(PhantomData<fn() -> C>);
 
-impl<C: Logged> RaftTypeConfig for Types<C> {
+impl<C: LogChange> RaftTypeConfig for Types<C> {
     type D = C;
     type R = C::Outcome;
     type NodeId = u64;
@@ -31,7 +31,7 @@ impl<C: Logged> RaftTypeConfig for Types<C> {
 }
 
 type LeaderId = impls::leader_id_std::LeaderId<u64, u64>;
-/// Who led when an entry was written, as far as logs go by it: the term.
+/// The leader of an entry as far as logs compare it: the term.
 pub type Committed = <LeaderId as RaftLeaderId>::Committed;
 
 pub type Entry<C> = impls::Entry<Committed, EntryPayload<C, u64, BasicNode>>;
@@ -39,11 +39,12 @@ pub type LogId = openraft::LogId<Committed>;
 pub type Vote = impls::Vote<LeaderId>;
 pub type StoredMembership = openraft::StoredMembership<Committed, u64, BasicNode>;
 pub type SnapshotMeta = openraft::storage::SnapshotMeta<Committed, u64, BasicNode>;
-/// A snapshot shares its bulk with the live state until that changes.
+/// A snapshot shares its bulk with the live state until the state changes.
 pub type SnapshotData = Arc<RawImage>;
 pub type Snapshot = openraft::storage::Snapshot<Committed, u64, BasicNode, SnapshotData>;
 
-// What openraft asks of a configuration, which has no value: derived, it would ask the same of `C`.
+// Implemented by hand: derives would require of `C` what openraft requires of the configuration, which has no
+// value.
 
 impl<C> Clone for Types<C> {
     fn clone(&self) -> Self {

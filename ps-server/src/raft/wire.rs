@@ -1,10 +1,10 @@
-//! openraft's messages to bytes and back.
+//! Encodes and decodes openraft's messages.
 //!
-//! Small things (log ids, votes, commands) are headers; the bulk travels beside them as protobuf `bytes`, so that it is
-//! never copied byte by byte.
+//! Small values (log ids, votes, commands) are headers; the bulk is sent beside them as protobuf `bytes`, so that
+//! it is never copied byte by byte.
 
 use super::{
-    replicated::Logged,
+    replicated::LogChange,
     types::{Entry, Types, Vote},
 };
 use crate::header;
@@ -13,13 +13,13 @@ use openraft::{EntryPayload, raft::AppendEntriesRequest};
 use paraft_common::Payload;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A peer's bytes that are no message.
+/// Bytes of a peer that are no valid message.
 #[derive(Debug, thiserror::Error)]
 #[error("a peer's message cannot be read: {0}")]
 pub struct WireError(String);
 
 impl WireError {
-    /// From anything that says what is wrong.
+    /// Creates it from a reason.
     pub fn new(e: impl std::fmt::Display) -> Self {
         Self(e.to_string())
     }
@@ -42,8 +42,8 @@ pub fn checksum(payload: &Payload) -> u32 {
     hasher.finalize()
 }
 
-/// The payloads of a request's entries: one for each proposal, empty ones included.
-pub fn payloads<C: Logged>(entries: &[Entry<C>]) -> Vec<Payload> {
+/// The payloads of a request's entries: one per proposal, including empty ones.
+pub fn payloads<C: LogChange>(entries: &[Entry<C>]) -> Vec<Payload> {
     entries
         .iter()
         .filter_map(
@@ -52,8 +52,8 @@ pub fn payloads<C: Logged>(entries: &[Entry<C>]) -> Vec<Payload> {
         .collect()
 }
 
-/// Puts the payloads back where serde skipped them.
-pub fn attach<C: Logged>(
+/// Restores the payloads that serde omitted.
+pub fn attach<C: LogChange>(
     request: &mut AppendEntriesRequest<Types<C>>,
     payloads: Vec<Payload>,
 ) -> Result<(), WireError> {
@@ -69,11 +69,11 @@ pub fn attach<C: Logged>(
     }
 }
 
-/// One piece of a snapshot on its way to a follower: piece 0 is the header, piece i the i-th part.
+/// One piece of a snapshot for a follower: piece 0 is the header, piece i the i-th part.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub struct SnapshotPiece {
-    /// Names the image: its header's checksum. The same image may be sent again, after a break or by another
-    /// leader, and goes on where it stopped.
+    /// Identifies the image by its header's checksum. The same image may be sent again, after a break or by another
+    /// leader, and resumes where it stopped.
     pub image: u64,
     /// Position, from 0.
     pub index: u64,
@@ -83,12 +83,12 @@ pub struct SnapshotPiece {
     pub crc: u32,
 }
 
-/// What the follower says to a piece.
+/// The follower's answer to a piece.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub enum SnapshotAnswer {
     /// It has everything before this piece.
     Next(u64),
-    /// It has everything and has installed it, or refused the sender's term: its vote.
+    /// It has installed everything, or refused the sender's term: its vote.
     Done(Vote),
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use openraft::raft::{TransferLeaderRequest, VoteRequest};
     use proptest::prelude::*;
 
-    /// Everything that a peer's bytes are ever read as.
+    /// Decodes the bytes as every type that is read from a peer.
     fn read_as_anything(bytes: &[u8]) {
         let _ = decode::<AppendEntriesRequest<Types<Write>>>(bytes);
         let _ = decode::<VoteRequest<Types<Write>>>(bytes);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_travel_beside_the_header_and_come_back_to_their_entries() {
+    fn payloads_are_reattached_to_their_entries() {
         let (request, beside) = append();
         let header = encode(&request).expect("encodes");
         assert!(!header.windows(4).any(|w| w == b"abcd"), "the bulk is not in the header");

@@ -54,7 +54,7 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
         |name: &String| -> Option<u64> { name.strip_prefix(&own)?.strip_prefix(".aside-")?.parse().ok() };
     let next = taken.iter().flatten().filter_map(number).max().unwrap_or(0) + 1;
     let name = format!("{own}.aside-{next}");
-    folder.put_aside(&name)?;
+    folder.quarantine(&name)?;
     tracing::warn!(path = %path.display(), aside = %name, "put aside; `paraft data list` shows it");
     Ok(name)
 }

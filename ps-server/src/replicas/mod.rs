@@ -19,9 +19,9 @@ use crate::{
     replicated::{Group, GroupId, Hosted},
     room::{Reserved, Room},
     shard::{
-        Observed, Shard,
+        ObservedShard, Shard,
         leader::{self, Counters, Event},
-        queued::Queued,
+        payload_queue::PayloadQueue,
         staleness::Staleness,
     },
 };
@@ -55,7 +55,7 @@ pub struct Replica {
     /// What the leader counts.
     pub counters: Arc<Counters>,
     /// What its streams may have brought that the leader has not taken.
-    pub queued: Arc<Queued>,
+    pub queued: Arc<PayloadQueue>,
     /// Names the founding of the shard's state.
     pub founding: u64,
     /// Changes with everything that is applied here; closes with the replica.
@@ -188,7 +188,7 @@ impl Replicas {
         }
         for folder in aside {
             // An incarnation of this server may have ended before.
-            if let Err(e) = blocking(move || folder.leave_log()).await {
+            if let Err(e) = blocking(move || folder.release_log()).await {
                 tracing::warn!(error = %e, "the log keeps records of a folder that was put aside");
             }
         }
@@ -351,7 +351,7 @@ impl Replicas {
         let (tell, applied) = watch::channel(());
         let staleness = Arc::new(Staleness::default());
         let (stages, state) = (self.stages.clone(), shard.clone());
-        let observed = Observed { shard: state, stages, staleness: staleness.clone(), applied: tell };
+        let observed = ObservedShard { shard: state, stages, staleness: staleness.clone(), applied: tell };
         let options = GroupOptions {
             group: GroupId::Shard(id).into(),
             me,
@@ -371,7 +371,7 @@ impl Replicas {
             founding,
             leader::random_sessions(),
         );
-        let queued = Arc::new(Queued::of_one_in(shards));
+        let queued = Arc::new(PayloadQueue::of_one_in(shards));
         let replica = Replica { shard, group, leader, counters, queued, founding, applied, folder };
         self.hosted.insert(id, replica);
         Ok(())

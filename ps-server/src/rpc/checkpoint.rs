@@ -36,7 +36,7 @@ pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequ
                 let piece = piece(id, &data, slot);
                 let next = if slot < data.slots.len() { (bucket, slot + 1) } else { (bucket + 1, 0) };
                 if next.0 > bucket {
-                    part.let_go(bucket);
+                    part.release(bucket);
                 }
                 let more = next.0 < part.buckets();
                 Some((piece, more.then_some((part, next.0, next.1))))

@@ -5,7 +5,7 @@ use crate::shard::{
     Shard,
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
-    leader::{About, Message, Reply},
+    leader::{Message, Reply, WorkerInfo},
     reads::Read,
 };
 use paraft_common::{
@@ -27,14 +27,14 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
 }
 
 /// What a worker says of itself, as much as people can look at.
-pub fn about(h: &wire::Heartbeat) -> About {
+pub fn about(h: &wire::Heartbeat) -> WorkerInfo {
     const WORD: usize = 64;
     const LINES: (usize, usize) = (20, 240);
     // A terminal would obey control characters, and show what stands between the others in another order.
     let plain = |c: char| if c.is_control() || is_invisible(c) { '\u{fffd}' } else { c };
     let short = |text: &str, most: usize| text.chars().take(most).map(plain).collect::<String>();
     let said = h.said.iter().rev().take(LINES.0).rev().map(|l| short(l, LINES.1)).collect();
-    About { host: short(&h.host, WORD), device: short(&h.device, WORD), said }
+    WorkerInfo { host: short(&h.host, WORD), device: short(&h.device, WORD), said }
 }
 
 /// Marks that show nothing and change how others are shown: directions, joiners, separators of lines.
@@ -340,7 +340,7 @@ mod tests {
             device: "cuda:0\n".into(),
             said: vec!["a\rb".into(), "ü ok".into()],
         };
-        let About { host, device, said } = about(&h);
+        let WorkerInfo { host, device, said } = about(&h);
         assert_eq!((&*host, &*device), ("n1\u{fffd}[2J\u{fffd}", "cuda:0\u{fffd}"));
         assert_eq!(said, ["a\u{fffd}b", "ü ok"]);
     }

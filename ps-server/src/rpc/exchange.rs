@@ -8,9 +8,9 @@ use crate::{
     control::Agent,
     replicas::{Replica, Replicas},
     shard::{
-        kept::FLEET,
         leader::{Event, Liveness, MAX_AHEAD, Message, Reply, lowest},
         state::Shard,
+        worker_state::FLEET,
     },
 };
 use futures::{Stream, StreamExt};

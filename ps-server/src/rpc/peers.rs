@@ -166,7 +166,7 @@ impl PeersService {
             }
         };
         let from = ReplicaId(message.from);
-        if !group.knows(from) {
+        if !group.is_known_member(from) {
             return Err(Status::permission_denied(format!(
                 "{from} is no member of {id}, as far as is known here"
             )));

@@ -8,12 +8,12 @@ use crate::{
     replicas::{Replica, Replicas, Stopped},
     shard::{
         leader::{
-            About, Counters,
-            progress::{Progress, Waited},
+            Counters, WorkerInfo,
+            progress::{Progress, WaitTotal},
         },
         members,
-        staleness::OfWorker,
-        state::{Configured, Meta},
+        staleness::PushStaleness,
+        state::{Meta, ShardConfig},
     },
 };
 use paraft_common::{JobShard, ShardId, WorkerId, histogram::LogHistogram, need::Need};
@@ -126,7 +126,7 @@ fn waits((shard, w): (JobShard, Stopped)) -> StoppedReplica {
     StoppedReplica { job, shard, node: w.node.unwrap_or_default().0, why: w.why, stopped_ms }
 }
 
-fn staleness((worker, of): (WorkerId, OfWorker)) -> WorkerStaleness {
+fn staleness((worker, of): (WorkerId, PushStaleness)) -> WorkerStaleness {
     let bins = |h: &LogHistogram| h.bins().into_iter().map(|(upper, count)| Bin { upper, count }).collect();
     WorkerStaleness {
         worker: worker.0,
@@ -147,7 +147,7 @@ fn who_waits(progress: &Progress) -> Vec<proto::Wait> {
         all.select_nth_unstable_by_key(WAITS, |(.., waited)| std::cmp::Reverse(waited.time));
         all.truncate(WAITS);
     }
-    let wait = |(worker, of, waited): (WorkerId, WorkerId, Waited)| proto::Wait {
+    let wait = |(worker, of, waited): (WorkerId, WorkerId, WaitTotal)| proto::Wait {
         worker: worker.0,
         of: of.0,
         seconds: waited.time.as_secs_f64(),
@@ -192,11 +192,11 @@ fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
 }
 
 /// What a shard's state and its leader's counts say, without a group that replicates it.
-pub fn of_state(shard: ShardId, conf: Option<&Arc<Configured>>, m: &Meta, c: &Counters) -> ShardStatus {
+pub fn of_state(shard: ShardId, conf: Option<&Arc<ShardConfig>>, m: &Meta, c: &Counters) -> ShardStatus {
     let leases = c.leases.lock().clone();
     let progress = c.progress.lock().clone();
     let member = |(worker, m): (WorkerId, &members::Member)| {
-        let About { host, device, said } = c.about.lock().get(&worker).cloned().unwrap_or_default();
+        let WorkerInfo { host, device, said } = c.about.lock().get(&worker).cloned().unwrap_or_default();
         Member {
             worker: worker.0,
             session: m.session.tag(),

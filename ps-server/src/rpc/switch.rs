@@ -3,7 +3,7 @@
 use super::convert::{MAX_SWITCHES, bad_mode};
 use crate::{
     replicas::Replica,
-    shard::leader::{Event, Wanted},
+    shard::leader::{Event, RequestedMode},
 };
 use paraft_common::{InForce, ModeChoice, ShardId};
 use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
@@ -45,7 +45,7 @@ async fn switch(
     let number = (request.number > 0).then_some(request.number);
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
-    let wanted = Wanted::Choice(mode);
+    let wanted = RequestedMode::Choice(mode);
     leader.send(Event::SwitchMode { number, wanted, tx: Some(tx) }).await.map_err(|_| stopping())?;
     // Without an answer it has stepped down; the switch may have taken effect or not.
     rx.await.unwrap_or_else(|_| {

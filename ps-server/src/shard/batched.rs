@@ -5,11 +5,12 @@
 //!  | bytes of push 1, u32 | ... of push n | their sum, f32 |            where that is fewer bytes
 //! ```
 //!
-//! So what a compressed push saves on its way to the leader is saved on the way to the followers and in the log too. Each
-//! replica decodes the pushes and adds them up in the order of the workers: the additions that the leader would make, with the
-//! same bits. Pushes in f32 are never fewer bytes than their sum, and that is all that an entry of them holds.
+//! So the bytes that compression saves between worker and leader are saved on the way to the followers and in the
+//! log too. Each replica decodes the pushes and adds them in the order of the workers: the same additions as the
+//! leader's, with the same bits. Pushes in f32 are never fewer bytes than their sum, so such an entry holds only
+//! the sum.
 //!
-//! What it is not: it knows nothing of who pushed what; that is in the entry's command.
+//! The pushes' workers and steps are not here but in the entry's command.
 
 use paraft_common::{
     Encoding, Payload,
@@ -17,9 +18,9 @@ use paraft_common::{
     encoding::{BadPayload, Values},
 };
 
-/// Two pushes or more of one bucket.
+/// Two or more pushes of one bucket.
 #[derive(Clone, Debug)]
-pub struct Batched {
+pub struct BatchedPushes {
     encoding: Encoding,
     /// Values of the bucket.
     len: usize,
@@ -34,16 +35,16 @@ enum Body {
     Sum(Payload),
 }
 
-/// Why a payload is not that of several pushes.
+/// Why a payload does not hold several pushes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BatchedError {
-    /// It ends before what it says of itself.
+    /// It ends before its declared length.
     #[error("it ends within the lengths of its {0} pushes")]
     Short(usize),
-    /// What follows the lengths is neither the pushes nor their sum.
+    /// The data after the lengths is neither the pushes nor their sum.
     #[error("{got} bytes are neither its pushes, which are {pushed} bytes, nor their sum, which is {sum}")]
     Length {
-        /// Bytes behind the lengths.
+        /// Bytes after the lengths.
         got: usize,
         /// Bytes of the pushes.
         pushed: usize,
@@ -55,15 +56,15 @@ pub enum BatchedError {
     Payload(#[from] BadPayload),
 }
 
-impl Batched {
-    /// Pushes of a bucket of `len` values, by rising worker. The error: one of them does not fit the bucket.
+impl BatchedPushes {
+    /// Pushes of a bucket of `len` values, ascending by worker. Fails if one of them does not fit the bucket.
     pub fn of(pushes: Vec<Payload>, encoding: Encoding, len: usize) -> Result<Self, BadPayload> {
         pushes.iter().try_for_each(|p| encoding.check(p, len))?;
         let pushed = pushes.iter().map(Payload::len).collect();
         Ok(Self { encoding, len, pushed, body: Body::Pushes(pushes) })
     }
 
-    /// Reads the payload of an entry that holds `pushes` pushes.
+    /// Reads the payload of an entry with `pushes` pushes.
     pub fn read(
         payload: &Payload,
         encoding: Encoding,
@@ -77,7 +78,7 @@ impl Batched {
             return Ok(Self { encoding, len, pushed, body: Body::Sum(payload.clone()) });
         }
         let mut reader = payload.reader();
-        let mut pushed = Vec::new(); // grows with what there is, not with what is said
+        let mut pushed = Vec::new(); // grows with the data, not with the declared number
         let heads = reader.words(pushes, |words: &[[u8; 4]]| {
             pushed.extend(words.iter().map(|w| u32::from_le_bytes(*w) as usize));
         });
@@ -102,7 +103,7 @@ impl Batched {
         Ok(Self { encoding, len, pushed, body: Body::Pushes(parts) })
     }
 
-    /// The payload that [`Self::read`] reads; `sum` is [`Self::sum`]. The pushes are shared, not copied.
+    /// The payload that [`Self::read`] reads; `sum` is [`Self::sum`]. It shares the pushes instead of copying them.
     pub fn payload(&self, sum: Payload) -> Payload {
         if self.encoding == Encoding::F32 {
             return sum;
@@ -118,13 +119,13 @@ impl Batched {
         Payload::from_pieces(pieces)
     }
 
-    /// Bytes that the workers have pushed.
+    /// Bytes that the workers pushed.
     pub fn pushed(&self) -> u64 {
         self.pushed.iter().map(|n| *n as u64).sum()
     }
 
-    /// The sum, as f32: the first push, and then the others added in their order. Floating-point addition is not associative,
-    /// so the order must be the same everywhere.
+    /// The sum as f32: the first push, then the others in order. Floating-point addition is not associative, so the
+    /// order must be the same on every replica.
     pub fn sum(&self) -> Payload {
         const CHECKED: &str = "it was checked when it was made";
         let pushes = match &self.body {
@@ -165,30 +166,33 @@ mod tests {
     }
 
     #[test]
-    fn pushes_are_kept_as_they_came_where_they_are_fewer_bytes_than_their_sum() {
+    fn pushes_smaller_than_their_sum_are_kept_unsummed() {
         const LEN: usize = 3000;
         for encoding in Encoding::ALL {
             for n in [2, 3, 4, 5, 40] {
                 let pushes: Vec<Payload> = (0..n).map(|w| push(encoding, w, LEN)).collect();
                 let bytes: usize = pushes.iter().map(Payload::len).sum();
-                let batched = Batched::of(pushes.clone(), encoding, LEN).expect("they fit");
+                let batched = BatchedPushes::of(pushes.clone(), encoding, LEN).expect("they fit");
                 let sum = batched.sum();
                 let entry = batched.payload(sum.clone());
                 let heads = if encoding == Encoding::F32 { 0 } else { 4 * n };
                 assert_eq!(entry.len(), heads + bytes.min(4 * LEN), "{n} in {encoding}");
                 assert!(encoding != Encoding::Sign || n > 5 || bytes == n * 387, "one bit a value");
-                let read = Batched::read(&entry, encoding, n, LEN).expect("what was written");
+                let read = BatchedPushes::read(&entry, encoding, n, LEN).expect("what was written");
                 assert_eq!(read.sum(), sum, "{n} in {encoding}");
                 assert_eq!(read.pushed(), bytes as u64);
-                // One number of pushes is not another.
-                assert!(encoding == Encoding::F32 || Batched::read(&entry, encoding, n + 1, LEN).is_err());
-                // Some encodings take as many bytes for one value more.
+                // A wrong number of pushes is refused.
+                assert!(
+                    encoding == Encoding::F32 || BatchedPushes::read(&entry, encoding, n + 1, LEN).is_err()
+                );
+                // In some encodings, one more value takes no more bytes.
                 assert!(
                     !Encoding::DENSE.contains(&encoding)
-                        || Batched::read(&entry, encoding, n, LEN + 1).is_err()
+                        || BatchedPushes::read(&entry, encoding, n, LEN + 1).is_err()
                 );
                 assert!(
-                    Batched::read(&entry.slice(1..entry.len()).expect("shorter"), encoding, n, LEN).is_err()
+                    BatchedPushes::read(&entry.slice(1..entry.len()).expect("shorter"), encoding, n, LEN)
+                        .is_err()
                 );
                 // The sum is that of the decoded values, one after the other.
                 let mut direct = vec![0f32; LEN];
@@ -214,7 +218,7 @@ mod tests {
             )
         };
         let read = |p: &Payload, n| {
-            Batched::read(p, Encoding::Sign, n, 10).map(|s| s.pushed()).map_err(|e| e.to_string())
+            BatchedPushes::read(p, Encoding::Sign, n, 10).map(|s| s.pushed()).map_err(|e| e.to_string())
         };
         assert_eq!(read(&entry(&[6, 6], &[sign.clone(), sign.clone()]), 2), Ok(12));
         for (lengths, parts, why) in [

@@ -1,16 +1,16 @@
-//! How a shard comes to its job: by a command of the log, or with a snapshot. Both take room for all that the job may come
-//! to need here before anything is allocated; where there is none, this replica stops and nothing has changed.
+//! How a shard gets its job: from a command of the log, or with a snapshot. Both reserve all the memory that the
+//! job may need here before they allocate. If there is too little, this replica stops and nothing has changed.
 
 use super::{
     bucket::{Bucket, BucketData},
     chunks::Chunks,
     command::Outcome,
-    configured::{self, Configured},
     image::Image,
+    shard_config::{self, ShardConfig},
     state::{Shard, State},
 };
 use crate::{
-    raft::Unable,
+    raft::ApplyError,
     room::{Reserved, Room},
 };
 use paraft_common::{
@@ -18,36 +18,36 @@ use paraft_common::{
 };
 use std::sync::Arc;
 
-/// The form in which admitted jobs are written to the log: the job's text with every key, defaults too, as TOML. A later
-/// one is read by later releases alone.
+/// The format in which the log holds admitted jobs: TOML with every key, including defaults. Only later releases
+/// read a later format.
 ///
-/// A key that a release adds gets, where it is missing, the meaning that jobs had before it: [`ServerJob::decode`] gives
+/// If a key that a release adds is missing, it has the meaning that jobs had before: [`ServerJob::decode`] returns
 /// what the leader that admitted the job meant.
 pub const JOB_FORM: u16 = 1;
 
-/// What is known of this replica's part in the server's memory, beside what its job has of it.
+/// This replica's claim on the server's memory, beside its job's reservation.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// What its job was last found to need.
+    /// The memory that its job was last found to need.
     need: Option<Need>,
-    /// Set aside before anything of it was read, until its job is known here.
+    /// Memory reserved before anything of the job was read, until its job is known here.
     expected: Option<Reserved>,
-    /// Why it cannot go on here at present.
+    /// Why it cannot run here at present.
     lacks: Option<String>,
 }
 
 impl Shard {
-    /// Has this set aside until its job is found, in a snapshot or in the log.
+    /// Keeps this reservation until the job is found, in a snapshot or in the log.
     pub fn expects(&self, aside: Reserved) {
         self.claim.lock().expected = Some(aside);
     }
 
-    /// What its job needs here, once it has one or could not begin it.
+    /// The memory that its job needs here, once it has one or could not start it.
     pub fn need(&self) -> Option<Need> {
         self.claim.lock().need
     }
 
-    /// Whether all its workers have been here and none has anything left to do, or the job was ended.
+    /// Whether all its workers have joined and none has anything left to do, or the job was ended.
     pub fn is_over(&self) -> bool {
         self.read(|m| {
             let ended = m.stop || m.started && m.members.iter().next().is_some();
@@ -55,44 +55,44 @@ impl Shard {
         })
     }
 
-    /// Why it cannot go on, where that is for want of memory.
+    /// Why it cannot run, if that is lack of memory.
     pub fn lacks_room(&self) -> Option<String> {
         self.claim.lock().lacks.clone()
     }
 
-    /// Remembers a want of memory: of what stops a replica, only words get through Raft.
-    pub(super) fn noted<T>(&self, done: Result<T, Unable>) -> Result<T, Unable> {
-        if let Err(Unable::NoRoom(why)) = &done {
+    /// Remembers a lack of memory: Raft passes only the text of an error that stops a replica.
+    pub(super) fn noted<T>(&self, done: Result<T, ApplyError>) -> Result<T, ApplyError> {
+        if let Err(ApplyError::NoRoom(why)) = &done {
             self.claim.lock().lacks = Some(why.clone());
         }
         done
     }
 
-    fn reserve(&self, job: &ServerJob) -> Result<Reserved, Unable> {
+    fn reserve(&self, job: &ServerJob) -> Result<Reserved, ApplyError> {
         let need = Need::of(job, self.id(), self.shards());
         self.claim.lock().need = Some(need);
         self.room().reserve(self.name(), &need)
     }
 
-    /// What is set aside now is what was expected.
+    /// Drops the expected reservation: the job's own one has replaced it.
     pub(super) fn is_here(&self) {
         self.claim.lock().expected = None;
     }
 
-    /// A job that a leader has checked and admitted: no rule is asked here.
-    pub(super) fn admit(&self, form: u16, text: &str) -> Result<Outcome, Unable> {
+    /// Applies a job that a leader has checked and admitted; it is not checked again here.
+    pub(super) fn admit(&self, form: u16, text: &str) -> Result<Outcome, ApplyError> {
         if let Some(outcome) = self.is_configured(text) {
             return Ok(outcome);
         }
         if form > JOB_FORM {
-            return Err(Unable::Newer(format!(
+            return Err(ApplyError::Newer(format!(
                 "the log of {} holds a job in form {form}, and this version of paraft reads forms up to {JOB_FORM}: start \
                  this server with the version that its fleet runs",
                 self.id()
             )));
         }
         let job = ServerJob::decode(text).map_err(|e| {
-            Unable::Newer(format!(
+            ApplyError::Newer(format!(
                 "the log of {} holds a job that this version of paraft cannot read: start this server with the version \
                  that its fleet runs. {e}",
                 self.id()
@@ -101,7 +101,7 @@ impl Shard {
         self.begin(text, job)
     }
 
-    /// What a second job gets.
+    /// The outcome of a second job.
     fn is_configured(&self, text: &str) -> Option<Outcome> {
         self.read(|m| match m.job.as_str() {
             "" => None,
@@ -110,10 +110,11 @@ impl Shard {
         })
     }
 
-    fn begin(&self, text: &str, job: ServerJob) -> Result<Outcome, Unable> {
+    fn begin(&self, text: &str, job: ServerJob) -> Result<Outcome, ApplyError> {
         let aside = self.reserve(&job)?;
         self.is_here();
-        let buckets = configured::blank(placement::buckets_of(&job.layout(), self.id(), self.shards()), &job);
+        let buckets =
+            shard_config::blank(placement::buckets_of(&job.layout(), self.id(), self.shards()), &job);
         let state = &mut *self.state.write();
         let meta = &mut state.meta;
         meta.job = text.to_string();
@@ -123,17 +124,17 @@ impl Shard {
         if let Some(start) = &job.start {
             meta.begin_at(start);
         }
-        state.configured = Some(Configured::new(job, buckets, aside));
+        state.configured = Some(ShardConfig::new(job, buckets, aside));
         Ok(Outcome::Done)
     }
 
-    /// Room for the job of a snapshot with this text; none is needed where there is no job.
-    pub(super) fn set_aside(&self, job: &str) -> Result<Option<(ServerJob, Reserved)>, Unable> {
+    /// Reserves memory for the job of a snapshot with this text; without a job none is needed.
+    pub(super) fn set_aside(&self, job: &str) -> Result<Option<(ServerJob, Reserved)>, ApplyError> {
         if job.is_empty() {
             return Ok(None);
         }
         let job = ServerJob::decode(job).map_err(|e| {
-            Unable::Newer(format!(
+            ApplyError::Newer(format!(
                 "the snapshot of {} holds a job that this version cannot read: {e}",
                 self.id()
             ))
@@ -143,17 +144,17 @@ impl Shard {
     }
 
     /// Replaces the whole state by a snapshot's.
-    pub fn install(&self, image: &Image) -> Result<(), Unable> {
+    pub fn install(&self, image: &Image) -> Result<(), ApplyError> {
         let aside = self.set_aside(&image.meta.job)?;
         self.install_into(aside, image)
     }
 
-    /// Likewise, into the room that was set aside for it.
+    /// As [`Self::install`], into the reserved memory.
     pub(super) fn install_into(
         &self,
         aside: Option<(ServerJob, Reserved)>,
         image: &Image,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         let configured = match aside {
             None => None,
             Some((job, aside)) => Some(self.conf_of(job, aside, image)?),
@@ -166,12 +167,17 @@ impl Shard {
             );
         }
         *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
-        // Together: who reads clocks must not find other buckets with them.
+        // Both at once: a reader of clocks must not combine them with other buckets.
         *self.state.write() = State { configured, meta: image.meta.clone() };
         Ok(())
     }
 
-    fn conf_of(&self, job: ServerJob, aside: Reserved, image: &Image) -> Result<Arc<Configured>, Unable> {
+    fn conf_of(
+        &self,
+        job: ServerJob,
+        aside: Reserved,
+        image: &Image,
+    ) -> Result<Arc<ShardConfig>, ApplyError> {
         let places = placement::buckets_of(&job.layout(), self.id(), self.shards());
         let slots = |kind| if kind == TensorKind::Param { job.slots() } else { 0 };
         let (keeps, own_slots) = (job.keeps(), job.on_shard().slots());
@@ -192,7 +198,7 @@ impl Shard {
         }
         let bucket = |((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone());
         let buckets = places.into_iter().zip(&image.buckets).map(bucket).collect();
-        Ok(Configured::new(job, buckets, aside))
+        Ok(ShardConfig::new(job, buckets, aside))
     }
 
     pub(super) fn room(&self) -> &Arc<Room> {

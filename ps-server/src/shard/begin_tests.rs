@@ -1,4 +1,5 @@
-//! A job begins where there is room, costs nothing before its weights are here, and stops the replica where there is none.
+//! Tests of a job's start: it needs room, costs nothing before its weights arrive, and stops the replica if there
+//! is no room.
 
 use super::{
     begin::JOB_FORM,
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::{
     header::{self, HeaderError},
-    raft::{Replicated, Unable},
+    raft::{ApplyError, Replicated},
     room::Room,
 };
 use paraft_common::{
@@ -31,7 +32,7 @@ fn room(free: u64) -> Arc<Room> {
     Room::with(move || Memory { pools: vec![pool.clone()] })
 }
 
-/// The largest job that there is.
+/// The largest possible job.
 fn largest() -> ServerJob {
     let optimizer = toml::from_str("kind = \"adam\"\nlr = 0.1").expect("valid");
     ServerJob { optimizer, ..ServerJob::new("largest", Mode::Bsp, 1 << 34, 1 << 18) }
@@ -42,7 +43,7 @@ fn admit(job: &ServerJob) -> Proposal {
 }
 
 #[test]
-fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothing() {
+fn job_too_large_stops_replica_and_changes_nothing() {
     let shard = Shard::within(room(4 * GIB), JobShard::default(), 3);
     let before = shard.image();
     let proposal = admit(&largest());
@@ -59,10 +60,10 @@ fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothin
     assert_eq!(shard.room().promised_to(|_| true), 0, "nothing is set aside for it");
 }
 
-/// On the tree before, this takes 192 GiB.
+/// Before the fix, this took 192 GiB.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_largest_job_costs_next_to_nothing_before_its_weights_are_here() {
+fn largest_job_costs_little_before_its_weights() {
     let before = paraft_host::usage().peak_rss_bytes;
     let shard = Shard::new(ShardId(0), 1);
     assert_eq!(shard.apply(&admit(&largest())), Outcome::Done);
@@ -76,7 +77,7 @@ fn the_largest_job_costs_next_to_nothing_before_its_weights_are_here() {
 }
 
 #[test]
-fn what_others_took_meanwhile_stops_a_replica_before_it_is_too_late() {
+fn memory_taken_by_others_stops_replica_in_time() {
     let free = Arc::new(AtomicU64::new(4 * GIB));
     let now = free.clone();
     let room = Room::with(move || {
@@ -91,28 +92,28 @@ fn what_others_took_meanwhile_stops_a_replica_before_it_is_too_late() {
         payload: vec![0; 16].into(),
     };
     free.store(0, Relaxed);
-    assert!(matches!(shard.carry_out(&init(0)), Err(Unable::NoRoom(_))));
+    assert!(matches!(shard.carry_out(&init(0)), Err(ApplyError::NoRoom(_))));
     free.store(4 * GIB, Relaxed);
     assert_eq!(shard.carry_out(&init(0)), Ok(Outcome::Done));
     assert_eq!(shard.carry_out(&init(1)), Ok(Outcome::Done));
 }
 
 #[test]
-fn a_snapshot_that_does_not_fit_is_refused_before_its_bulk_is_read() {
+fn snapshot_too_large_is_refused_before_its_bulk() {
     let whole = Shard::new(ShardId(0), 1);
     whole.apply(&admit(&largest()));
     let header = header::encode(&whole.image().header()).expect("a header");
     let small = Shard::within(room(4 * GIB), JobShard::default(), 1);
     let mut never = std::iter::from_fn(|| panic!("the bulk was read"));
     for unable in [small.room_for(&header), small.install_parts(&header, &mut never)] {
-        assert!(matches!(unable, Err(Unable::NoRoom(_))), "{unable:?}");
+        assert!(matches!(unable, Err(ApplyError::NoRoom(_))), "{unable:?}");
     }
     assert!(small.configured().is_none());
     assert_eq!(small.room().promised_to(|_| true), 0);
 }
 
 #[test]
-fn buckets_that_nothing_has_come_for_share_their_data_after_a_snapshot_too() {
+fn blank_buckets_share_data_after_a_snapshot() {
     let optimizer = largest().optimizer; // trained values have slots, running statistics none
     let job = ServerJob { buffers_len: 9, optimizer, ..ServerJob::new("blank", Mode::Asp, 4 * 100 + 3, 4) };
     let shard = Shard::new(ShardId(0), 1);
@@ -135,7 +136,7 @@ fn what_a_later_version_wrote_stops_the_replica_in_words() {
         assert_eq!(unable.kind(), io::ErrorKind::Unsupported, "{unable}");
         assert!(unable.text().contains("version"), "{unable}");
     }
-    // A kind of command that this version has not.
+    // A kind of command that this version does not know.
     let mut bytes = header::encode(&Command::Fence).expect("encodes");
     bytes[1..5].copy_from_slice(&99u32.to_le_bytes());
     let why = header::decode::<Command>(&bytes).expect_err("not known");
@@ -143,7 +144,7 @@ fn what_a_later_version_wrote_stops_the_replica_in_words() {
     assert!(why.to_string().contains("later version of paraft"), "{why}");
 }
 
-/// What a log holds is read by every later release: a command keeps its number.
+/// Every later release reads old logs, so a command keeps its number.
 #[test]
 fn commands_keep_the_numbers_that_logs_have_of_them() {
     let (worker, session, step) = (WorkerId(1), SessionId(1), Step(1));
@@ -179,7 +180,7 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
     assert!(matches!(number_of_all, Err(HeaderError::Newer(_))), "a new command is missing here");
 }
 
-/// Two buckets with one worker's steps: weights are as many as its steps.
+/// Two buckets with one worker's steps; each weight is its number of steps.
 fn trained(steps: u64) -> Shard {
     let job = ServerJob { durability: Durability::QuorumMemory, ..ServerJob::new("race", Mode::Bsp, 2, 1) };
     let shard = Shard::new(ShardId(0), 1);
@@ -208,10 +209,10 @@ fn trained(steps: u64) -> Shard {
     shard
 }
 
-/// Who looks at a replica while snapshots are installed sees the clocks of one with its buckets. On the tree before, they
-/// were read one after the other, and a pull of step 2 got the weights of step 1.
+/// A reader during snapshot installs sees the clocks together with their buckets. Before the fix they were read one
+/// after the other, and a pull of step 2 got the weights of step 1.
 #[test]
-fn the_clocks_of_a_snapshot_are_never_seen_with_the_buckets_before_it() {
+fn snapshot_clocks_are_never_seen_with_old_buckets() {
     let (one, two) = (trained(1).image(), trained(2).image());
     let shard = Shard::new(ShardId(0), 1);
     shard.install(&one).expect("fits");

@@ -2,11 +2,11 @@
 
 use super::{
     command::{Contribution, InitPart},
-    configured::Configured,
-    kept::{FLEET, Kept, OfWorker},
+    shard_config::ShardConfig,
     weights::{Slots, Weights, read_elsewhere},
+    worker_state::{FLEET, WorkerState, WorkerStates},
 };
-use crate::{raft::Unable, room::Room};
+use crate::{raft::ApplyError, room::Room};
 use bytes::Bytes;
 use paraft_common::{
     BucketId, BucketSpec, Payload, TensorKind, Version, WorkerId, algorithm,
@@ -19,51 +19,51 @@ use paraft_lanes::shared::Memory;
 use parking_lot::RwLock;
 use std::{collections::TryReserveError, sync::Arc};
 
-/// What is replicated of a bucket. A clone shares the vectors: a change of one of the two copies what it changes, and no more.
+/// The replicated data of a bucket. A clone shares the vectors; a change copies only the vectors that it changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketData {
     /// `spec.len` values.
     pub weights: Weights,
     /// The state vectors of the optimizer and the algorithm, each as long as `weights`.
     pub slots: Slots,
-    /// What the algorithm keeps of each worker.
-    pub kept: Kept,
+    /// State that the algorithm keeps per worker.
+    pub kept: WorkerStates,
     /// Updates applied.
     pub version: Version,
-    /// The schedule's clock: steps of the whole fleet. Grows by contributions over members with each update,
-    /// so by one per step of the fleet in every mode.
+    /// The schedule's clock, in steps of the whole fleet. Each update adds contributions / members, so it advances
+    /// by one per step of the fleet in every mode.
     pub clock: f64,
     /// Whether the initial weights are in.
     pub initialised: bool,
 }
 
-/// An update, as a bucket takes it.
+/// One update of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
     /// The job.
     pub job: &'a ServerJob,
     /// The gradient, or the mean of several.
     pub gradient: Gradient<'a>,
-    /// Whose.
+    /// The pushes in the gradient.
     pub contributions: &'a [Contribution],
-    /// In the place of the job's own.
+    /// Learning rate instead of the job's own.
     pub rate: Option<f64>,
-    /// Members that train.
+    /// Number of members that train.
     pub members: usize,
-    /// Those of whom something is kept, and who train no more.
+    /// Workers with kept state that no longer train.
     pub gone: &'a [WorkerId],
 }
 
 impl BucketData {
-    /// The vectors of a bucket: its weights (0), its state vectors (from 1), and what is kept of workers.
+    /// The number of vectors: the weights (0), the state vectors (from 1), and those kept per worker.
     pub fn vectors(&self) -> usize {
         1 + self.slots.len() + self.kept.values().map(|k| k.vectors().count()).sum::<usize>()
     }
 
-    /// Vector `i`, or `None` where there are fewer.
+    /// Vector `i`, or `None` if there are fewer.
     pub fn vector(&self, i: usize) -> Option<&[f32]> {
         let Some(slot) = i.checked_sub(1) else { return Some(&self.weights) };
-        let kept = || self.kept.values().flat_map(OfWorker::vectors).nth(slot - self.slots.len());
+        let kept = || self.kept.values().flat_map(WorkerState::vectors).nth(slot - self.slots.len());
         self.slots.get(slot).map(Vec::as_slice).or_else(|| kept().map(|v| v.as_slice()))
     }
 
@@ -72,45 +72,46 @@ impl BucketData {
         self.vectors() * self.weights.len() * size_of::<f32>()
     }
 
-    /// A bucket that nothing has come for: zeroed weights, and slots as the optimizer begins with them.
+    /// A bucket without initial state: zero weights, and the optimizer's initial slots.
     pub(super) fn blank(spec: BucketSpec, job: &ServerJob) -> Self {
         let slots = match spec.kind {
             TensorKind::Param => job.new_slots(spec.len),
             TensorKind::Buffer => Vec::new(),
         };
-        let (weights, kept) = (vec![0.0; spec.len].into(), Kept::new());
+        let (weights, kept) = (vec![0.0; spec.len].into(), WorkerStates::new());
         Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised: false }
     }
 
-    /// A copy of its own, where there is memory for it.
+    /// A copy without shared vectors, if there is memory for it.
     fn try_copy(&self) -> Result<Self, TryReserveError> {
         let (weights, slots) = (self.weights.try_copy()?, self.slots.try_copy()?);
         Ok(Self { weights, slots, kept: self.kept.clone(), ..*self })
     }
 
-    /// Bytes of what is kept of workers. Who pulled the same version shares it.
+    /// Bytes of the state kept per worker. Workers that pulled the same version share it.
     pub fn kept_bytes(&self) -> u64 {
-        let mut vectors: Vec<_> = self.kept.values().flat_map(OfWorker::vectors).map(Arc::as_ptr).collect();
+        let mut vectors: Vec<_> =
+            self.kept.values().flat_map(WorkerState::vectors).map(Arc::as_ptr).collect();
         vectors.sort_unstable();
         vectors.dedup();
         (vectors.len() * self.weights.len() * size_of::<f32>()) as u64
     }
 
-    /// Applies one update; returns the version that contains it. Every update of every bucket goes through here,
-    /// whether a replica applies it from the log or a leader to its working copy.
+    /// Applies one update; returns the version that contains it. Every update of every bucket uses this function,
+    /// both when a replica applies it from the log and when a leader applies it to its working copy.
     pub(super) fn update(&mut self, spec: BucketSpec, update: Incoming<'_>) -> Version {
         let Incoming { gradient, contributions, members, .. } = update;
         match spec.kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Param => self.train(spec, update),
         }
-        self.pass(contributions.len(), members);
+        self.skip_update(contributions.len(), members);
         self.version.0 += 1;
         self.version
     }
 
-    /// So many pushes are in, or skipped: the schedule's clock goes on.
-    pub(super) fn pass(&mut self, pushes: usize, members: usize) {
+    /// Advances the schedule's clock by this many applied or skipped pushes.
+    pub(super) fn skip_update(&mut self, pushes: usize, members: usize) {
         self.clock += pushes as f64 / members.max(1) as f64;
     }
 
@@ -123,7 +124,7 @@ impl BucketData {
             None => optimizer.lr() * job.schedule.factor(self.clock, contributions.len()),
         };
         let (keeps, t) = (job.keeps(), self.version.0 + 1);
-        // A round of several has no delay, and no worker of its own.
+        // A round of several pushes has no delay, and no worker of its own.
         let (whose, from) = match contributions {
             [one] => (one.worker, one.pulled.min(self.version)),
             _ => (FLEET, self.version),
@@ -131,7 +132,7 @@ impl BucketData {
         let mut kept = if keeps.of_workers() {
             self.kept.remove(&whose).unwrap_or_default()
         } else {
-            OfWorker::default()
+            WorkerState::default()
         };
         let mut own: Vec<Vec<f32>> =
             std::mem::take(&mut kept.slots).into_iter().map(Arc::unwrap_or_clone).collect();
@@ -139,7 +140,7 @@ impl BucketData {
             own = job.on_shard().new_slots(self.weights.len());
         }
         kept.updates += 1;
-        // What it says it pulled and what it was sent are the same, but where it comes from another leader.
+        // The named and the sent version are the same, except after a change of leader.
         let pulled = kept.pulled.as_ref().filter(|(v, _)| *v == from && from < self.version);
         let own_t = if keeps.own_slots { kept.updates } else { t };
         let update = algorithm::Update {
@@ -162,24 +163,24 @@ impl BucketData {
         }
     }
 
-    /// Drops what is kept of a worker that trains no more.
+    /// Drops the state kept of a worker that no longer trains.
     fn forget(&mut self, job: &ServerJob, worker: WorkerId) {
         let Some(kept) = self.kept.remove(&worker) else { return };
         let own: Vec<&[f32]> = kept.slots.iter().map(|s| s.as_slice()).collect();
         job.algorithm.algorithm().own_changes(&own, false, &mut self.slots);
     }
 
-    /// Notes that a worker gets the weights as they are.
+    /// Records that a worker gets the current weights.
     fn record_pull(&mut self, worker: WorkerId) {
         let version = self.version;
-        let same = |k: &OfWorker| k.pulled.clone().filter(|(v, _)| *v == version);
-        // Who pulls the same version shares the copy.
+        let same = |k: &WorkerState| k.pulled.clone().filter(|(v, _)| *v == version);
+        // Workers that pull the same version share the copy.
         let copy = self.kept.values().find_map(same);
         let copy = copy.unwrap_or_else(|| (version, Arc::new(self.weights.to_vec())));
         self.kept.entry(worker).or_default().pulled = Some(copy);
     }
 
-    /// What a pull gets where that is not the weights as they are.
+    /// The look-ahead weights for a pull; `None` if it gets the weights themselves.
     pub fn look_ahead(&self, job: &ServerJob, spec: BucketSpec) -> Option<Vec<f32>> {
         let algorithm = job.algorithm.algorithm();
         if spec.kind == TensorKind::Buffer || !algorithm.looks_ahead() {
@@ -194,12 +195,12 @@ impl BucketData {
     }
 }
 
-/// A vector of a bucket as the little-endian bytes that travel: they share this vector alone, and an update that comes
-/// before they are sent copies it first (as it does for a snapshot).
+/// A vector as little-endian bytes for the network. The bytes share this vector only; an update before they are
+/// sent copies it first (as for a snapshot).
 pub fn vector_bytes(data: &BucketData, vector: usize) -> Bytes {
-    struct SlotOf(Slots, usize);
+    struct SlotVector(Slots, usize);
 
-    impl AsRef<[f32]> for SlotOf {
+    impl AsRef<[f32]> for SlotVector {
         fn as_ref(&self) -> &[f32] {
             &self.0[self.1]
         }
@@ -207,13 +208,13 @@ pub fn vector_bytes(data: &BucketData, vector: usize) -> Bytes {
 
     let Some(slot) = vector.checked_sub(1) else { return value_bytes(data.weights.clone()) };
     if slot < data.slots.len() {
-        return value_bytes(SlotOf(data.slots.clone(), slot));
+        return value_bytes(SlotVector(data.slots.clone(), slot));
     }
-    let kept = data.kept.values().flat_map(OfWorker::vectors).nth(slot - data.slots.len());
+    let kept = data.kept.values().flat_map(WorkerState::vectors).nth(slot - data.slots.len());
     kept.map_or_else(Bytes::new, |kept| value_bytes(Shared(kept.clone())))
 }
 
-/// A shared vector, as the owner of bytes.
+/// A shared vector as an owner of bytes.
 pub struct Shared(pub Arc<Vec<f32>>);
 
 impl AsRef<[f32]> for Shared {
@@ -222,13 +223,13 @@ impl AsRef<[f32]> for Shared {
     }
 }
 
-/// The weights that a worker gets, as the bytes that travel.
+/// The weights for a worker as bytes for the network.
 pub fn pulled_bytes(job: &ServerJob, spec: BucketSpec, data: &BucketData) -> Bytes {
     data.look_ahead(job, spec).map_or_else(|| vector_bytes(data, 0), value_bytes)
 }
 
-/// A bucket's place and data. Readers hold the lock only to clone the `Arc` (a pull reads bucket by bucket while
-/// others change: that is the Hogwild read).
+/// A bucket's range and data. Readers hold the lock only to clone the `Arc` (a pull reads bucket by bucket while
+/// others change: the Hogwild read).
 #[derive(Debug)]
 pub struct Bucket {
     /// Its id in the job.
@@ -239,17 +240,17 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket with this data, which others may share.
+    /// A bucket with this data, which may be shared.
     pub fn with_data(id: BucketId, spec: BucketSpec, data: Arc<BucketData>) -> Self {
         Self { id, spec, data: RwLock::new(data) }
     }
 
-    /// The data as it is now; later updates do not change it (copy on write).
+    /// The current data; later updates do not change it (copy on write).
     pub fn image(&self) -> Arc<BucketData> {
         self.data.read().clone()
     }
 
-    /// Looks at the data, which cannot change meanwhile, without sharing it.
+    /// Reads the data without sharing it. The data cannot change meanwhile.
     pub fn peek<T>(&self, look: impl FnOnce(&BucketData) -> T) -> T {
         look(&self.data.read())
     }
@@ -264,8 +265,8 @@ impl Bucket {
         self.data.read().initialised
     }
 
-    /// Brings the weights into memory that workers of this host read, unless they are there, somebody reads them where they
-    /// are, or there is no room.
+    /// Moves the weights into memory that workers of this host map, unless they are there, a reader uses them, or
+    /// there is no room.
     pub(super) fn share(&self, memory: &Arc<Memory>) {
         if self.data.read().weights.is_shared() {
             return;
@@ -278,11 +279,11 @@ impl Bucket {
         }
     }
 
-    /// Gives the bucket data of its own, as large as its state will be, unless it has been given its initial state.
+    /// Allocates the bucket's own data, at its final size, unless the initial state has arrived.
     ///
     /// # Errors
-    /// This server has not so much memory at present.
-    pub(super) fn allocate(&self, room: &Room) -> Result<(), Unable> {
+    /// This server lacks the memory at present.
+    pub(super) fn allocate(&self, room: &Room) -> Result<(), ApplyError> {
         let blank = {
             let data = self.data.read();
             if data.initialised || Arc::strong_count(&data) == 1 {
@@ -292,13 +293,13 @@ impl Bucket {
         };
         room.take(blank.bytes() as u64)?;
         let own = blank.try_copy().map_err(|e| {
-            Unable::NoRoom(format!("{} needs {}: {e}", self.id, need::Bytes(blank.bytes() as u64)))
+            ApplyError::NoRoom(format!("{} needs {}: {e}", self.id, need::Bytes(blank.bytes() as u64)))
         })?;
         *self.data.write() = Arc::new(own);
         Ok(())
     }
 
-    /// Takes a part of the initial state, unless the weights are in already. The error says why it fits no
+    /// Accepts a part of the initial state, unless the weights are initialised. The error says why the part fits no
     /// bucket of this job.
     pub(super) fn init(&self, job: &ServerJob, part: InitPart, payload: &Payload) -> Result<(), String> {
         let mut data = self.data.write();
@@ -320,7 +321,7 @@ impl Bucket {
                 let slot = slot.ok_or_else(|| format!("{} has {slots} slots, not slot {i}", self.id))?;
                 payload.reader().values(slot).map_err(|e| e.to_string())?;
                 if job.keeps().own_slots {
-                    // It sums up what workers have, and no worker has anything.
+                    // This slot sums up what workers hold, and no worker holds anything yet.
                     slot.fill(0.0);
                 }
             }
@@ -328,9 +329,9 @@ impl Bucket {
         Ok(())
     }
 
-    /// Applies one update; returns the version that contains it. A vector that a reader still has is copied first, and
-    /// what the reader has stays among `replaced`.
-    pub(super) fn update(&self, update: Incoming<'_>, conf: &Configured) -> Version {
+    /// Applies one update; returns the version that contains it. A vector with other readers is copied first; the
+    /// readers' vector is tracked in `replaced`.
+    pub(super) fn update(&self, update: Incoming<'_>, conf: &ShardConfig) -> Version {
         let mut data = self.data.write();
         let keeps = update.job.keeps().of_workers();
         let data = Arc::make_mut(&mut data);
@@ -343,35 +344,35 @@ impl Bucket {
         let before = if keeps { data.kept_bytes() } else { 0 };
         let version = data.update(self.spec, update);
         if keeps {
-            conf.keeps(before, data.kept_bytes());
+            conf.update_kept_bytes(before, data.kept_bytes());
         }
         version
     }
 
-    /// So many pushes are skipped; gives the version that was there and stays. No vector changes, and none is copied.
-    pub(super) fn pass(&self, pushes: usize, members: usize) -> Version {
+    /// Records skipped pushes and returns the unchanged version. No vector changes, and none is copied.
+    pub(super) fn skip_update(&self, pushes: usize, members: usize) -> Version {
         let mut data = self.data.write();
         let data = Arc::make_mut(&mut data);
-        data.pass(pushes, members);
+        data.skip_update(pushes, members);
         data.version
     }
 
-    /// Notes that a worker gets the weights as they are; later updates do not change what it got.
-    pub(super) fn record_pull(&self, worker: WorkerId, conf: &Configured) {
+    /// Records that a worker gets the current weights; later updates do not change its copy.
+    pub(super) fn record_pull(&self, worker: WorkerId, conf: &ShardConfig) {
         let mut data = self.data.write();
         let data = Arc::make_mut(&mut data);
         let before = data.kept_bytes();
         data.record_pull(worker);
-        conf.keeps(before, data.kept_bytes());
+        conf.update_kept_bytes(before, data.kept_bytes());
     }
 
-    /// Those of whom something is kept and who are not `active`.
+    /// Workers with kept state that are not `active`.
     pub(super) fn gone(&self, active: impl Fn(WorkerId) -> bool) -> Vec<WorkerId> {
         let data = self.data.read();
         data.kept.keys().copied().filter(|w| *w != FLEET && !active(*w)).collect()
     }
 
-    /// Takes a state delta's data in the place of what is here.
+    /// Replaces the data by that of a state delta.
     pub(super) fn install(&self, data: Arc<BucketData>) {
         *self.data.write() = data;
     }

@@ -1,4 +1,4 @@
-//! Properties of the leased sampler's state, over random workers that ask, die, come back and find other leaders.
+//! Properties of the leased sampler's state, over random workers that request, die, return and change leaders.
 
 use super::{
     Command, Outcome, Proposal, Shard,
@@ -15,18 +15,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const WORKERS: u32 = 4;
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Debug)]
 enum Op {
-    /// The worker does what a worker does: joins, asks, trains, asks again. `heard`: the answer reaches it.
+    /// The worker takes its next action: join, request, train, request again. `heard`: the answer reaches it.
     Go { worker: u32, heard: bool },
-    /// Its lease ends; it does not know.
+    /// Its lease ends without its knowledge.
     Leave { worker: u32 },
-    /// Its process is a new one.
+    /// Its process is replaced.
     Restart { worker: u32 },
-    /// An old command comes again.
+    /// An old command is repeated.
     Repeat { which: prop::sample::Index },
-    /// Another replica leads, which has started from a snapshot.
+    /// Another replica leads, which started from a snapshot.
     Failover,
 }
 
@@ -47,7 +47,7 @@ struct Worker {
     epochs: u64,
     /// The chunk that it trains.
     has: Option<(u64, u64)>,
-    /// Asked, and not answered for good.
+    /// Requested, without a final answer.
     asked: Option<Command>,
     ended: bool,
 }
@@ -114,7 +114,7 @@ impl World {
         me.asked = Some(take.clone());
         self.apply(take);
         if !lives {
-            // It is told that its session is over.
+            // It learns that its session is over.
             self.workers[w as usize] = Worker::default();
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl World {
             Op::Restart { worker } => self.workers[*worker as usize] = Worker::default(),
             Op::Repeat { which } => {
                 let again = which.get(&self.log).clone();
-                // A Join that comes again is another session, as it should be; here it would be of nobody.
+                // A repeated Join creates another session; here no worker would own it.
                 if !matches!(again.command, Command::Join { .. }) {
                     self.apply(again.command);
                 }
@@ -167,7 +167,7 @@ impl World {
         Ok(())
     }
 
-    /// Worker 0 goes on to the end, with the others or without.
+    /// Worker 0 continues to the end, with the others or without.
     fn finish(&mut self) -> Result<(), TestCaseError> {
         let most = 20 * (self.plan.per_epoch + 2) * (self.plan.epochs + 1);
         for _ in 0..most {
@@ -180,7 +180,7 @@ impl World {
         for chunk in all {
             prop_assert!(self.trained.contains_key(&chunk), "{chunk:?} was never trained");
         }
-        // Another replica, which has applied the same log, is the same.
+        // Another replica with the same log is equal.
         let other = new();
         self.log.iter().for_each(|p| _ = other.apply(&over_the_wire(p)));
         prop_assert_eq!(other.image().digest(), self.shard.image().digest());

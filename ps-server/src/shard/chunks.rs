@@ -1,5 +1,5 @@
-//! The leased sampler's part of the replicated state (shard 0): an epoch's data is cut into chunks, and each is trained
-//! by whoever has it.
+//! The leased sampler's part of the replicated state (shard 0): an epoch's data is cut into chunks, and the worker
+//! that holds a chunk trains it.
 //!
 //! ```text
 //!          ask                       done
@@ -8,69 +8,70 @@
 //!      ▲───────────────┘ the worker left, or came back in a new session
 //! ```
 //!
-//! What it promises, for each epoch: every chunk is held by one worker at most; it counts as done only when the worker
-//! that holds it says so; the epoch is over when all are done. So every chunk is trained at least once, and exactly once
-//! where no worker leaves.
+//! Guarantees for each epoch: at most one worker holds a chunk; a chunk counts as done only when its holder says
+//! so; the epoch is over when all chunks are done. So every chunk is trained at least once, and exactly once if no
+//! worker leaves.
 //!
-//! Between two epochs stands a barrier. The epoch that follows is *open*, its chunks are given out, once every member has
-//! said that it is ready for it: until then nobody trains, so the weights that are evaluated and the checkpoint that is
-//! cut are those of the epoch's end in every mode. Who joins later finds it open and need not do that work.
+//! A barrier separates two epochs. The next epoch is *open*, and its chunks are assigned, once every member is
+//! ready for it. Until then no worker trains, so the evaluated weights and the checkpoint are those of the epoch's
+//! end in every mode. A worker that joins later finds the epoch open and need not do that work.
 
 use super::members::Members;
 use paraft_common::{WorkerId, config::ChunkPlan};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The chunks of the current epoch, and who has them.
+/// The chunks of the current epoch, and their holders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunks {
     plan: (u64, u64),
-    /// The current epoch, from 0; as many as the plan has when all are over.
+    /// The current epoch, from 0; at the end, the number of epochs in the plan.
     epoch: u64,
-    /// Its chunks are given out.
+    /// Its chunks are being assigned.
     open: bool,
-    /// The first chunk that nobody has had.
+    /// The first chunk that was never assigned.
     next: u64,
-    /// Chunks that were given back.
+    /// Chunks that were returned.
     back: BTreeSet<u64>,
-    /// How many are done.
+    /// Number of finished chunks.
     done: u64,
     held: BTreeMap<WorkerId, u64>,
-    /// The latest ask of each member, until its session ends.
-    asks: BTreeMap<WorkerId, Ask>,
-    /// Who is to write the checkpoint of the epoch before, while this one is not open: the lowest member.
+    /// The latest request of each member, until its session ends.
+    asks: BTreeMap<WorkerId, ChunkRequest>,
+    /// The worker that must write the checkpoint of the previous epoch while this one is not open: the lowest
+    /// member.
     writer: Option<WorkerId>,
-    /// Chunks given back so far, in all epochs.
+    /// Chunks returned so far, in all epochs.
     returned: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Ask {
+struct ChunkRequest {
     request: u64,
     /// The epoch for which the worker is ready.
     epoch: u64,
 }
 
-/// What the state says to a worker's latest ask.
+/// The state's answer to a worker's latest request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Train this chunk.
     Train {
-        /// Of this epoch, from 0.
+        /// The epoch, from 0.
         epoch: u64,
-        /// From 0.
+        /// The chunk, from 0.
         chunk: u64,
     },
-    /// Every chunk of the epoch is done or held by another worker; one may be given back, so the ask stands.
+    /// Every chunk of the epoch is done or held by another worker. One may be returned, so the request remains.
     Wait,
-    /// So many epochs are over: do what is due between epochs, then ask again.
+    /// This many epochs are over: do the work between epochs, then request again.
     Over {
-        /// How many.
+        /// Number of epochs.
         epochs: u64,
-        /// Write the checkpoint, if the job makes any.
+        /// Write the checkpoint, if the job has checkpoints.
         write: bool,
     },
-    /// There is nothing more to train.
+    /// No data is left to train.
     Ended,
 }
 
@@ -81,16 +82,16 @@ pub struct Summary {
     pub epoch: u64,
     /// Chunks of an epoch.
     pub per_epoch: u64,
-    /// Done in this epoch.
+    /// Finished chunks of this epoch.
     pub done: u64,
-    /// Held by workers.
+    /// Chunks that workers hold.
     pub held: u64,
-    /// Given back in all epochs, because a worker left or came back in a new session.
+    /// Chunks returned in all epochs, because a worker left or came back in a new session.
     pub returned: u64,
 }
 
 impl Chunks {
-    /// Nothing is given out yet.
+    /// No chunk is assigned yet.
     pub fn new(plan: ChunkPlan) -> Self {
         Self {
             plan: (plan.per_epoch, plan.epochs),
@@ -106,29 +107,29 @@ impl Chunks {
         }
     }
 
-    /// What it was made from.
+    /// The plan that it was made from.
     pub fn plan(&self) -> ChunkPlan {
         ChunkPlan { per_epoch: self.plan.0, epochs: self.plan.1 }
     }
 
-    /// The job goes on from a checkpoint with so many epochs.
+    /// Starts from a checkpoint with this many epochs.
     pub(super) fn begin_at(&mut self, epochs: u64) {
         self.epoch = epochs.min(self.plan.1);
-        // Those that begin evaluate the epoch before, as those would have done that wrote the checkpoint.
+        // The new workers evaluate the previous epoch, as the writers of the checkpoint would have done.
         self.open = epochs == 0;
     }
 
-    /// A member asks. One that holds a chunk and does not say that it is done gives it back.
+    /// Handles a member's request. A member that holds a chunk and does not report it as done returns it.
     pub(super) fn take(&mut self, worker: WorkerId, request: u64, epoch: u64, done: Option<u64>) {
         if self.asks.get(&worker).is_some_and(|a| a.request >= request) {
-            return; // it came again, from a worker that has found another leader
+            return; // a repeated request, from a worker that has found another leader
         }
         match self.held.remove(&worker) {
             Some(chunk) if done == Some(chunk) => self.done += 1,
             Some(chunk) => self.return_chunk(chunk),
             None => {}
         }
-        self.asks.insert(worker, Ask { request, epoch: epoch.min(self.epoch) });
+        self.asks.insert(worker, ChunkRequest { request, epoch: epoch.min(self.epoch) });
         if self.done == self.plan.0 && self.epoch < self.plan.1 {
             self.epoch += 1;
             (self.open, self.next, self.done) = (false, 0, 0);
@@ -136,7 +137,7 @@ impl Chunks {
         }
     }
 
-    /// The worker's session is over.
+    /// Returns the chunk of a worker whose session is over.
     pub(super) fn give_back(&mut self, worker: WorkerId) {
         self.asks.remove(&worker);
         if let Some(chunk) = self.held.remove(&worker) {
@@ -149,8 +150,8 @@ impl Chunks {
         self.returned += 1;
     }
 
-    /// Opens the epoch if everyone is ready for it, and gives chunks to those that wait, by rank.
-    pub(super) fn settle(&mut self, members: &Members, started: bool) {
+    /// Opens the epoch if every member is ready for it, and assigns chunks to the waiting members, by rank.
+    pub(super) fn assign(&mut self, members: &Members, started: bool) {
         let ready = |w: WorkerId| self.asks.get(&w).is_some_and(|a| a.epoch == self.epoch);
         if !self.open && started && self.epoch < self.plan.1 {
             let mut all = members.unfinished().peekable();
@@ -176,8 +177,8 @@ impl Chunks {
         }
     }
 
-    /// What to say to the ask with this number; `None` while it has to wait for the others to be ready, or where it is not
-    /// the worker's latest. `stop`: the job has stopped early.
+    /// The answer to the request with this number. `None` while it must wait for other members, or if it is not the
+    /// worker's latest. `stop`: the job has stopped early.
     pub fn answer(&self, worker: WorkerId, request: u64, stop: bool) -> Option<Answer> {
         let ask = self.asks.get(&worker).filter(|a| a.request == request)?;
         if stop {
@@ -200,7 +201,7 @@ impl Chunks {
         self.held.contains_key(&worker)
     }
 
-    /// How far it has come.
+    /// The progress of the epoch.
     pub fn summary(&self) -> Summary {
         Summary {
             epoch: self.epoch,

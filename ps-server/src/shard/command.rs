@@ -1,58 +1,57 @@
-//! What may be written to a shard's log, and what applying it gives back.
+//! The commands of a shard's log, and the outcomes of applying them.
 
-use super::delta::{DeltaBucket, DeltaId, DeltaRecord, VectorOf};
+use super::delta::{DeltaBucket, DeltaId, DeltaRecord, VectorId};
 use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A change of the replicated state. It is written by position: a variant is its number, and what a log holds is read by
-/// every later release. So new variants come last, none is changed or taken out, and what a new one carries has a version
-/// of its own where it may change. The bulk of `Init`, `Update` and `DeltaPart` travels beside it, in
-/// [`Proposal::payload`].
+/// A change of the replicated state. It is encoded by position: a variant is its number, and every later release
+/// reads old logs. So new variants are added at the end, none is changed or removed, and the fields of a new one
+/// have a version of their own if they may change. The bulk of `Init`, `Update` and `DeltaPart` travels separately,
+/// in [`Proposal::payload`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// Fixes the job; the first one counts. The leader has checked it and asked the servers whether they have room.
+    /// Fixes the job; the first one counts. The leader has checked it, and the servers have confirmed their room.
     Admit {
-        /// How the job is written: [`JOB_FORM`](super::begin::JOB_FORM).
+        /// Format of the job's text: [`JOB_FORM`](super::begin::JOB_FORM).
         form: u16,
         /// The job, with every key.
         job: String,
     },
-    /// Initial state of one bucket; the first whose weights arrive counts. Its slots, where a checkpoint brings
-    /// them, come before its weights: a log keeps the order of one leader's proposals, so weights that are in
-    /// have their slots.
+    /// Initial state of one bucket; the first whose weights arrive counts. Slots from a checkpoint come before the
+    /// weights: a log keeps the order of one leader's proposals, so initialised weights have their slots.
     Init {
         /// Which bucket.
         bucket: BucketId,
         /// What the payload is.
         part: InitPart,
     },
-    /// Registers a worker under a session whose number its leader has drawn.
+    /// Registers a worker under a session id that the leader has drawn.
     Join {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session from now on.
         session: SessionId,
     },
-    /// Takes a worker out: its session is over, barriers and clocks go on without it.
+    /// Removes a worker: its session is over, and barriers and clocks no longer wait for it.
     Leave {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// The session that ends; another one stays untouched.
+        /// The session that ends; any other is not affected.
         session: SessionId,
     },
-    /// The worker goes on from `step`: it joined shards whose clocks differ, and starts at the latest.
+    /// The worker continues at `step`: it joined shards with different clocks, and starts at the latest.
     Advance {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session.
         session: SessionId,
-        /// Counts as done, bucket by bucket, where it is later than what is recorded.
+        /// Counts as done in each bucket whose recorded step is earlier.
         step: Step,
     },
     /// The worker has done all its steps.
     Finish {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session.
         session: SessionId,
@@ -61,170 +60,172 @@ pub enum Command {
     Update {
         /// Which bucket.
         bucket: BucketId,
-        /// Whose pushes the payload holds, by rising worker.
+        /// The pushes in the payload, ascending by worker.
         contributions: Vec<Contribution>,
-        /// How the pushes' values are written. The payload of one push is that push, as it came; of several, in f32,
-        /// their sum, and in every other encoding what [`Batched`](super::batched::Batched) reads.
+        /// Encoding of the pushes' values. The payload of one push is the push as it arrived. The payload of
+        /// several is their sum if the encoding is f32, otherwise the format that
+        /// [`BatchedPushes`](super::batched::BatchedPushes) reads.
         encoding: Encoding,
-        /// Multiplies the payload: one over the number of contributions, times the clipping factor. Decided
-        /// once, by the leader, so that every replica multiplies by the same number.
+        /// Multiplies the payload: one over the number of contributions, times the clipping factor. The leader
+        /// computes it once, so that every replica multiplies by the same number.
         factor: f32,
-        /// It closes the round of its step: the pushes of members that are not in it are dropped. (Only where rounds do so.)
+        /// Closes the round of its step: the pushes of members outside it are dropped. (Only if the mode's rounds
+        /// do so.)
         closes: bool,
-        /// In the place of the optimizer's rate times the schedule's factor, where its workers have said one. Of a round their
-        /// mean, decided once, by the leader.
+        /// Replaces the optimizer's rate times the schedule's factor, if workers sent a rate. For a round, the mean
+        /// of their rates, computed once by the leader.
         rate: Option<f64>,
     },
-    /// A worker gets the weights of these buckets as they are at this place in the log. Only for algorithms that keep
-    /// what each worker has pulled.
+    /// A worker gets the weights of these buckets as of this place in the log. Only for algorithms that keep what
+    /// each worker has pulled.
     Pull {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session.
         session: SessionId,
-        /// By rising id.
+        /// Ascending by id.
         buckets: Vec<BucketId>,
     },
-    /// From here on the job goes on in another mode. One whose number is not above that of the last changes nothing.
+    /// Switches the mode of the job. A number that is not above the last switch's changes nothing.
     SwitchMode {
         /// Counts the switches of the job, from 1.
         number: u64,
         /// The mode.
         mode: Mode,
-        /// Pushes up to this step are still of the mode before.
+        /// Pushes up to this step are still of the old mode.
         after: Step,
-        /// A rule has chosen it, or is to choose from here on: the loosest mode that it may still choose.
+        /// The rule chose the mode, or chooses it from here on: the loosest mode that it may choose.
         auto: Option<Mode>,
     },
     /// A part of a state delta; takes effect with the marker.
     DeltaPart {
-        /// Of which delta.
+        /// The delta that it belongs to.
         delta: DeltaId,
         /// Its position in the delta, from 0.
         part: u32,
-        /// What the payload holds, one behind the other.
-        vectors: Vec<VectorOf>,
+        /// The vectors in the payload, in order.
+        vectors: Vec<VectorId>,
     },
-    /// The marker of a state delta: its parts take effect, all together.
+    /// The marker of a state delta: all its parts take effect together.
     Delta {
-        /// Which.
+        /// The delta.
         delta: DeltaId,
         /// The delta before it, as its leader knew it.
         after: Option<DeltaId>,
-        /// Parts that must have come.
+        /// Number of parts that must have arrived.
         parts: u32,
         /// The buckets that changed.
         buckets: Vec<DeltaBucket>,
-        /// Who pushed what, and the counts.
+        /// The pushes in the delta, and the counts.
         record: DeltaRecord,
     },
     /// A worker's share of a held-out evaluation (shard 0 only).
     Report {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session.
         session: SessionId,
-        /// Which epoch was evaluated.
+        /// The evaluated epoch.
         epoch: u64,
-        /// What it found.
+        /// The results.
         sums: EvalSums,
     },
-    /// Changes nothing. Where its leader has applied it, everything that it proposed before is applied, or never will
-    /// be.
+    /// Changes nothing. Once its leader has applied it, everything that the leader proposed before is applied or
+    /// never will be.
     Fence,
-    /// The worker asks for a chunk of the data (shard 0 only, leased sampler).
+    /// The worker requests a chunk of the data (shard 0 only, leased sampler).
     Acquire {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session.
         session: SessionId,
-        /// Counts the asks of the session, from 1; one that came before changes nothing.
+        /// Counts the session's requests, from 1; a repeated one changes nothing.
         request: u64,
-        /// The epoch for which it is ready, from 0: the work between the epochs before it is done.
+        /// The epoch for which the worker is ready, from 0: its work between the epochs before is done.
         epoch: u64,
-        /// The chunk that it has trained.
+        /// The chunk that it has finished.
         done: Option<u64>,
     },
-    /// The worker has nothing to train: clocks and barriers go on without it.
+    /// The worker has nothing to train: clocks and barriers do not wait for it.
     Pause {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session.
         session: SessionId,
     },
     /// The worker trains again.
     Resume {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its session.
         session: SessionId,
-        /// From the furthest step of all members, not from where the others are.
+        /// Start from the furthest step of all members instead of from where the others are.
         level: bool,
     },
-    /// Pushes of which one or more bring nothing, so that none is applied: of a worker alone, or of a round. They count as
-    /// pushed, and the schedule's clock goes on; weights, state and version stay.
+    /// Pushes that are not applied because at least one has no gradient: those of one worker, or of a round. They
+    /// count as pushed and the schedule's clock advances; weights, state and version stay.
     Skip {
         /// Which bucket.
         bucket: BucketId,
-        /// Whose, by rising worker.
+        /// The pushes, ascending by worker.
         contributions: Vec<Contribution>,
         /// As in [`Command::Update`].
         closes: bool,
     },
-    /// A person has ended the job: its workers finish where they hear of it.
+    /// A person has ended the job: its workers finish when they learn of it.
     Stop,
 }
 
-/// An entry of pushes that are applied, whatever its kind.
+/// An entry with pushes to apply, of any kind.
 #[derive(Clone, Copy, Debug)]
 pub struct PushEntry<'a> {
     /// Which bucket.
     pub bucket: BucketId,
-    /// Whose.
+    /// The pushes in it.
     pub contributions: &'a [Contribution],
     /// How the pushes' values are written.
     pub encoding: Encoding,
     /// Multiplies the payload.
     pub factor: f32,
-    /// It closes the round of its step.
+    /// Closes the round of its step.
     pub closes: bool,
-    /// In the place of the job's own.
+    /// Learning rate instead of the job's own.
     pub rate: Option<f64>,
 }
 
-/// What an `Init` brings.
+/// The content of an `Init`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum InitPart {
-    /// The weights; with them the bucket is initialised.
+    /// The weights, which initialise the bucket.
     Weights {
-        /// Updates that are in them; 0 for fresh ones.
+        /// Updates that they contain; 0 for fresh ones.
         version: Version,
         /// The schedule's clock, in steps of the fleet.
         clock: f64,
     },
-    /// One state vector of the optimizer, from 0.
+    /// One state vector of the optimizer; the index starts at 0.
     Slot(u32),
 }
 
 impl InitPart {
-    /// Weights that nothing was applied to.
+    /// Weights before any update.
     pub const FRESH: InitPart = InitPart::Weights { version: Version(0), clock: 0.0 };
 }
 
 /// One worker's part of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contribution {
-    /// Who pushed.
+    /// The worker.
     pub worker: WorkerId,
-    /// In which session.
+    /// Its session.
     pub session: SessionId,
-    /// The push's number in that session.
+    /// The sequence number of the push in that session.
     pub seq: Seq,
     /// The worker's step.
     pub step: Step,
-    /// The bucket's version in the weights that the gradient was computed from.
+    /// The bucket's version of the weights behind the gradient.
     pub pulled: Version,
-    /// Samples that the gradient was computed from.
+    /// Samples behind the gradient.
     pub samples: u32,
 }
 
@@ -233,84 +234,84 @@ pub struct Contribution {
 pub struct EvalSums {
     /// Sum of the loss over the samples.
     pub loss_sum: f64,
-    /// Samples classified right.
+    /// Correctly classified samples.
     pub correct: u64,
-    /// Samples seen.
+    /// Evaluated samples.
     pub count: u64,
 }
 
 /// A finished evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
-    /// Which epoch.
+    /// The epoch.
     pub epoch: u64,
     /// Over all members.
     pub sums: EvalSums,
-    /// The job's early-stopping rule says: stop.
+    /// The job's early-stopping rule ends the job.
     pub stop: bool,
 }
 
-/// An evaluation for which nobody is waited for any more.
+/// An evaluation that waits for no more workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Closed {
-    /// What it has come to.
+    /// Its result.
     pub evaluated: Evaluated,
-    /// A worker was lost while it went on, with a share that nobody has evaluated: its mean is of other samples.
+    /// A worker was lost during the evaluation, and its share was not evaluated: the mean is over other samples.
     pub incomplete: bool,
 }
 
-/// What applying a command gave. Only the leader that proposed it reads this.
+/// The outcome of a command. Only the leader that proposed it reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Nothing to say (a blank or membership entry).
+    /// No outcome (a blank or membership entry).
     None,
-    /// Done, or it was so already.
+    /// Done, now or before.
     Done,
-    /// The command does not fit the state; nothing changed.
+    /// The command does not fit the state; nothing has changed.
     Refused(String),
     /// A new session.
     Joined {
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
-        /// Its number.
+        /// Its id.
         session: SessionId,
     },
-    /// The bucket's version now; `applied` is false when every contribution was in already.
+    /// The bucket's version; `applied` is false if every contribution was a duplicate.
     Updated {
         /// Version of the bucket after the update.
         version: Version,
         /// Whether this entry changed the weights.
         applied: bool,
     },
-    /// A member that rested goes on.
+    /// An idle member trains again.
     Resumed {
-        /// From this step.
+        /// It starts at this step.
         clock: Step,
     },
     /// Evaluations that became complete.
     Evaluated(Vec<Closed>),
 }
 
-/// A command and its bulk.
+/// A command and its bulk data.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Proposal {
     /// What to change.
     pub command: Command,
-    /// For an `Update` values in its encoding, for `Init` and `DeltaPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
-    /// the header, or it would be copied byte by byte.
+    /// Values in their encoding for an `Update`, little-endian `f32` for `Init` and `DeltaPart`, else empty. Serde
+    /// skips it: the network sends it beside the header, since serde would copy it byte by byte.
     #[serde(skip)]
     pub payload: Payload,
 }
 
 impl Command {
-    /// An entry of pushes.
+    /// Creates an entry of pushes.
     pub fn of_pushes(entry: PushEntry<'_>) -> Self {
         let PushEntry { bucket, contributions, encoding, factor, closes, rate } = entry;
         let contributions = contributions.to_vec();
         Command::Update { bucket, contributions, encoding, factor, closes, rate }
     }
 
-    /// Likewise, read; `None`: it holds none, a delta of them, or such as are not applied.
+    /// The pushes in it; `None` if it holds none, a delta, or pushes that are not applied.
     pub fn pushes(&self) -> Option<PushEntry<'_>> {
         let Command::Update { bucket, contributions, encoding, factor, closes, rate } = self else {
             return None;
@@ -319,7 +320,7 @@ impl Command {
         Some(PushEntry { bucket, contributions, encoding, factor, closes, rate })
     }
 
-    /// The latest step of the pushes that it holds; `None` where it holds none, or does not say.
+    /// The latest step of its pushes; `None` if it holds none or does not record it.
     pub fn latest_step(&self) -> Option<Step> {
         match self {
             Command::Update { contributions, .. } | Command::Skip { contributions, .. } => {
@@ -339,7 +340,7 @@ impl From<Command> for Proposal {
     }
 }
 
-// By hand: openraft prints proposals, and a derived Debug would print a megabyte.
+// Written by hand: openraft prints proposals, and a derived Debug would print a megabyte.
 impl fmt::Debug for Proposal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} + {} bytes", self.command, self.payload.len())

@@ -1,44 +1,44 @@
-//! State deltas, the way into the log at the level `leader`: what their entries say, and how a replica takes them.
+//! State deltas, which replicate pushes at the level `leader`: their entries, and how a replica applies them.
 //!
-//! A leader at this level applies pushes to working copies (`working.rs`) and now and then writes down what
-//! changed: the images of the changed buckets in parts of at most [`MAX_PART_BYTES`], then one marker with
-//! everything that belongs to them: versions, schedule clocks, who pushed what, the counts.
+//! A leader at this level applies pushes to working copies (`working.rs`). From time to time it writes the changes
+//! to the log: the images of the changed buckets in parts of at most [`MAX_PART_BYTES`], then one marker with the
+//! rest: versions, schedule clocks, the pushes in it, the counts.
 //!
 //! ```text
 //!  DeltaPart 0 ─▶ DeltaPart 1 ─▶ ... ─▶ Delta (marker)
 //!     staged      staged              all parts here? then all of it takes effect at once; else nothing does
 //! ```
 //!
-//! What is staged is part of the replicated state: a snapshot between two parts holds it, and every replica that
-//! applied the same log has the same bytes. A part or marker that does not continue the staged delta drops it, so
-//! the half of a delta whose leader died never takes effect. And a marker takes effect only on the very state that
-//! its leader started from: each bucket at its base version, after the same last delta.
+//! Staged parts are replicated state: a snapshot between two parts holds them, and every replica with the same log
+//! has the same bytes. A part or marker that does not continue the staged delta drops it, so an incomplete delta of
+//! a failed leader never takes effect. A marker takes effect only on the exact state that its leader started from:
+//! each bucket at its base version, after the same last delta.
 
 use super::{
     bucket::BucketData,
     command::Outcome,
-    state::{Configured, Meta, Shard},
+    state::{Meta, Shard, ShardConfig},
 };
 use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId, histogram::DelayHistogram};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The most payload in one part: larger entries were slower to replicate and cost leaders their lease.
+/// Maximum payload of one part: larger entries replicated more slowly and cost leaders their lease.
 pub const MAX_PART_BYTES: usize = 1 << 20;
 
-/// Names a delta. Ordered: a later leader's deltas are greater, and so are a leader's later ones.
+/// Identifies a delta. Ordered: a later leader's deltas are greater, and so are the later ones of one leader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeltaId {
-    /// The Raft term of the leader that made it.
+    /// The Raft term of its leader.
     pub term: u64,
     /// Counts the deltas of that leader's process.
     pub number: u64,
 }
 
-/// A changed bucket, as a marker announces it.
+/// A changed bucket, as a marker lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeltaBucket {
-    /// Which.
+    /// The bucket.
     pub bucket: BucketId,
     /// The replicated version that the leader's working copy started from.
     pub base: Version,
@@ -48,19 +48,18 @@ pub struct DeltaBucket {
     pub clock: f64,
 }
 
-/// What one member has pushed into a delta.
+/// The pushes of one member in a delta.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeltaMember {
-    /// In which session.
+    /// The session.
     pub session: SessionId,
-    /// The highest push.
+    /// The highest sequence number.
     pub last_seq: Seq,
-    /// The last step of each bucket that it pushed; without them a retry after a change of leader would be
-    /// applied twice.
+    /// The last step of each bucket that it pushed. Without them a retry after a failover would be applied twice.
     pub steps: BTreeMap<BucketId, Step>,
 }
 
-/// Everything that a delta adds to the small part of the state.
+/// The changes of a delta to the small part of the state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeltaRecord {
     /// By worker.
@@ -71,60 +70,60 @@ pub struct DeltaRecord {
     pub pushes: u64,
     /// Their payload, in bytes.
     pub bytes: u64,
-    /// Acknowledged pushes that went down with an earlier leader, found since the last delta (only at the level
+    /// Acknowledged pushes of an earlier leader that were found lost since the last delta (only at the level
     /// `leader`).
     pub lost: u64,
 }
 
 /// A vector of a bucket: 0 for the weights, from 1 for the optimizer's slots.
-pub type VectorOf = (BucketId, u32);
+pub type VectorId = (BucketId, u32);
 
 /// A vector and its values.
-pub type Vector = (VectorOf, Arc<Vec<f32>>);
+pub type Vector = (VectorId, Arc<Vec<f32>>);
 
-/// The parts of a delta whose marker has not come yet.
+/// The parts of a delta whose marker has not arrived.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Staged {
-    /// Of which delta.
+pub struct StagedDelta {
+    /// The delta.
     pub delta: DeltaId,
-    /// How many are here.
+    /// Number of parts that have arrived.
     pub parts: u32,
-    /// What they held, in order.
+    /// The vectors in them, in order.
     pub vectors: Vec<Vector>,
 }
 
-/// [`Staged`] without the bulk, for a snapshot's header: lengths in values.
+/// [`StagedDelta`] without the bulk, for a snapshot's header: lengths in values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StagedHeader {
-    /// Of which delta.
+pub struct StagedDeltaHeader {
+    /// The delta.
     pub delta: DeltaId,
-    /// How many parts are here.
+    /// Number of parts that have arrived.
     pub parts: u32,
     /// The vectors and their lengths.
-    pub vectors: Vec<(VectorOf, u64)>,
+    pub vectors: Vec<(VectorId, u64)>,
 }
 
-impl Staged {
-    /// The header that announces the vectors.
-    pub fn header(&self) -> StagedHeader {
+impl StagedDelta {
+    /// The header for the vectors.
+    pub fn header(&self) -> StagedDeltaHeader {
         let vectors = self.vectors.iter().map(|(of, v)| (*of, v.len() as u64)).collect();
-        StagedHeader { delta: self.delta, parts: self.parts, vectors }
+        StagedDeltaHeader { delta: self.delta, parts: self.parts, vectors }
     }
 
     /// Whether every vector is one of the job's buckets, at its length.
-    pub fn fits(&self, conf: &Configured) -> bool {
+    pub fn fits(&self, conf: &ShardConfig) -> bool {
         self.vectors.iter().all(|(of, v)| vector_len(conf, *of) == Some(v.len()))
     }
 }
 
-/// How many values the vector has, if the shard has it.
-fn vector_len(conf: &Configured, (bucket, vector): VectorOf) -> Option<usize> {
+/// The vector's number of values, if the shard has it.
+fn vector_len(conf: &ShardConfig, (bucket, vector): VectorId) -> Option<usize> {
     let bucket = &conf.buckets[conf.local(bucket)?];
     (vector as usize <= conf.slots(bucket.spec.kind)).then_some(bucket.spec.len)
 }
 
-/// Reads a part's payload: the vectors one behind the other.
-fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Payload) -> Result<Vec<Vector>, String> {
+/// Reads a part's payload: the vectors in order.
+fn read_part(conf: &ShardConfig, vectors: &[VectorId], payload: &Payload) -> Result<Vec<Vector>, String> {
     let mut rest = payload.reader();
     let mut read = Vec::with_capacity(vectors.len());
     for of in vectors {
@@ -140,21 +139,21 @@ fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Payload) -> Resu
     Ok(read)
 }
 
-/// Puts the images of a complete delta together, or says what is missing. Changes nothing.
+/// Assembles the images of a complete delta, or returns what is missing. Changes nothing.
 fn images(
-    conf: &Configured,
-    staged: Option<Staged>,
+    conf: &ShardConfig,
+    staged: Option<StagedDelta>,
     delta: DeltaId,
     parts: u32,
     buckets: &[DeltaBucket],
 ) -> Result<Vec<(usize, Arc<BucketData>)>, String> {
     let here = staged.filter(|s| s.delta == delta);
-    let staged = here.unwrap_or(Staged { delta, parts: 0, vectors: Vec::new() });
+    let staged = here.unwrap_or(StagedDelta { delta, parts: 0, vectors: Vec::new() });
     if staged.parts != parts {
         return Err(format!("{} of {parts} parts of the delta are here", staged.parts));
     }
     let count = staged.vectors.len();
-    let mut by_place: BTreeMap<VectorOf, Arc<Vec<f32>>> = staged.vectors.into_iter().collect();
+    let mut by_place: BTreeMap<VectorId, Arc<Vec<f32>>> = staged.vectors.into_iter().collect();
     if by_place.len() != count {
         return Err("the delta holds a vector twice".into());
     }
@@ -175,7 +174,7 @@ fn images(
         let slots =
             (1..=conf.slots(bucket.spec.kind) as u32).map(&mut vector).collect::<Result<Vec<_>, _>>()?.into();
         let (version, clock) = (b.version, b.clock);
-        let kept = Default::default(); // jobs that keep something have no deltas
+        let kept = Default::default(); // jobs that keep state per worker have no deltas
         let data = BucketData { weights: weights.into(), slots, kept, version, clock, initialised: true };
         all.push((local, Arc::new(data)));
     }
@@ -192,7 +191,7 @@ impl Shard {
         &self,
         delta: DeltaId,
         part: u32,
-        vectors: &[VectorOf],
+        vectors: &[VectorId],
         payload: &Payload,
     ) -> Outcome {
         let mut slot = self.staged.write();
@@ -202,7 +201,7 @@ impl Shard {
             return Outcome::Refused(format!("{delta:?} is in already, or a later one"));
         }
         let mut staged = match before {
-            _ if part == 0 => Staged { delta, parts: 0, vectors: Vec::new() },
+            _ if part == 0 => StagedDelta { delta, parts: 0, vectors: Vec::new() },
             Some(s) if (s.delta, s.parts) == (delta, part) => s,
             _ => return Outcome::Refused(format!("part {part} of {delta:?} does not follow what is staged")),
         };
@@ -215,7 +214,7 @@ impl Shard {
         Outcome::Done
     }
 
-    /// The marker: all of the delta, or nothing. Whatever was staged is gone afterwards.
+    /// Applies a marker: the whole delta takes effect, or nothing. The staged parts are dropped in both cases.
     pub(super) fn delta(
         &self,
         delta: DeltaId,
@@ -246,9 +245,9 @@ impl Shard {
     }
 }
 
-fn take_record(meta: &mut Meta, conf: &Configured, record: &DeltaRecord) {
+fn take_record(meta: &mut Meta, conf: &ShardConfig, record: &DeltaRecord) {
     for (worker, pushed) in &record.members {
-        // Of a session that is over there is nothing to remember: nobody can push in it again.
+        // A session that is over needs no record: no worker can push in it again.
         let (members, session) = (&mut meta.members, pushed.session);
         members.has_pushed(*worker, session, pushed.last_seq);
         for (bucket, step) in &pushed.steps {

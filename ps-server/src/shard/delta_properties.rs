@@ -1,12 +1,12 @@
 //! Properties of state deltas, over random pushes, deltas, crashes and snapshots.
 //!
-//! The oracle is the way into the log of the quorum levels: a shard that gets, as update entries, exactly the pushes that the
-//! committed markers cover must come to the same state, bit for bit.
+//! The oracle is a shard at a quorum level. It gets, as update entries, exactly the pushes that the committed
+//! markers cover, and must reach the same state, bit for bit.
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
-    delta::{DeltaId, DeltaRecord, Staged},
-    leader::working::{Piece, Working, add},
+    delta::{DeltaId, DeltaRecord, StagedDelta},
+    leader::working::{DeltaPiece, WorkingCopies, add},
     properties::{a_job, admit, join, new, over_the_wire, sent},
 };
 use paraft_common::{
@@ -18,24 +18,24 @@ use std::time::Instant;
 
 const WORKERS: u32 = 3;
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Debug)]
 enum Op {
     /// A worker's push for its next step of a bucket.
     Push { worker: u32, bucket: usize, value: f32 },
-    /// Pushes that an earlier leader acknowledged are gone: the next step is so much later.
+    /// Pushes that an earlier leader acknowledged are lost: the next step is `by` steps later.
     Skip { worker: u32, bucket: usize, by: u64 },
-    /// The leader begins a delta, if none is under way.
+    /// The leader starts a delta, if none is in flight.
     Delta,
-    /// So many pieces of the delta under way reach the log.
+    /// The log receives this many pieces of the delta in flight.
     Commit { pieces: usize },
-    /// Another leader.
+    /// Another leader is elected.
     Crash,
-    /// A worker comes anew, behind a delta.
+    /// A worker joins in a new session, behind a delta.
     Join { worker: u32 },
-    /// A worker goes, behind a delta.
+    /// A worker leaves, behind a delta.
     Leave { worker: u32 },
-    /// An entry that no leader of ours wrote: a piece again, out of order, or of nobody's delta.
+    /// An entry that no leader here wrote: a repeated piece, one out of order, or one of an unknown delta.
     Stray { part: u32, parts: u32, term: u64 },
     /// A replica starts from a snapshot.
     Snapshot,
@@ -62,15 +62,15 @@ struct World {
     job: ServerJob,
     replicas: Vec<Shard>,
     oracle: Shard,
-    working: Working,
-    /// Pushes since the last delta, and those in the delta under way.
+    working: WorkingCopies,
+    /// Pushes since the last delta, and those in the delta in flight.
     open: Vec<Pushed>,
     under_way: Vec<Pushed>,
     term: u64,
     deltas: u64,
-    /// There was a stray since the last crash.
+    /// There was a stray entry since the last crash.
     strayed: bool,
-    /// Pushes of deltas that are committed: they stay.
+    /// Pushes of committed deltas, which must persist.
     replicated: Vec<(usize, WorkerId, SessionId, Step)>,
 }
 
@@ -85,14 +85,14 @@ impl World {
         let images = ServerJob { durability: Durability::Leader, ..job };
         let (first, oracle) = (new(), new());
         assert_eq!(first.apply(&admit(&images)), Outcome::Done);
-        // Only the level differs, and the job's text with it.
+        // Only the level differs, and with it the job's text.
         let updates = ServerJob { durability: Durability::QuorumMemory, ..images.clone() };
         assert_eq!(oracle.apply(&admit(&updates)), Outcome::Done);
         let mut world = Self {
             job: images,
             replicas: vec![first, new()],
             oracle,
-            working: Working::default(),
+            working: WorkingCopies::default(),
             open: Vec::new(),
             under_way: Vec::new(),
             term: 1,
@@ -115,7 +115,7 @@ impl World {
         world
     }
 
-    /// Commits an entry on every replica, and on the oracle if it is of the kind that both forms have.
+    /// Commits an entry on every replica, and on the oracle if both forms have this kind of entry.
     fn log(&mut self, p: &Proposal, both: bool) -> Outcome {
         let outcome = self.replicas[0].apply(p);
         for r in &self.replicas[1..] {
@@ -132,7 +132,7 @@ impl World {
         let conf = self.replicas[0].configured().expect("configured");
         let last = self.replicas[0].read(|m| m.last_cut);
         let delta = DeltaId { term: self.term, number: self.deltas + 1 };
-        // A bucket of the job has up to 24 bytes a vector: deltas of several parts, with one and with several vectors.
+        // A vector has up to 24 bytes: deltas have several parts, with one and with several vectors.
         if self.working.delta(&conf, delta, last, 60) {
             self.deltas += 1;
             self.under_way = std::mem::take(&mut self.open);
@@ -144,9 +144,9 @@ impl World {
         for _ in 0..pieces {
             match self.working.next(&conf) {
                 None => return,
-                Some(Piece::Part(p)) if self.log(&p, false) == Outcome::Done => {}
-                Some(Piece::Marker(p)) if self.log(&p, false) == Outcome::Done => self.committed(),
-                Some(_) if self.strayed => return self.crash(), // it has ended this delta; the leader begins again
+                Some(DeltaPiece::Part(p)) if self.log(&p, false) == Outcome::Done => {}
+                Some(DeltaPiece::Marker(p)) if self.log(&p, false) == Outcome::Done => self.committed(),
+                Some(_) if self.strayed => return self.crash(), // the stray ended this delta; the leader restarts
                 Some(piece) => panic!("refused: {piece:?}"),
             }
         }
@@ -162,7 +162,7 @@ impl World {
                     self.replicated.push((bucket, c.worker, c.session, c.step));
                 }
                 Pushed::Skipped(worker, session, bucket, step, lost) => {
-                    // What an oracle that had lost these pushes would have.
+                    // The state of an oracle that lost these pushes.
                     let mut meta = self.oracle.meta_mut();
                     meta.pushes_lost += lost;
                     meta.members.pushed(worker, session, Seq(0), bucket, step);
@@ -172,7 +172,7 @@ impl World {
     }
 
     fn crash(&mut self) {
-        self.working = Working::default();
+        self.working = WorkingCopies::default();
         self.open.clear();
         self.under_way.clear();
         self.term += 1;
@@ -244,7 +244,7 @@ impl World {
             }
             Op::Stray { part, parts, term } => {
                 self.strayed = true;
-                // Its number is none of ours, so nothing of it may ever take effect.
+                // No leader uses this number, so nothing of it may ever take effect.
                 let delta = DeltaId { term, number: 1_000_000 };
                 let vectors = vec![(BucketId(0), 0)];
                 let payload = Payload::from(vec![1u8; 24]);
@@ -254,7 +254,7 @@ impl World {
                 let stray = Command::Delta { delta, after, parts, buckets: Vec::new(), record };
                 let outcome = self.log(&stray.into(), false);
                 assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
-                let staged: Option<Staged> = self.replicas[0].image().staged;
+                let staged: Option<StagedDelta> = self.replicas[0].image().staged;
                 assert_eq!(staged, None, "whatever a marker finds staged is gone after it");
             }
             Op::Snapshot => {
@@ -289,7 +289,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn cuts_leave_the_state_that_their_pushes_leave_as_updates_on_every_replica_whoever_crashes(
+    fn deltas_equal_updates_on_every_replica_despite_crashes(
         job in a_job(), ops in prop::collection::vec(an_op(), 1..150),
     ) {
         let mut world = World::new(job);
@@ -300,7 +300,7 @@ proptest! {
     }
 }
 
-/// A world with one delta of several parts, of which `committed` pieces are in the log.
+/// A world with one delta of several parts, of which the log has `committed` pieces.
 fn half_a_cut(committed: usize) -> World {
     let job = toml::from_str("kind = \"adam\"").expect("defaults");
     let mut world = World::new(super::properties::job(job, 0));
@@ -337,13 +337,13 @@ fn half_a_cut_dies_with_its_leader() {
 }
 
 #[test]
-fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
+fn marker_takes_effect_once_and_only_on_its_base_state() {
     let mut world = half_a_cut(3);
     let conf = world.replicas[0].configured().expect("configured");
-    let Some(Piece::Marker(marker)) = world.working.next(&conf) else {
+    let Some(DeltaPiece::Marker(marker)) = world.working.next(&conf) else {
         panic!("three parts, then the marker")
     };
-    // An update of the same bucket in between: the images do not have it.
+    // An update of the same bucket in between, which the images do not contain.
     let member = world.replicas[0].read(|m| m.members.get(WorkerId(2)).cloned()).expect("a member");
     let (worker, session) = (WorkerId(2), member.session);
     let c = Contribution {
@@ -369,7 +369,7 @@ fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
     world.check();
 
     let mut world = half_a_cut(3);
-    let Some(Piece::Marker(marker)) = world.working.next(&conf) else {
+    let Some(DeltaPiece::Marker(marker)) = world.working.next(&conf) else {
         panic!("three parts, then the marker")
     };
     assert_eq!(world.log(&marker, false), Outcome::Done);

@@ -1,20 +1,20 @@
-//! A consistent copy of a shard's state: what a snapshot holds, and what the digest is taken over.
+//! A consistent copy of a shard's state, for snapshots and digests.
 
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
-    delta::{Staged, StagedHeader},
-    kept::{OfWorker, OfWorkerHeader},
+    delta::{StagedDelta, StagedDeltaHeader},
     state::Meta,
+    worker_state::{WorkerState, WorkerStateHeader},
 };
 use crate::{
     header,
-    raft::{RawImage, Unable},
+    raft::{ApplyError, RawImage},
 };
 use paraft_common::{Payload, Version, codec::value_bytes};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Kinds and lengths of buckets that nothing has come for: trained values and running statistics, each with a last one.
+/// Kinds and lengths of blank buckets: trained values and running statistics, each with a shorter last bucket.
 const BLANKS: usize = 4;
 
 /// The whole replicated state of a shard at one log index.
@@ -22,21 +22,21 @@ const BLANKS: usize = 4;
 pub struct Image {
     /// The small part.
     pub meta: Meta,
-    /// The buckets, by rising id.
+    /// The buckets, ascending by id.
     pub buckets: Vec<Arc<BucketData>>,
     /// The parts of a state delta that waits for its marker.
-    pub staged: Option<Staged>,
+    pub staged: Option<StagedDelta>,
 }
 
-/// What a snapshot says before its vectors: everything but the bulk.
+/// A snapshot's header: the state without the vectors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImageHeader {
     /// The small part.
     pub meta: Meta,
-    /// Of each bucket.
+    /// The header of each bucket.
     pub buckets: Vec<BucketHeader>,
-    /// Of the parts of a state delta that waits for its marker.
-    pub staged: Option<StagedHeader>,
+    /// The header of the parts of a state delta that waits for its marker.
+    pub staged: Option<StagedDeltaHeader>,
 }
 
 /// A bucket without its bulk.
@@ -50,10 +50,10 @@ pub struct BucketHeader {
     pub initialised: bool,
     /// Values in each of its vectors.
     pub len: u64,
-    /// State vectors.
+    /// Number of state vectors.
     pub slots: u32,
-    /// What is kept of workers.
-    pub kept: Vec<OfWorkerHeader>,
+    /// The headers of the state kept per worker.
+    pub kept: Vec<WorkerStateHeader>,
 }
 
 impl BucketHeader {
@@ -73,29 +73,34 @@ impl Image {
     /// The header that announces [`Self::vectors`].
     pub fn header(&self) -> ImageHeader {
         let buckets = self.buckets.iter().map(|b| BucketHeader::of(b)).collect();
-        ImageHeader { meta: self.meta.clone(), buckets, staged: self.staged.as_ref().map(Staged::header) }
+        ImageHeader {
+            meta: self.meta.clone(),
+            buckets,
+            staged: self.staged.as_ref().map(StagedDelta::header),
+        }
     }
 
-    /// The bulk in order: for each bucket its weights, its slots, what is kept of workers; then what is staged.
+    /// The vectors in order: for each bucket its weights, its slots and the state kept per worker; then the staged
+    /// parts.
     pub fn vectors(&self) -> impl Iterator<Item = &[f32]> {
         let staged = self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| v.as_slice()));
         self.buckets
             .iter()
             .flat_map(|b| {
-                let kept = b.kept.values().flat_map(OfWorker::vectors).map(|v| v.as_slice());
+                let kept = b.kept.values().flat_map(WorkerState::vectors).map(|v| v.as_slice());
                 std::iter::once(&*b.weights).chain(b.slots.iter().map(Vec::as_slice)).chain(kept)
             })
             .chain(staged)
     }
 
-    /// Builds an image from a header and its vectors (little-endian), which must fit it exactly. A vector is let go
-    /// before the next is asked for.
+    /// Builds an image from a header and its vectors (little-endian), which must fit it exactly. Each vector is
+    /// released before the next is requested.
     pub fn assemble(
         header: ImageHeader,
         vectors: impl IntoIterator<Item = Result<Payload, String>>,
-    ) -> Result<Self, Unable> {
+    ) -> Result<Self, ApplyError> {
         let mut rest = vectors.into_iter();
-        let mut next = |len: u64| -> Result<Vec<f32>, Unable> {
+        let mut next = |len: u64| -> Result<Vec<f32>, ApplyError> {
             let le = rest.next().ok_or("the snapshot ends early")??;
             if Some(le.len() as u64) != len.checked_mul(4) {
                 let got = le.len();
@@ -103,7 +108,7 @@ impl Image {
             }
             let mut v = Vec::new();
             v.try_reserve_exact(len as usize)
-                .map_err(|e| Unable::NoRoom(format!("a vector of the snapshot: {e}")))?;
+                .map_err(|e| ApplyError::NoRoom(format!("a vector of the snapshot: {e}")))?;
             v.resize(len as usize, 0.0);
             le.reader().values(&mut v).map_err(|e| e.to_string())?;
             Ok(v)
@@ -115,7 +120,7 @@ impl Image {
             let slots = (0..slots).map(|_| next(len)).collect::<Result<Vec<_>, _>>()?.into();
             let kept = kept.into_iter().map(|k| k.assemble(|| next(len))).collect::<Result<_, _>>()?;
             let data = BucketData { weights: weights.into(), slots, kept, version, clock, initialised };
-            // Those that nothing has come for share their data, as before the snapshot.
+            // Blank buckets share their data, as before the snapshot.
             let same = blanks.iter().find(|b| !initialised && ***b == data).cloned();
             let new = same.is_none();
             let data = same.unwrap_or_else(|| Arc::new(data));
@@ -126,10 +131,10 @@ impl Image {
         }
         let staged = header.staged.map(|s| {
             let vectors = s.vectors.into_iter().map(|(of, len)| Ok((of, Arc::new(next(len)?))));
-            Ok::<_, Unable>(Staged {
+            Ok::<_, ApplyError>(StagedDelta {
                 delta: s.delta,
                 parts: s.parts,
-                vectors: vectors.collect::<Result<_, Unable>>()?,
+                vectors: vectors.collect::<Result<_, ApplyError>>()?,
             })
         });
         let staged = staged.transpose()?;
@@ -141,7 +146,7 @@ impl Image {
         Ok(Self { meta: header.meta, buckets, staged })
     }
 
-    /// As Raft carries it. On a little-endian host the parts share the buckets' memory: nothing is copied.
+    /// The image in Raft's format. On a little-endian host the parts share the buckets' memory: nothing is copied.
     pub fn to_raw(&self) -> RawImage {
         let head = header::encode(&self.header());
         let buckets = self.buckets.iter().flat_map(|b| (0..b.vectors()).map(|i| vector_bytes(b, i)));
@@ -153,17 +158,17 @@ impl Image {
         }
     }
 
-    /// And back: what [`RawImage::head`] says. With the parts one after the other it is the image again
-    /// ([`Self::assemble`]); what does not fit is refused.
-    pub fn header_of(head: &[u8]) -> Result<ImageHeader, Unable> {
-        header::decode(head).map_err(|e| Unable::Damaged(format!("the snapshot: {e}")))
+    /// Decodes [`RawImage::head`]. Together with the parts in order it gives the image again ([`Self::assemble`]).
+    /// Fails if the head does not fit.
+    pub fn header_of(head: &[u8]) -> Result<ImageHeader, ApplyError> {
+        header::decode(head).map_err(|e| ApplyError::Damaged(format!("the snapshot: {e}")))
     }
 
-    /// Both at once.
+    /// Decodes the head and the parts.
     pub fn from_raw(
         head: &[u8],
         parts: impl IntoIterator<Item = Result<Payload, String>>,
-    ) -> Result<Self, Unable> {
+    ) -> Result<Self, ApplyError> {
         Self::assemble(Self::header_of(head)?, parts)
     }
 
@@ -172,7 +177,7 @@ impl Image {
         self.to_raw().digest()
     }
 
-    /// Bytes of the bulk.
+    /// Bytes of the vectors.
     pub fn bytes(&self) -> u64 {
         self.vectors().map(|v| v.len() as u64 * 4).sum()
     }

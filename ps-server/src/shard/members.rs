@@ -1,16 +1,17 @@
-//! Who takes part in a job, and how far each has come. Part of the replicated state.
+//! The members of a job, and the progress of each. Part of the replicated state.
 //!
-//! What a leader asks after every push (a member's clock, the slowest of a bucket, how many are behind) is counted as steps
-//! change, in `progress` and in each member: the answer must not cost more with more members and buckets.
+//! The leader asks after every push for a member's clock, the slowest in a bucket, and the number of members
+//! behind. `progress` and each member keep these counts as steps change, so that the cost does not grow with
+//! members and buckets.
 
 use super::progress::{Lowest, Progress};
 use paraft_common::{Seq, SessionId, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Steps before the last one that was applied, of which it is known whether they were dropped: more than a worker keeps
-/// to push again.
-const REMEMBERED: u64 = 64;
+/// Number of steps before the last applied one for which dropped pushes are remembered: more than a worker keeps to
+/// resend.
+const DROP_HISTORY_STEPS: u64 = 64;
 
 /// A registered worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,18 +20,18 @@ pub struct Member {
     pub session: SessionId,
     /// The highest push applied.
     pub last_seq: Seq,
-    /// For each bucket of the shard, the last step applied. This is what makes a retry recognisable: a push
-    /// for a step that is in already is a duplicate, whoever leads now.
+    /// For each bucket of the shard, the last step applied. It identifies retries: a push of an earlier or equal
+    /// step is a duplicate, under any leader.
     steps: Vec<Step>,
-    /// Where rounds pass members over (empty where they do not): for each bucket, the last step of its own that was applied;
-    /// up to `steps` everything after it was dropped. Then, for each bucket, which of the 64 steps before
-    /// that one were: bit `k` of step `taken - 1 - k`. (In one field, since snapshots of the first release have but its
-    /// first half.)
+    /// Only if rounds pass members over, else empty. For each bucket, the last step of its own that was applied;
+    /// everything from there to `steps` was dropped. Then, for each bucket, which of the 64 steps before that one
+    /// were applied: bit `k` is step `taken - 1 - k`. (One field, since snapshots of the first release have only
+    /// its first half.)
     taken: Vec<Step>,
     /// It has done all its steps; clocks and barriers no longer wait for it.
     pub finished: bool,
-    /// It has nothing to train at present (the leased sampler has no chunk for it): clocks and barriers do not wait for
-    /// it, but it is a member, has a lease, and may go on.
+    /// It has nothing to train at present (the leased sampler has no chunk for it). Clocks and barriers do not wait
+    /// for it, but it is a member, has a lease, and may resume.
     pub idle: bool,
     /// The lowest of `steps`.
     #[serde(skip)]
@@ -38,7 +39,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// One that begins at `steps`. `taken`: as the field, where rounds may pass it over.
+    /// A member that starts at `steps`. `taken`: as the field, if rounds may pass it over.
     pub(super) fn new(session: SessionId, steps: Vec<Step>, taken: Vec<Step>) -> Self {
         let lowest = Lowest::of(&steps);
         Self { session, last_seq: Seq(0), steps, taken, finished: false, idle: false, lowest }
@@ -64,7 +65,7 @@ impl Member {
         !self.finished && !self.idle
     }
 
-    /// How many entries it has of pushes that rounds dropped.
+    /// The number of its `taken` entries.
     pub(super) fn remembered(&self) -> usize {
         self.taken.len()
     }
@@ -76,7 +77,7 @@ impl Member {
         }
     }
 
-    /// Likewise, of some of its buckets; `None`: of all.
+    /// The last step fully applied in some of its buckets; `None`: in all.
     pub fn clock_of(&self, buckets: Option<&BTreeSet<usize>>) -> Step {
         match buckets {
             None => self.clock(),
@@ -84,8 +85,8 @@ impl Member {
         }
     }
 
-    /// Whether a push of this step came too late for its round, or would. Known of the steps that a worker may push again:
-    /// it can have the next one in before it hears that this one was dropped.
+    /// Whether a push of this step came too late for its round, or would. Known for the steps that a worker may
+    /// resend: its next step can be applied before it learns that this one was dropped.
     pub fn is_dropped(&self, bucket: usize, step: Step) -> bool {
         let (at, taken) = (self.steps.get(bucket), self.taken.get(bucket));
         let Some((at, taken)) = at.zip(taken) else { return false };
@@ -94,15 +95,16 @@ impl Member {
         }
         let missed = self.taken.get(self.steps.len() + bucket).map_or(0, |m| m.0);
         let before = taken.0 - step.0;
-        (1..=REMEMBERED).contains(&before) && missed >> (before - 1) & 1 == 1
+        (1..=DROP_HISTORY_STEPS).contains(&before) && missed >> (before - 1) & 1 == 1
     }
 
-    /// A push of its own of this step is in.
+    /// Records that its push of this step is applied.
     pub(super) fn take(&mut self, bucket: usize, step: Step) {
         let at = self.steps.len() + bucket;
         if at < self.taken.len() {
             let passed = |before: &u64| step.0 > *before && self.is_dropped(bucket, Step(step.0 - before));
-            let missed = (1..=REMEMBERED).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
+            let missed =
+                (1..=DROP_HISTORY_STEPS).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
             self.taken[at] = Step(missed);
         }
         self.set(bucket, step);
@@ -111,7 +113,7 @@ impl Member {
         }
     }
 
-    /// Goes on to where `now` is, the same member as the log knows it: never back.
+    /// Advances to `now`, the same member in the log; never goes back.
     pub(super) fn follow(&mut self, now: &Self) {
         let buckets = self.steps.len();
         self.steps.iter_mut().zip(&now.steps).for_each(|(s, n)| *s = (*s).max(*n));
@@ -141,27 +143,27 @@ impl Member {
 
 /// All members, in the order of their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Stored")]
+#[serde(from = "StoredMembers")]
 pub struct Members {
     by_id: BTreeMap<WorkerId, Member>,
-    /// The furthest step of anyone who left: when all workers die, those that come back go on from there
-    /// instead of doing the whole job again on trained weights.
+    /// The furthest step of any member that left. If all workers die, new ones continue from there instead of
+    /// repeating the whole job on trained weights.
     left: Step,
-    /// How far the active ones are.
+    /// The progress of the active members.
     #[serde(skip)]
     progress: Progress,
 }
 
-/// What a snapshot holds of the members.
+/// The members in a snapshot.
 #[derive(Deserialize)]
-struct Stored {
+struct StoredMembers {
     by_id: BTreeMap<WorkerId, Member>,
     left: Step,
 }
 
-impl From<Stored> for Members {
-    fn from(stored: Stored) -> Self {
-        let Stored { mut by_id, left } = stored;
+impl From<StoredMembers> for Members {
+    fn from(stored: StoredMembers) -> Self {
+        let StoredMembers { mut by_id, left } = stored;
         by_id.values_mut().for_each(|m| m.lowest = Lowest::of(&m.steps));
         let mut progress = Progress::default();
         by_id.values().filter(|m| m.is_active()).for_each(|m| progress.add(&m.steps, m.clock()));
@@ -175,12 +177,12 @@ impl Members {
         self.by_id.get(&worker)
     }
 
-    /// The member, if `session` is still its own.
+    /// The member, if `session` is its current one.
     pub fn in_session(&self, worker: WorkerId, session: SessionId) -> Option<&Member> {
         self.get(worker).filter(|m| m.session == session)
     }
 
-    /// Everyone, finished ones included.
+    /// All members, including finished ones.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Member)> + Clone {
         self.by_id.iter().map(|(w, m)| (*w, m))
     }
@@ -190,17 +192,17 @@ impl Members {
         self.iter().filter(|(_, m)| m.is_active())
     }
 
-    /// How many there are of [`Self::active`].
+    /// The number of active members.
     pub fn active_count(&self) -> usize {
         self.progress.members()
     }
 
-    /// The lowest clock of an active member; there is no bound where nobody is active.
+    /// The lowest clock of an active member; without active members there is no bound.
     pub fn slowest(&self) -> Step {
         self.progress.slowest().unwrap_or(Step(u64::MAX))
     }
 
-    /// The last step of a bucket that all active members have pushed; there is no bound where nobody is active.
+    /// The last step of a bucket that all active members have pushed; without active members there is no bound.
     pub fn slowest_in(&self, bucket: usize) -> Step {
         self.progress.slowest_in(bucket).unwrap_or(Step(u64::MAX))
     }
@@ -210,18 +212,18 @@ impl Members {
         self.progress.behind(bucket, step)
     }
 
-    /// Those that have not done everything, idle ones included: they hold leases.
+    /// Members that have not finished, including idle ones: they hold leases.
     pub fn unfinished(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
         self.iter().filter(|(_, m)| !m.finished)
     }
 
-    /// Nobody has been here, but `step` steps are done: those that come go on from there.
+    /// Sets the start of the first members: `step` steps are done.
     pub(super) fn begin_at(&mut self, step: Step) {
         self.left = self.left.max(step);
     }
 
-    /// Adds a member. It starts where the slowest of the others is, so that nobody waits longer for it than for
-    /// those already there; where nobody else trains, it goes on from the furthest that anyone has come.
+    /// Adds a member. It starts at the slowest of the others, so that no member waits longer for it than for them.
+    /// If no other trains, it continues from the furthest step of any member.
     pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize, drops_late: bool) {
         self.remove(worker);
         let steps = vec![self.start(buckets); buckets];
@@ -232,20 +234,20 @@ impl Members {
         self.by_id.insert(worker, member);
     }
 
-    /// Where one begins that clocks did not wait for until now.
+    /// The start of a member that clocks did not wait for until now.
     fn start(&self, buckets: usize) -> Step {
-        // The same step in every bucket, the latest: bucket by bucket, a worker that joins while the others are
-        // between two buckets of a step would be acknowledged pushes that are never applied.
+        // The same step in every bucket, the latest. With a start per bucket, a worker that joins while the others
+        // are between two buckets of a step would get acks for pushes that are never applied.
         let slowest = (0..buckets).filter_map(|b| self.progress.slowest_in(b)).max();
         slowest.unwrap_or_else(|| self.furthest())
     }
 
-    /// The furthest step that anyone has come to, those that left included.
+    /// The furthest step of any member, including those that left.
     fn furthest(&self) -> Step {
         self.iter().map(|(_, m)| m.furthest()).max().unwrap_or_default().max(self.left)
     }
 
-    /// A push of this session's is in.
+    /// Records that a push of this session is applied.
     pub(super) fn pushed(
         &mut self,
         worker: WorkerId,
@@ -257,9 +259,9 @@ impl Members {
         let Self { by_id, progress, .. } = self;
         let Some(m) = by_id.get_mut(&worker) else { return };
         let own = m.session == session;
-        // The worker came back between its round's closing and now. Its predecessor's part is its step
-        // all the same: without the record it would wait for ever for a push that the leader took for
-        // a retry, or be asked for the step a second time.
+        // The worker came back between its round's closing and now. Its predecessor's push still counts as its
+        // step. Without the record the worker would wait forever for a push that the leader took for a retry, or be
+        // asked for the step again.
         if own || m.step(bucket).is_some_and(|s| s.next() == step) {
             progress.changes(m, bucket, |m| m.take(bucket, step));
         }
@@ -268,14 +270,15 @@ impl Members {
         }
     }
 
-    /// All pushes of this session's up to `seq` are in.
+    /// Records that all pushes of this session up to `seq` are applied.
     pub(super) fn has_pushed(&mut self, worker: WorkerId, session: SessionId, seq: Seq) {
         if let Some(m) = self.by_id.get_mut(&worker).filter(|m| m.session == session) {
             m.last_seq = m.last_seq.max(seq);
         }
     }
 
-    /// A round of `step` was closed and applied without the active members that are behind it; gives how many they are.
+    /// Passes over the active members behind `step`, after a round of it was applied without them; returns their
+    /// number.
     pub(super) fn drop_late(&mut self, bucket: usize, step: Step) -> u64 {
         let Self { by_id, progress, .. } = self;
         let mut passed = 0;
@@ -288,12 +291,12 @@ impl Members {
         passed
     }
 
-    /// The member has done everything up to `step`, in every bucket.
+    /// Marks everything up to `step` as done by the member, in every bucket.
     pub(super) fn advance(&mut self, worker: WorkerId, session: SessionId, step: Step) {
         self.change(worker, session, |m| m.raise(step));
     }
 
-    /// It has done all its steps. False where the session is not its own.
+    /// Marks the member as finished. Returns false if the session is not its own.
     pub(super) fn finish(&mut self, worker: WorkerId, session: SessionId) -> bool {
         self.change(worker, session, |m| m.finished = true).is_some()
     }
@@ -302,8 +305,8 @@ impl Members {
         self.change(worker, session, |m| m.idle = true);
     }
 
-    /// The member trains again: from where one that joins begins, or, `level`, from the furthest step of all. It never
-    /// goes back. Gives its clock; a member that was not idle stays where it is, unless `level`.
+    /// Makes an idle member train again, starting where a new member would, or, with `level`, at the furthest step
+    /// of all. It never goes back. Returns its clock; a member that was not idle does not move unless `level`.
     pub(super) fn resume(&mut self, worker: WorkerId, session: SessionId, level: bool) -> Option<Step> {
         let member = self.in_session(worker, session)?;
         let start = match (level, member.idle) {
@@ -318,7 +321,7 @@ impl Members {
         })
     }
 
-    /// Changes all that may be changed of a member.
+    /// Changes a member and updates the progress counts.
     fn change<T>(
         &mut self,
         worker: WorkerId,

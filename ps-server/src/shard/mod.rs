@@ -1,4 +1,4 @@
-//! One shard of the parameters: what is replicated, and what only its leader knows.
+//! One shard of the parameters: its replicated state, and the state of its leader.
 //!
 //! ```text
 //!   rpc ──Event──▶ leader ──Proposal──▶ raft ──apply──▶ Shard (state.rs)
@@ -7,23 +7,23 @@
 //!                    └───────────── reads ────────────────┘
 //! ```
 //!
-//! - [`command`]: what may be written to the log, and what applying it gives back.
+//! - [`command`]: the commands of the log, and their outcomes.
 //! - [`state`]: the replicated state machine; changes only in `apply`. `updates`: its updates of buckets.
-//! - [`begin`]: how it comes to its job; [`configured`]: what is fixed then.
+//! - [`begin`]: how it gets its job; [`shard_config`]: the part that is fixed then.
 //! - [`bucket`]: one bucket's weights and optimizer slots.
-//! - [`kept`]: what an algorithm keeps of each worker in a bucket.
-//! - [`members`]: who takes part, and how far each has come.
+//! - [`worker_state`]: state that an algorithm keeps per worker in a bucket.
+//! - [`members`]: the members, and the progress of each.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
-//! - [`delta`]: state deltas, the way into the log at the level `leader`.
-//! - [`round`]: the pushes of a BSP round as one update. Pure.
-//! - [`queued`]: the bytes that may wait for the leader.
+//! - [`delta`]: state deltas, which replicate pushes at the level `leader`.
+//! - [`round`]: the pushes of a BSP round as one update (pure functions).
+//! - [`payload_queue`]: the bound on bytes that wait for the leader.
 //! - [`batched`]: the pushes of a round in one log entry.
-//! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
-//! - [`staleness`]: how late each push is; measured where the replica leads.
+//! - [`observed_shard`]: observers of the applies: spans, staleness and readers.
+//! - [`staleness`]: the delay of each push; measured on the leader.
 //! - [`reads`]: weights for readers that do not train, from any replica.
-//! - [`leader`]: everything leader-only: a state machine of parts, and the task that it runs in.
+//! - [`leader`]: all leader-only state: a state machine, its modules, and the task that runs it.
 //!
-//! Nothing here knows openraft, and nothing but `leader` and `reads` knows a wire type.
+//! Nothing here depends on openraft, and only `leader` and `reads` use wire types.
 
 pub mod batched;
 pub mod begin;
@@ -34,30 +34,30 @@ pub mod bucket;
 mod chunk_properties;
 pub mod chunks;
 pub mod command;
-pub mod configured;
 pub mod delta;
 #[cfg(test)]
 mod delta_properties;
 pub mod image;
-pub mod kept;
 pub mod leader;
 pub mod members;
-pub mod observed;
+pub mod observed_shard;
+pub mod payload_queue;
 mod progress;
 #[cfg(test)]
 mod properties;
-pub mod queued;
 pub mod reads;
-mod replaced;
+mod replaced_vectors;
 mod replicated;
 pub mod round;
+pub mod shard_config;
 #[cfg(test)]
 mod simulation;
 pub mod staleness;
 pub mod state;
 mod updates;
 mod weights;
+pub mod worker_state;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
-pub use observed::Observed;
+pub use observed_shard::ObservedShard;
 pub use state::Shard;

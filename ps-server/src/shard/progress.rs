@@ -1,12 +1,12 @@
-//! How far the active members are, counted as they move: what a leader asks after every push.
+//! The progress of the active members, counted as steps change: the leader asks for it after every push.
 //!
-//! Derived from [`super::members::Members`], and in no snapshot: built again where one is read.
+//! Derived from [`super::members::Members`]; not in snapshots, but rebuilt when one is read.
 
 use super::members::Member;
 use paraft_common::Step;
 use std::collections::BTreeMap;
 
-/// The lowest of a member's steps, and how many buckets are at it.
+/// The lowest of a member's steps, and the number of buckets at it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lowest {
     step: Step,
@@ -14,32 +14,32 @@ pub(super) struct Lowest {
 }
 
 impl Lowest {
-    /// Of these steps.
+    /// Computes it from these steps.
     pub fn of(steps: &[Step]) -> Self {
         let step = steps.iter().copied().min().unwrap_or_default();
         Self { step, buckets: steps.iter().filter(|s| **s == step).count() }
     }
 
-    /// 0 where there are no buckets.
+    /// The lowest step; 0 without buckets.
     pub fn step(self) -> Step {
         self.step
     }
 
-    /// One of `steps` went from `before` to `now`.
+    /// Updates it after one of `steps` went from `before` to `now`.
     pub fn moved(&mut self, before: Step, now: Step, steps: &[Step]) {
         self.buckets -= usize::from(before == self.step);
         self.buckets += usize::from(now == self.step);
-        // Once for each step of the member, not for each bucket of it.
+        // Runs once per step of the member, not once per bucket.
         if self.buckets == 0 || now < self.step {
             *self = Self::of(steps);
         }
     }
 }
 
-/// So many are at each step.
+/// Number of members at each step.
 type Counts = BTreeMap<Step, u32>;
 
-/// How many of the active members are where.
+/// Where the active members are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// By local bucket.
@@ -50,27 +50,27 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// A member counts from now on.
+    /// Adds a member.
     pub fn add(&mut self, steps: &[Step], clock: Step) {
         if self.buckets.len() < steps.len() {
             self.buckets.resize(steps.len(), Counts::new());
         }
-        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| more(counts, *step));
-        more(&mut self.clocks, clock);
+        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| increment(counts, *step));
+        increment(&mut self.clocks, clock);
         self.members += 1;
     }
 
-    /// It counts no more.
+    /// Removes a member.
     pub fn remove(&mut self, steps: &[Step], clock: Step) {
-        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| less(counts, *step));
-        less(&mut self.clocks, clock);
+        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| decrement(counts, *step));
+        decrement(&mut self.clocks, clock);
         self.members -= 1;
         if self.members == 0 {
-            self.buckets.clear(); // equal members have equal counts, whoever was there before
+            self.buckets.clear(); // equality must not depend on former members
         }
     }
 
-    /// Does to a member what changes its step in this bucket.
+    /// Changes a member's step in this bucket, and updates the counts.
     pub fn changes(&mut self, m: &mut Member, bucket: usize, f: impl FnOnce(&mut Member)) {
         let (step, clock) = (m.step(bucket), m.clock());
         f(m);
@@ -79,14 +79,14 @@ impl Progress {
         }
         let moves = self.buckets.get_mut(bucket).zip(step).zip(m.step(bucket));
         if let Some(((counts, before), now)) = moves {
-            less(counts, before);
-            more(counts, now);
+            decrement(counts, before);
+            increment(counts, now);
         }
-        less(&mut self.clocks, clock);
-        more(&mut self.clocks, m.clock());
+        decrement(&mut self.clocks, clock);
+        increment(&mut self.clocks, m.clock());
     }
 
-    /// How many they are.
+    /// Number of active members.
     pub fn members(&self) -> usize {
         self.members
     }
@@ -101,17 +101,17 @@ impl Progress {
         self.buckets.get(bucket)?.keys().next().copied()
     }
 
-    /// How many are before `step` in a bucket.
+    /// Number of members before `step` in a bucket.
     pub fn behind(&self, bucket: usize, step: Step) -> usize {
         self.buckets.get(bucket).map_or(0, |c| c.range(..step).map(|(_, n)| *n as usize).sum())
     }
 }
 
-fn more(counts: &mut Counts, step: Step) {
+fn increment(counts: &mut Counts, step: Step) {
     *counts.entry(step).or_insert(0) += 1;
 }
 
-fn less(counts: &mut Counts, step: Step) {
+fn decrement(counts: &mut Counts, step: Step) {
     if let Some(n) = counts.get_mut(&step) {
         *n -= 1;
         if *n == 0 {

@@ -2,7 +2,7 @@
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
-    batched::Batched,
+    batched::BatchedPushes,
     begin::JOB_FORM,
     bucket::{BucketData, Incoming},
     command::{EvalSums, PushEntry},
@@ -41,7 +41,7 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
     }
 }
 
-/// Of 40 values, in buckets of 6.
+/// Constraints for 40 values, in buckets of 6.
 fn some_constraints() -> impl Strategy<Value = Vec<Constraint>> {
     let of = |offset, values, rule| Constraint { offset, values, rule };
     prop::sample::select(vec![
@@ -77,7 +77,7 @@ pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
     )
 }
 
-/// With an algorithm, of which some keep something of each worker.
+/// A job with any algorithm, including those that keep state per worker.
 fn a_job_of_any_algorithm() -> impl Strategy<Value = ServerJob> {
     let any = || {
         let kinds =
@@ -94,8 +94,8 @@ fn a_job_of_any_algorithm() -> impl Strategy<Value = ServerJob> {
     })
 }
 
-/// What the log may bring next. Sessions and steps are picked from the state when the command is made, so that
-/// most commands fit, and some do not.
+/// The next command of the log. Sessions and steps are picked from the state when the command is made, so that most
+/// commands fit, and some do not.
 #[derive(Clone, Debug)]
 enum Op {
     Configure { other: bool },
@@ -133,7 +133,7 @@ fn an_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The entry for an op, made from what `shard` holds now.
+/// The entry for an op, made from the current state of `shard`.
 fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
     let session = |w: u32| {
         let of = shard.read(|m| m.members.get(WorkerId(w)).map(|m| m.session));
@@ -144,7 +144,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
         let values: Vec<f32> = (0..len).map(|i| value * (i as f32 + 0.3)).collect();
         let mut le = Vec::new();
         encoding.encode(&values, &mut le);
-        // As it comes off the wire.
+        // In pieces, as the network delivers it.
         let mut pieces = Bytes::from(le);
         Payload::from_pieces(vec![pieces.split_to(pieces.len() / 3), pieces])
     };
@@ -204,7 +204,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                 n => {
                     let len = job.layout().bucket(BucketId(bucket)).map_or(3, |b| b.len) - usize::from(cut);
                     let pushes = (0..n).map(|i| payload(bucket, encoding, value * i as f32, cut)).collect();
-                    let batched = Batched::of(pushes, encoding, len).expect("they fit each other");
+                    let batched = BatchedPushes::of(pushes, encoding, len).expect("they fit each other");
                     batched.payload(batched.sum())
                 }
             };
@@ -230,7 +230,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
     }
 }
 
-/// As another replica gets it: through the log's bytes.
+/// A proposal as another replica reads it: through the log's bytes.
 pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
     let bytes = header::encode(p).expect("encodes");
     let mut back: Proposal = header::decode(&bytes).expect("decodes");
@@ -238,7 +238,7 @@ pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
     back
 }
 
-/// As a follower gets a snapshot: header and vectors as bytes.
+/// A snapshot as a follower receives it: header and vectors as bytes.
 pub(super) fn sent(image: &Image) -> Image {
     let header = Image::header_of(&image.to_raw().head).expect("decodes");
     let vectors: Vec<Payload> = image
@@ -252,18 +252,18 @@ pub(super) fn sent(image: &Image) -> Image {
     Image::assemble(header, vectors.into_iter().map(Ok)).expect("the vectors of its own header")
 }
 
-/// A job, as its leader puts it into the log.
+/// The entry with which the leader admits a job.
 pub(super) fn admit(job: &ServerJob) -> Proposal {
     Command::Admit { form: JOB_FORM, job: job.to_toml().expect("a valid job") }.into()
 }
 
-/// A worker comes, in a session that no other has.
+/// A worker joins, in a new session.
 pub(super) fn join(worker: u32) -> Command {
     static LAST: AtomicU64 = AtomicU64::new(0);
     Command::Join { worker: WorkerId(worker), session: SessionId(LAST.fetch_add(1, Relaxed) + 1) }
 }
 
-/// A worker comes, in a session whose number is one more than its own.
+/// A worker joins; its session number is its own number plus one.
 fn first_session(worker: u32) -> Proposal {
     let session = SessionId(u64::from(worker) + 1);
     Command::Join { worker: WorkerId(worker), session }.into()
@@ -273,7 +273,7 @@ pub(super) fn new() -> Shard {
     Shard::new(ShardId(0), SHARDS)
 }
 
-/// Outcomes as text: a NaN loss is equal to itself there.
+/// Outcomes as text, so that a NaN loss is equal to itself.
 fn apply(shard: &Shard, p: &Proposal) -> String {
     format!("{:?}", shard.apply(p))
 }
@@ -303,7 +303,7 @@ proptest! {
     }
 
     #[test]
-    fn entries_that_are_applied_together_end_as_those_applied_one_by_one(
+    fn batched_apply_equals_one_by_one_apply(
         job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120), run in 1usize..20,
     ) {
         let (a, configure) = configured(&job);
@@ -322,7 +322,7 @@ proptest! {
     }
 
     #[test]
-    fn a_replica_that_starts_from_a_snapshot_ends_as_one_that_saw_the_whole_log(
+    fn snapshot_start_equals_whole_log_replay(
         job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120), cut in any::<prop::sample::Index>(),
     ) {
         let (whole, _) = configured(&job);
@@ -339,7 +339,7 @@ proptest! {
                 prop_assert_eq!(outcome, apply(&late, &p), "{:?}", p);
             }
             if i >= cut {
-                // A push from before the cut is recognised after it too.
+                // A push from before the cut is still recognised as a duplicate.
                 prop_assert_eq!(apply(&whole, &p), apply(&late, &p));
             }
         }
@@ -428,9 +428,9 @@ fn a_proposal_that_is_committed_twice_is_applied_once() {
     assert_eq!((weight(&shard), shard.read(|m| (m.pushes, m.duplicates))), (-1.0, (1, 1)));
 }
 
-/// The check of the check: if `apply` did not look at who pushed what, the ledger would show it.
+/// A check of the test: without the record of pushes in `apply`, the ledger would show a double push.
 #[test]
-fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
+fn ledger_shows_double_push_without_push_record() {
     let (shard, push) = ledger();
     shard.apply(&push);
     let conf = shard.configured().expect("configured");
@@ -442,7 +442,7 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
 }
 
 #[test]
-fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() {
+fn round_closed_before_rejoin_counts_for_new_session() {
     let (shard, _) = ledger();
     let join = |w: u32| match shard.apply(&join(w).into()) {
         Outcome::Joined { session, .. } => session,
@@ -468,7 +468,7 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
         };
         Proposal { command, payload: 2f32.to_le_bytes().repeat(6).into() }
     };
-    // In the log: worker 0 comes back, then the round that its predecessor took part in.
+    // Order in the log: worker 0 rejoins, then the round with its predecessor's push.
     let back = join(0);
     shard.apply(&round(vec![part(0, a), part(1, b)]));
     let done = |w: u32| shard.read(|m| m.members.get(WorkerId(w)).map(|m| m.steps()[0]));
@@ -480,8 +480,8 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
     );
 }
 
-/// Rounds may close without a member only where it waits in a round: an update that closes none is of an asynchronous
-/// mode, in which a push that comes late is as good as any.
+/// A round may close without a member only if the member's push waits in a round. An update that closes no round is
+/// of an asynchronous mode, which accepts late pushes.
 #[test]
 fn only_an_update_that_closes_a_round_passes_anybody_over() {
     for closes in [false, true] {
@@ -526,7 +526,7 @@ fn an_evaluation_that_is_reported_again_counts_once() {
     };
     assert_eq!(list(report(1, 1.0)), [(1, false)]);
     assert_eq!(list(report(2, 0.5)), [(2, false)]);
-    // A new leader: everything that a worker keeps comes again, more often than patience (3) allows.
+    // A new leader: workers resend everything they keep, more often than patience (3) allows.
     for _ in 0..5 {
         assert_eq!(list(report(1, 1.0)), []);
         assert_eq!(list(report(2, 0.5)), [(2, false)], "the latest is answered again");
@@ -535,7 +535,7 @@ fn an_evaluation_that_is_reported_again_counts_once() {
 }
 
 #[test]
-fn an_early_stop_comes_after_as_many_bad_evaluations_as_patience_says() {
+fn early_stop_comes_after_patience_bad_evaluations() {
     let (shard, _) = ledger();
     let session = shard.read(|m| m.members.get(WorkerId(0)).map(|m| m.session)).expect("joined");
     let stops: Vec<bool> = [1.0, 0.5, 0.45, f64::NAN, 0.6, 0.1]
@@ -550,7 +550,7 @@ fn an_early_stop_comes_after_as_many_bad_evaluations_as_patience_says() {
     assert_eq!(stops, [false, false, false, false, true, true], "min_delta 0.1, patience 3");
 }
 
-/// A shard whose rule stops after three evaluations without a fall, and these workers.
+/// A shard with these workers, whose rule stops after three evaluations without an improvement.
 fn evaluated_by(workers: &[u32]) -> (Shard, BTreeMap<u32, SessionId>) {
     let (shard, _) = ledger();
     let others: Vec<_> = shard.read(|m| m.members.iter().map(|(w, m)| (w, m.session)).collect());
@@ -568,7 +568,7 @@ fn joins(shard: &Shard, worker: u32) -> SessionId {
     }
 }
 
-/// What is complete by a worker's report of so many samples with this mean loss: epochs and samples.
+/// Evaluations that a worker's report of `count` samples with this mean loss completes: epochs and samples.
 fn reports(
     shard: &Shard,
     (worker, session): (u32, SessionId),
@@ -596,7 +596,7 @@ fn what_a_share_is_missing_of_stops_no_job() {
     };
     whole(1, 1.0);
     whole(2, 0.5);
-    // The other share is easier, and lost: whether the loss has fallen since nobody knows.
+    // The other share is easier, and lost: the loss over all samples is unknown.
     for epoch in 3..9 {
         reports(&shard, a, epoch, 0.1, 5);
     }
@@ -604,13 +604,13 @@ fn what_a_share_is_missing_of_stops_no_job() {
     let Outcome::Evaluated(closed) = left else { panic!("{left:?}") };
     assert!(closed.len() == 6 && closed.iter().all(|c| c.incomplete), "{closed:?}");
     assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.epoch)), Some(2));
-    // One of a share that was lost before anybody had reported.
+    // An evaluation whose share was lost before any worker had reported.
     assert_eq!(reports(&shard, a, 9, 0.1, 5), [(9, 5)]);
     for (epoch, loss) in [(10, 0.39), (11, 0.28)] {
         assert_eq!(reports(&shard, a, epoch, loss, 10), [(epoch, 10)]);
         assert!(!shard.read(|m| m.stop), "a fall below 0.5");
     }
-    // As many of all from here on, and fewer than before.
+    // From here on, the same number of samples each time, and fewer than before.
     assert_eq!(reports(&shard, a, 12, 0.1, 4), [(12, 4)]);
     for (epoch, stops) in [(13, false), (14, false), (15, true)] {
         reports(&shard, a, epoch, 0.28, 4);
@@ -638,18 +638,18 @@ fn who_has_begun_anew_is_not_waited_for_in_what_is_behind_it() {
 }
 
 #[test]
-fn an_evaluation_of_which_those_are_gone_who_had_the_samples_is_none() {
+fn evaluation_is_none_when_all_sample_holders_left() {
     let (shard, sessions) = evaluated_by(&[8, 9]);
-    // The second had come after the first had taken all.
+    // The second worker joined after the first had taken all samples.
     assert!(reports(&shard, (9, sessions[&9]), 1, 0.0, 0).is_empty());
     let left = shard.apply(&Command::Leave { worker: WorkerId(8), session: sessions[&8] }.into());
     assert!(matches!(left, Outcome::Evaluated(list) if list.is_empty()), "nobody has evaluated anything");
-    // It comes back, where the others are, and evaluates.
+    // It rejoins where the others are, and evaluates.
     assert_eq!(reports(&shard, (8, joins(&shard, 8)), 1, 2.0, 2), [(1, 2)]);
     assert!(!shard.read(|m| m.stop));
 }
 
-/// Two workers, one bucket, the rate 1 and an algorithm that keeps what they pull.
+/// Two workers, one bucket, rate 1 and an algorithm that keeps what workers pull.
 fn compensated() -> (Shard, [SessionId; 2]) {
     let algorithm = toml::from_str("kind = \"dc-asgd-c\"\nlambda = 1.0").expect("valid");
     let job = ServerJob {
@@ -689,7 +689,7 @@ fn a_late_push_is_compensated_for_the_way_since_its_own_pull() {
     let (at_a, at_b) = (pull(&shard, 0, a), pull(&shard, 1, b));
     push(&shard, 0, a, 1, at_a, 1.0);
     assert_eq!(weight(&shard), -1.0, "not late");
-    // Late by one update, which has moved the weight by -1: 2 + 1 * 2 * 2 * (-1 - 0).
+    // Late by one update, which moved the weight by -1: 2 + 1 * 2 * 2 * (-1 - 0).
     push(&shard, 1, b, 1, at_b, 2.0);
     assert_eq!(weight(&shard), -1.0 - (2.0 - 4.0));
     let data = shard.image().buckets[0].clone();
@@ -697,7 +697,7 @@ fn a_late_push_is_compensated_for_the_way_since_its_own_pull() {
 }
 
 #[test]
-fn what_is_kept_of_a_worker_goes_with_the_first_update_after_it_left() {
+fn worker_state_is_dropped_by_first_update_after_leave() {
     let (shard, [a, b]) = compensated();
     let (at, _) = (pull(&shard, 0, a), pull(&shard, 1, b));
     let whose = || shard.image().buckets[0].kept.keys().map(|w| w.0).collect::<Vec<_>>();
@@ -717,8 +717,8 @@ fn pulls_of_one_version_share_their_copy() {
     assert!(std::sync::Arc::ptr_eq(&copies[0].1, &copies[1].1));
 }
 
-/// A round in the log as its pushes came, against the same round added up: everything that is replicated must be equal, but the
-/// bytes that are counted are those of the pushes.
+/// A round that the log holds as separate pushes, against the same round as a sum: all replicated state must be
+/// equal, except that the byte counts are those of the pushes.
 #[test]
 fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
     const LEN: usize = 1500;
@@ -759,7 +759,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                 encoding.encode(&(0..LEN).map(value).collect::<Vec<_>>(), &mut out);
                 Payload::from(out)
             };
-            let batched = Batched::of((0..3).map(push).collect(), encoding, LEN).expect("they fit");
+            let batched = BatchedPushes::of((0..3).map(push).collect(), encoding, LEN).expect("they fit");
             pushed += batched.pushed();
             let proposal = |encoding, payload| {
                 let (bucket, contributions) = (BucketId(0), contributions.clone());
@@ -792,7 +792,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
     }
 }
 
-/// A rate that workers say is in the place of the optimizer's times the schedule's; what multiplies rates by the number of
+/// A rate that workers send replaces the optimizer's rate times the schedule's factor; the factor for the number of
 /// pushes stays.
 #[test]
 fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
@@ -834,7 +834,8 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
     }
 }
 
-/// An update of a job with constraints is that of the job without, and then the projection; so is its beginning.
+/// With constraints, an update equals the update without them followed by the projection; so does the
+/// initialisation.
 #[test]
 fn constraints_project_the_initial_weights_and_each_update() {
     let rule = Rule::MaxNorm { row: 3, max: 0.25 };
@@ -883,7 +884,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
     }
 }
 
-/// A bucket of a group is updated as in a job whose optimizer has the group's rate and decay; what the job's has is nobody's.
+/// A bucket of a group is updated with the group's rate and decay, as if the job's optimizer had them.
 #[test]
 fn each_group_of_parameters_has_its_rate_and_its_decay() {
     for kind in ["sgd", "adamw", "radam"] {
@@ -919,14 +920,14 @@ fn each_group_of_parameters_has_its_rate_and_its_decay() {
             }
             shard.image().buckets
         });
-        // This shard's buckets are 0, 2, 4, 6 and statistics: 0 is of the first group.
+        // This shard has buckets 0, 2, 4, 6 and statistics; bucket 0 is of the first group.
         assert_eq!(both[0], first[0], "{kind}");
         assert_eq!(both[1..], second[1..], "{kind}");
         assert_ne!(both[0], second[0], "{kind}");
     }
 }
 
-/// What is skipped is in, once: the schedule's clock goes on, and nothing else.
+/// A skipped push counts once: the schedule's clock advances, and nothing else changes.
 #[test]
 fn a_skip_counts_as_pushed_and_changes_no_weight() {
     let job = ServerJob { mode: Mode::Bsp.into(), ..job(OptimizerConfig::adam(0.1), 0) };
@@ -968,7 +969,7 @@ fn a_skip_counts_as_pushed_and_changes_no_weight() {
     assert_eq!(members(), (Step(2), skipped.clone(), 0, 2));
     assert_eq!((round(2, true), round(2, false)), (at(1, false), at(1, false)), "it is in");
     assert_eq!(members(), (Step(2), skipped.clone(), 2, 2));
-    // It is in snapshots, and those without it are as they were before there was any.
+    // Snapshots hold the count; a snapshot without skips has its old format.
     assert_eq!(sent(&shard.image()), shard.image());
     let mut image = shard.image();
     image.meta.skipped.clear();
@@ -976,12 +977,12 @@ fn a_skip_counts_as_pushed_and_changes_no_weight() {
     assert_eq!(header::encode(&image.header()).as_deref(), Ok(&head[..]));
     assert_ne!(head, shard.image().to_raw().head);
     assert_eq!(Image::header_of(&head).expect("decodes").meta.skipped, BTreeMap::new());
-    // A new session begins to count.
+    // A new session starts to count.
     join(1);
     assert_eq!(shard.read(|m| m.skipped.clone()), BTreeMap::from([(WorkerId(0), 1)]));
 }
 
-/// Logs of before there were other encodings have these numbers.
+/// Logs from before the other encodings use these numbers.
 #[test]
 fn encodings_keep_their_numbers_in_the_log() {
     for (number, encoding) in

@@ -1,4 +1,4 @@
-//! Weights for readers that do not train, from what a replica has applied, whether it leads or not.
+//! Weights for readers that do not train, from the applied state of any replica, leading or not.
 
 use super::{
     leader::{Counters, Weights},
@@ -11,17 +11,17 @@ use paraft_common::{
 use paraft_trace::Moment;
 use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
 
-/// What a reader still waits for here.
+/// A reader's request that is not complete.
 #[derive(Debug)]
 pub struct Read {
-    /// For each local bucket, the version that it must have reached; or nothing.
+    /// For each local bucket, the version that it must have reached; may be empty.
     at_least: Vec<Version>,
-    /// Local buckets that are not sent; `None` before it is known how many there are.
+    /// Local buckets that are not sent; `None` before their number is known.
     todo: Option<BTreeSet<usize>>,
 }
 
 impl Read {
-    /// Of these local buckets, none: of all, each at its version of `at_least` or a later one.
+    /// A read of these local buckets (empty: all), each at its version of `at_least` or a later one.
     pub fn new(only: Vec<usize>, at_least: Vec<Version>) -> Self {
         let todo = Some(only).filter(|o| !o.is_empty()).map(|o| o.into_iter().collect());
         Self { at_least, todo }
@@ -32,8 +32,9 @@ impl Read {
         self.todo.as_ref().is_some_and(BTreeSet::is_empty)
     }
 
-    /// The next bucket that is here at its version, by rising number. To be asked again after the shard has applied something.
-    pub fn due(&mut self, shard: &Shard) -> Option<Due> {
+    /// The next bucket that has reached its version, in ascending order. Call again after the shard has applied
+    /// something.
+    pub fn due(&mut self, shard: &Shard) -> Option<DueBucket> {
         let conf = shard.configured().filter(|c| c.is_initialised())?;
         let todo = self.todo.get_or_insert_with(|| (0..conf.buckets.len()).collect());
         let here = |place: &usize| {
@@ -41,14 +42,14 @@ impl Read {
             conf.buckets.get(*place).filter(|b| least.is_none_or(|least| b.version() >= *least))
         };
         let (place, bucket) = todo.iter().find_map(|place| Some((*place, here(place)?)))?;
-        Some(Due { place, bytes: bucket.spec.len * F32_BYTES })
+        Some(DueBucket { place, bytes: bucket.spec.len * F32_BYTES })
     }
 
-    /// Takes a copy of a bucket that is due; `with` is kept as long as the copy. `None`: it is not due any more, since the shard has another
-    /// state.
+    /// Copies a due bucket; `with` lives as long as the copy. `None`: it is not due any more, because the shard's
+    /// state was replaced.
     pub fn take(
         &mut self,
-        due: Due,
+        due: DueBucket,
         shard: &Shard,
         counters: &Counters,
         with: impl Send + 'static,
@@ -56,7 +57,7 @@ impl Read {
         let since = Moment::now();
         let (conf, in_force, stop) = shard.view(|conf, m| Some((conf?.clone(), m.in_force, m.stop)))?;
         let bucket = conf.buckets.get(due.place)?;
-        // A copy, and not a share as for workers: however slowly a reader takes it, no update has to copy the bucket for it.
+        // A copy, unlike for workers: an update never has to copy the bucket for a slow reader.
         let (version, values) =
             bucket.peek(|data| data.initialised.then(|| (data.version, data.weights.to_vec())))?;
         let todo = self.todo.as_mut().filter(|todo| todo.contains(&due.place))?;
@@ -64,7 +65,7 @@ impl Read {
             return None;
         }
         todo.remove(&due.place);
-        let payload = value_bytes(Copied { values, _with: with });
+        let payload = value_bytes(BucketCopy { values, _with: with });
         counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
         Some(Weights {
             bucket: bucket.id,
@@ -91,19 +92,19 @@ impl Read {
 
 /// A bucket that a reader may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
-    /// Its place among the shard's.
+pub struct DueBucket {
+    /// Its index in the shard.
     place: usize,
     /// Bytes of its weights.
     pub bytes: usize,
 }
 
-struct Copied<W> {
+struct BucketCopy<W> {
     values: Vec<f32>,
     _with: W,
 }
 
-impl<W> AsRef<[f32]> for Copied<W> {
+impl<W> AsRef<[f32]> for BucketCopy<W> {
     fn as_ref(&self) -> &[f32] {
         &self.values
     }
@@ -159,7 +160,7 @@ mod tests {
         assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
     }
 
-    /// Buckets, versions and values that go out; a full stop behind the last.
+    /// Buckets, versions and values that are sent; a full stop behind the last.
     fn take(read: &mut Read, shard: &Shard) -> Vec<String> {
         let next = || {
             let due = read.due(shard)?;
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn without_versions_everything_goes_out_as_it_is_and_only_what_is_asked_for() {
+    fn read_without_versions_sends_requested_buckets_only() {
         let world = shard();
         push(&world, 1, 1);
         assert_eq!(take(&mut Read::new(Vec::new(), Vec::new()), &world.0), ["0v0: 0", "1v1: -1."]);

@@ -1,4 +1,4 @@
-//! A shard as Raft sees it.
+//! A shard as Raft's state machine.
 
 use super::{
     bucket::Bucket,
@@ -6,7 +6,7 @@ use super::{
     image::Image,
     state::Shard,
 };
-use crate::raft::{Outdated, RawImage, Replicated, Unable};
+use crate::raft::{ApplyError, OutdatedMemory, RawImage, Replicated};
 use paraft_common::Payload;
 use std::sync::atomic::Ordering::Release;
 
@@ -14,11 +14,11 @@ impl Replicated for Shard {
     type Change = Proposal;
     type Outcome = Outcome;
 
-    fn apply(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+    fn apply(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         self.noted(self.carry_out(proposal))
     }
 
-    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, ApplyError> {
         self.noted(Shard::apply_run(self, proposals))
     }
 
@@ -30,7 +30,7 @@ impl Replicated for Shard {
         self.bytes_of(proposal)
     }
 
-    /// The job's.
+    /// The share of the job.
     fn share(&self) -> u32 {
         self.name().job().0
     }
@@ -43,7 +43,7 @@ impl Replicated for Shard {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         let header = Image::header_of(head)?;
         let aside = self.noted(self.set_aside(&header.meta.job))?;
         if aside.is_some() {
@@ -52,7 +52,7 @@ impl Replicated for Shard {
         self.install_into(aside, &self.noted(Image::assemble(header, parts))?)
     }
 
-    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, head: &[u8]) -> Result<(), ApplyError> {
         self.noted(self.set_aside(&Image::header_of(head)?.meta.job)).map(drop)
     }
 
@@ -60,7 +60,7 @@ impl Replicated for Shard {
         self.configured().map_or(0, |c| c.bytes())
     }
 
-    /// A backward pass pushes the last bucket first: what it has not come to yet is next, from its end on.
+    /// A backward pass pushes the last bucket first, so the next updates are of the buckets before, from the end.
     fn order(&self) -> Vec<u32> {
         let Some(conf) = self.configured() else { return Vec::new() };
         let mut first = 0;
@@ -71,11 +71,11 @@ impl Replicated for Shard {
         };
         let mut buckets: Vec<_> = conf.buckets.iter().map(of_bucket).collect();
         buckets.reverse();
-        buckets.sort_by_key(|(version, _)| *version); // keeps the order of those of one version
+        buckets.sort_by_key(|(version, _)| *version); // stable: keeps the order of buckets with one version
         buckets.into_iter().flat_map(|(_, parts)| parts).collect()
     }
 
-    fn outdated(&self, beyond: u64) -> Outdated {
-        self.configured().map_or(Outdated::default(), |c| c.replaced.outdated(beyond))
+    fn outdated(&self, beyond: u64) -> OutdatedMemory {
+        self.configured().map_or(OutdatedMemory::default(), |c| c.replaced.outdated(beyond))
     }
 }

@@ -1,62 +1,62 @@
-//! The pushes of a BSP round as one update: their sum, its norm. Pure; which rounds are open is the leader's
-//! (`leader/rounds.rs`).
+//! The pushes of a BSP round as one update: their sum and its norm. Pure functions; the leader tracks the open
+//! rounds (`leader/rounds.rs`).
 
-use super::{batched::Batched, command::Contribution};
+use super::{batched::BatchedPushes, command::Contribution};
 use paraft_common::{Encoding, Payload, codec::F32_BYTES, encoding::sum_of_squares};
 
 /// A push of a round.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Who, which seq, which step, pulled when.
+    /// The worker, sequence number and step, and the version that the worker pulled.
     pub contribution: Contribution,
     /// In the encoding that the job has for the bucket.
     pub payload: Payload,
-    /// At which it is to be applied, in the place of the job's own rate.
+    /// Learning rate instead of the job's own.
     pub rate: Option<f64>,
-    /// It brings nothing: its round changes nothing.
+    /// It has no gradient, so its round changes nothing.
     pub skip: bool,
 }
 
-/// The mean of the rates that the pushes of a round say; `None` where none says one.
+/// The mean of the rates of a round's pushes; `None` if none has a rate.
 fn mean_rate(rates: &[Option<f64>]) -> Option<f64> {
     let said = || rates.iter().copied().flatten();
     let first = said().next()?;
     if said().all(|rate| rate == first) {
-        return Some(first); // and not what rounding makes of it
+        return Some(first); // exact, without the rounding of a mean
     }
     Some(said().sum::<f64>() / said().count() as f64)
 }
 
-/// A closed round: its parts in rising order of workers, or their sum.
+/// A closed round: its parts, ascending by worker, or their sum.
 #[derive(Clone, Debug)]
 pub struct Sum {
-    /// By rising worker.
+    /// Ascending by worker.
     pub contributions: Vec<Contribution>,
-    /// That of their update: the only push as it came, or what [`Batched`] writes.
+    /// The payload of the update: the only push as it came, or what [`BatchedPushes`] writes.
     pub payload: Payload,
-    /// Makes the mean of the sum.
+    /// Turns the sum into the mean.
     pub factor: f32,
-    /// Of the mean.
+    /// Squared norm of the mean.
     pub mean_sum_of_squares: f64,
-    /// The mean of those that its pushes say.
+    /// The mean of the rates of its pushes.
     pub rate: Option<f64>,
-    /// One of its pushes brings nothing: none is applied.
+    /// One of its pushes has no gradient: none is applied.
     pub skip: bool,
 }
 
-/// Bytes that are read for the sum of so many pushes of `len` values.
+/// Bytes that the sum of `parts` pushes of `len` values reads.
 pub fn bytes(parts: usize, len: usize) -> u64 {
     (parts * len * F32_BYTES) as u64
 }
 
-/// The update of the parts, of a bucket with `len` values, which they carry in `encoding`. By rising worker: floating-point
-/// addition is not associative, so their order must not be that in which they came.
+/// The update of the parts, for a bucket with `len` values in `encoding`. Ascending by worker: floating-point
+/// addition is not associative, so the order must not depend on arrival.
 pub fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
     if parts.iter().any(|p| p.skip) {
         let contributions = parts.into_iter().map(|p| p.contribution).collect();
         let (payload, rate) = (Payload::EMPTY, None);
-        // It waits for the norm of its step like any other, and adds nothing to it.
+        // It waits for the norm of its step as any other sum, and adds nothing to it.
         return Sum { contributions, payload, factor: 1.0, mean_sum_of_squares: 0.0, rate, skip: true };
     }
     let rates: Vec<_> = parts.iter().map(|p| p.rate).collect();
@@ -65,14 +65,14 @@ pub fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
     let total = contributions.len().max(1) as f64;
     let rate = mean_rate(&rates);
     let (payload, squares) = match payloads.len() {
-        // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
+        // One worker: the bytes as they came, so that BSP, SSP and ASP are bit-equal for one worker.
         0 | 1 => {
             let only = payloads.pop().unwrap_or_default();
             let squares = sum_of_squares(&only, encoding, len).expect(CHECKED);
             (only, squares)
         }
         _ => {
-            let batched = Batched::of(payloads, encoding, len).expect(CHECKED);
+            let batched = BatchedPushes::of(payloads, encoding, len).expect(CHECKED);
             let sum = batched.sum();
             let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
             (batched.payload(sum), squares)
@@ -120,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_sum_is_that_of_the_decoded_values_by_rising_worker_however_the_bytes_are_cut(
+        fn sum_adds_decoded_values_in_worker_order(
             parts in prop::collection::vec((-1f32..1.0, any::<prop::sample::Index>()), 1..5),
             len in 1usize..2500, encoding in prop::sample::select(Encoding::ALL.to_vec()),
         ) {
@@ -145,7 +145,7 @@ mod tests {
             let sum = sum(came, encoding, len);
             let (added, encoding) = match parts.len() {
                 1 => (sum.payload, encoding),
-                n => (Batched::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
+                n => (BatchedPushes::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
             };
             let mut got = vec![0f32; len];
             let read = Values::new(&added, encoding, len).expect("its length").read(&mut got);

@@ -1,16 +1,16 @@
 //! The replicated state machine of a shard.
 //!
-//! Everything here is in the snapshot and in the digest. It changes only in [`Shard::apply`], from committed
-//! commands, deterministically: no clock, no randomness, no map whose order depends on the process.
+//! Snapshot and digest contain everything here. It changes only in [`Shard::apply`], from committed commands,
+//! deterministically: no clock, no randomness, no map whose order depends on the process.
 
 use super::{
     begin::Claim,
     chunks::Chunks,
     command::{Closed, Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
-    delta::{DeltaId, Staged},
+    delta::{DeltaId, StagedDelta},
     members::Members,
 };
-use crate::{raft::Unable, room::Room};
+use crate::{raft::ApplyError, room::Room};
 use paraft_common::{
     BucketId, Encoding, InForce, JobId, JobShard, Mode, Payload, SessionId, ShardId, Step, TensorKind,
     WorkerId,
@@ -28,37 +28,37 @@ use std::{
     },
 };
 
-pub use super::configured::Configured;
+pub use super::shard_config::ShardConfig;
 
-/// A shard. One task applies; any number read.
+/// A shard. One task applies; any number of tasks read.
 #[derive(Debug)]
 pub struct Shard {
     name: JobShard,
     shards: u32,
-    /// One lock for both: who reads clocks and then buckets must not get those of two snapshots.
+    /// One lock for both, so that a reader never combines clocks and buckets of two snapshots.
     pub(super) state: RwLock<State>,
-    /// The parts of a state delta that waits for its marker. Only who applies looks at it.
-    pub(super) staged: RwLock<Option<Staged>>,
+    /// The parts of a state delta that waits for its marker. Only the apply task reads it.
+    pub(super) staged: RwLock<Option<StagedDelta>>,
     pub(super) room: Arc<Room>,
     pub(super) claim: Mutex<Claim>,
     pub(super) term: AtomicU64,
 }
 
-/// The job's buckets, and the clocks that say how far they are.
+/// The job's buckets, and the members' clocks.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    pub configured: Option<Arc<Configured>>,
+    pub configured: Option<Arc<ShardConfig>>,
     pub meta: Meta,
 }
 
-/// The small part of the replicated state.
+/// The replicated state except the vectors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
-    /// TOML of the job; empty before it is admitted.
+    /// The job as TOML; empty before it is admitted.
     pub job: String,
     /// Who takes part.
     pub members: Members,
-    /// All expected workers have been here; from then on rounds are applied.
+    /// All expected workers have joined at some time; from then on rounds are applied.
     pub started: bool,
     /// Delay of every applied push.
     pub delays: DelayHistogram,
@@ -68,33 +68,33 @@ pub struct Meta {
     pub dropped: u64,
     /// Payload bytes of the applied pushes, before aggregation.
     pub bytes_pushed: u64,
-    /// Entries that `apply` recognised as being in already.
+    /// Entries that `apply` recognised as duplicates.
     pub duplicates: u64,
     /// Members that left without finishing.
     pub workers_lost: u64,
-    /// Acknowledged pushes that went down with a leader (only at the level `leader`).
+    /// Acknowledged pushes that a failed leader lost (only at the level `leader`).
     pub pushes_lost: u64,
     /// The mode in force.
     pub in_force: InForce,
     /// The last state delta that took effect.
     pub last_cut: Option<DeltaId>,
-    /// Who has which chunk of the data (shard 0, leased sampler).
+    /// Which worker has which chunk of the data (shard 0, leased sampler).
     pub chunks: Option<Chunks>,
     /// Open evaluations, by epoch; at most [`MAX_OPEN_EVALUATIONS`].
     evaluations: BTreeMap<u64, OpenEvaluation>,
-    /// The latest epoch whose evaluation is complete and has all shares. Workers send a report again when a leader is lost: without
-    /// it, an old epoch would be evaluated twice and count twice for early stopping.
+    /// The latest epoch with a complete evaluation and all shares. Workers resend a report after a failover:
+    /// without this field an old epoch would be evaluated twice, and count twice for early stopping.
     pub(super) evaluated: Option<Evaluated>,
     /// The best mean loss so far and the evaluations since.
     best: Option<(f64, u32)>,
-    /// The job ends early: its rule says so, or a person.
+    /// The job ends early, by its rule or by a person's request.
     pub stop: bool,
-    /// Of each member's steps, those that were skipped here: of its first bucket.
+    /// Skipped steps of each member, counted in its first bucket.
     pub skipped: BTreeMap<WorkerId, u64>,
 }
 
 impl Meta {
-    /// The job goes on from a checkpoint. What is said of evaluations counts on shard 0 alone, to which workers report.
+    /// Starts from a checkpoint. Evaluations count on shard 0 only, to which workers report.
     pub(super) fn begin_at(&mut self, start: &Start) {
         let s = &start.stopping;
         if let Some(chunks) = &mut self.chunks {
@@ -110,28 +110,29 @@ impl Meta {
         });
     }
 
-    /// The worker's session is over, or it has nothing to do any more: what it had goes back.
+    /// Returns the worker's chunk: its session is over, or it has finished.
     fn give_back(&mut self, worker: WorkerId) {
         if let Some(chunks) = &mut self.chunks {
             chunks.give_back(worker);
         }
     }
 
-    /// The worker's session is over: what it has not reported of open evaluations nobody does.
-    fn leaves_gaps(&mut self, worker: WorkerId) {
+    /// Marks the worker's shares of the open evaluations as missing: its session is over.
+    fn mark_missing_shares(&mut self, worker: WorkerId) {
         let unreported = self.evaluations.values_mut().filter(|open| !open.from.contains(&worker));
-        unreported.for_each(|open| _ = open.from.insert(GONE));
+        unreported.for_each(|open| _ = open.from.insert(LOST_WORKER));
     }
 
-    /// Gives out what can be given out. After everything that changes chunks or members.
-    fn settle_chunks(&mut self) {
+    /// Assigns chunks. Called after every change of chunks or members.
+    fn assign_chunks(&mut self) {
         if let Some(chunks) = &mut self.chunks {
-            chunks.settle(&self.members, self.started);
+            chunks.assign(&self.members, self.started);
         }
     }
 
-    /// What a checkpoint keeps of early stopping, by the job's `rule`. Evaluations that are open are left out: who goes on from
-    /// the checkpoint reports again. That a person has ended the job is left out too: who goes on from it wants to.
+    /// The early-stopping state that a checkpoint stores, by the job's `rule`. It excludes open evaluations,
+    /// because workers that resume report them again. It excludes a person's stop request, because a resumed
+    /// job must run.
     pub fn stopping(&self, rule: Option<EarlyStop>) -> Stopping {
         let (best_loss, bad) = self.best.unwrap_or((f64::INFINITY, 0));
         let evaluated = self.evaluated.map(|e| LastEvaluation {
@@ -145,11 +146,11 @@ impl Meta {
     }
 }
 
-/// Among those who have reported: somebody is gone who has not. (A job has at most 65,536 workers.)
-const GONE: WorkerId = WorkerId(u32::MAX);
+/// Represents a lost worker among those that reported. (A job has at most 65,536 workers.)
+const LOST_WORKER: WorkerId = WorkerId(u32::MAX);
 
-/// A worker that is further ahead than this loses the oldest evaluation: the state must not grow with what a
-/// worker sends.
+/// Bound on the open evaluations. A worker that is further ahead loses the oldest one, so that no worker can grow
+/// the state without end.
 const MAX_OPEN_EVALUATIONS: usize = 1024;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -165,54 +166,54 @@ impl Shard {
         Self::within(Room::unlimited(), name, shards)
     }
 
-    /// As [`Self::new`], on a server with so much room.
+    /// As [`Self::new`], on a server with this room.
     pub fn within(room: Arc<Room>, name: JobShard, shards: u32) -> Self {
         let (state, staged) = (RwLock::default(), RwLock::default());
         let (claim, term) = (Mutex::default(), AtomicU64::new(0));
         Self { name, shards, state, staged, room, claim, term }
     }
 
-    /// Its number in its job.
+    /// The shard's number in its job.
     pub fn id(&self) -> ShardId {
         self.name.shard()
     }
 
-    /// Its name in the fleet.
+    /// The shard's name in the fleet.
     pub fn name(&self) -> JobShard {
         self.name
     }
 
-    /// Of how many.
+    /// The number of shards of the job.
     pub fn shards(&self) -> u32 {
         self.shards
     }
 
     /// The job and the buckets, once there are any.
-    pub fn configured(&self) -> Option<Arc<Configured>> {
+    pub fn configured(&self) -> Option<Arc<ShardConfig>> {
         self.state.read().configured.clone()
     }
 
-    /// Reads the small state; `f` must be quick, the next apply waits for it.
+    /// Reads the small state. `f` must be quick: the next apply waits for it.
     pub fn read<T>(&self, f: impl FnOnce(&Meta) -> T) -> T {
         f(&self.state.read().meta)
     }
 
-    /// Reads the small state and the buckets that belong to it, as they are at one moment: after a snapshot was installed,
-    /// buckets that were asked for before would be older than the clocks. `f` must be quick.
-    pub fn view<T>(&self, f: impl FnOnce(Option<&Arc<Configured>>, &Meta) -> T) -> T {
+    /// Reads the small state together with its buckets, at one moment. Buckets that were fetched earlier could be
+    /// older than the clocks after a snapshot was installed. `f` must be quick.
+    pub fn view<T>(&self, f: impl FnOnce(Option<&Arc<ShardConfig>>, &Meta) -> T) -> T {
         let state = self.state.read();
         f(state.configured.as_ref(), &state.meta)
     }
 
-    /// The latest term of which anything is applied here. Who has read the state and then this knows that nothing of a
-    /// later one was in what it has read.
+    /// The latest term with an applied entry. If a caller reads the state first and this second, the state
+    /// contained nothing of a later term.
     pub fn term(&self) -> u64 {
         self.term.load(Acquire)
     }
 
     /// Bytes of the parts of a state delta that wait for its marker.
     pub fn staged_bytes(&self) -> u64 {
-        let of = |s: &Staged| s.vectors.iter().map(|(_, v)| (v.len() * F32_BYTES) as u64).sum();
+        let of = |s: &StagedDelta| s.vectors.iter().map(|(_, v)| (v.len() * F32_BYTES) as u64).sum();
         self.staged.read().as_ref().map_or(0, of)
     }
 
@@ -225,16 +226,16 @@ impl Shard {
         self.configured().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum())
     }
 
-    /// As [`Self::carry_out`], for who has no replica to stop: what this host cannot do is refused.
+    /// As [`Self::carry_out`], for callers without a replica to stop: an error of this host becomes a refusal.
     pub fn apply(&self, proposal: &Proposal) -> Outcome {
         self.carry_out(proposal).unwrap_or_else(|e| Outcome::Refused(e.to_string()))
     }
 
-    /// Applies one committed proposal. The only place where the replicated state changes.
+    /// Applies one committed proposal. Only this function changes the replicated state.
     ///
     /// # Errors
-    /// This host cannot do it. Other replicas may have done it: this one must not go on.
-    pub fn carry_out(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+    /// This host cannot apply it. Other replicas may have applied it, so this replica must stop.
+    pub fn carry_out(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         Ok(match &proposal.command {
             Command::Admit { form, job } => self.admit(*form, job)?,
             Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload)?,
@@ -244,11 +245,11 @@ impl Shard {
                 let meta = &mut state.meta;
                 let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
                 if meta.members.leave(*worker, *session) {
-                    meta.leaves_gaps(*worker);
+                    meta.mark_missing_shares(*worker);
                     meta.skipped.remove(worker);
                     meta.workers_lost += u64::from(unfinished);
                     meta.give_back(*worker);
-                    meta.settle_chunks();
+                    meta.assign_chunks();
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
@@ -260,9 +261,9 @@ impl Shard {
                 let state = &mut *self.state.write();
                 let meta = &mut state.meta;
                 if meta.members.finish(*worker, *session) {
-                    meta.leaves_gaps(*worker);
+                    meta.mark_missing_shares(*worker);
                     meta.give_back(*worker);
-                    meta.settle_chunks();
+                    meta.assign_chunks();
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
@@ -288,7 +289,7 @@ impl Shard {
                 if let Some(last) = meta.evaluated.filter(|last| *epoch <= last.epoch)
                     && !meta.evaluations.contains_key(epoch)
                 {
-                    // Complete already. The answer may have been lost with a leader, so the latest is repeated.
+                    // Already complete. The answer may have been lost with a leader, so the latest one is repeated.
                     let again =
                         (last.epoch == *epoch).then_some(Closed { evaluated: last, incomplete: false });
                     return Ok(Outcome::Evaluated(again.into_iter().collect()));
@@ -296,7 +297,7 @@ impl Shard {
                 let open = meta.evaluations.entry(*epoch).or_default();
                 if open.from.insert(*worker) {
                     open.sums.loss_sum += sums.loss_sum;
-                    // Numbers of a worker's choice: their sum must not be able to stop a replica.
+                    // Workers choose these numbers: an overflow must not stop a replica.
                     open.sums.correct = open.sums.correct.saturating_add(sums.correct);
                     open.sums.count = open.sums.count.saturating_add(sums.count);
                 }
@@ -311,7 +312,7 @@ impl Shard {
                     && let Some(chunks) = &mut meta.chunks
                 {
                     chunks.take(*worker, *request, *epoch, *done);
-                    meta.settle_chunks();
+                    meta.assign_chunks();
                 }
                 Outcome::Done
             }
@@ -326,7 +327,7 @@ impl Shard {
             Command::Stop => {
                 let meta = &mut *self.meta_mut();
                 meta.stop = true;
-                meta.settle_chunks();
+                meta.assign_chunks();
                 Outcome::Done
             }
         })
@@ -358,7 +359,7 @@ impl Shard {
         Outcome::Done
     }
 
-    fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, Unable> {
+    fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, ApplyError> {
         let (conf, i, _) = match self.pushes(id, payload, Encoding::F32, &[]) {
             Ok(fits) => fits,
             Err(e) => return Ok(Outcome::Refused(e)),
@@ -376,22 +377,22 @@ impl Shard {
         };
         let mut meta = self.meta_mut();
         if meta.members.in_session(worker, session).is_some() {
-            return Outcome::Joined { worker, session }; // it comes a second time
+            return Outcome::Joined { worker, session }; // a repeated Join
         }
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
-            meta.leaves_gaps(worker);
+            meta.mark_missing_shares(worker);
         }
         meta.members.join(worker, session, conf.buckets.len(), conf.job.round.drops_late());
         meta.skipped.remove(&worker);
         meta.started |= meta.members.unfinished().count() >= conf.job.workers as usize;
         meta.give_back(worker);
-        meta.settle_chunks();
+        meta.assign_chunks();
         Outcome::Joined { worker, session }
     }
 
-    /// A consistent copy of the whole state; the bulk is shared until the next update (copy on write). Only the
-    /// task that applies may call it.
+    /// A consistent copy of the whole state. It shares the bulk until the next update (copy on write). Only the
+    /// apply task may call it.
     pub fn image(&self) -> super::image::Image {
         let staged = self.staged.read().clone();
         self.view(|conf, meta| {
@@ -401,9 +402,10 @@ impl Shard {
     }
 }
 
-/// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule to those of which no share is missing:
-/// the mean over other samples is neither a fall nor a rise. Who has reported a later epoch reports no earlier one any more. Where those
-/// are gone who had the shares, and nobody has evaluated anything, somebody may yet evaluate the epoch again.
+/// Closes the evaluations that wait for no active member, and applies the early-stopping rule to those with all
+/// shares: a mean over other samples shows neither improvement nor the lack of it. A worker that reported a later
+/// epoch reports no earlier one. If all workers with shares are gone and none has reported, the epoch may still be
+/// evaluated again.
 fn close_evaluations(state: &mut State) -> Vec<Closed> {
     let State { configured, meta } = state;
     let mut reported: BTreeMap<WorkerId, u64> = BTreeMap::new();
@@ -412,7 +414,7 @@ fn close_evaluations(state: &mut State) -> Vec<Closed> {
     let is_beyond = |w: &WorkerId, epoch: u64| reported.get(w).is_some_and(|last| *last > epoch);
     let mut done = Vec::new();
     for (epoch, open) in &meta.evaluations {
-        let has_gap = open.from.contains(&GONE);
+        let has_gap = open.from.contains(&LOST_WORKER);
         if has_gap && open.sums == EvalSums::default() {
             continue;
         }
@@ -425,15 +427,15 @@ fn close_evaluations(state: &mut State) -> Vec<Closed> {
     }
     let (rule, workers) =
         configured.as_ref().map_or((None, 1), |c| (c.job.early_stop, u64::from(c.job.workers).max(1)));
-    // Half of the share that one of all workers has.
+    // Half of an equal share of one worker.
     let half = |count: u64| count / (2 * workers);
     done.into_iter()
         .filter_map(|(epoch, is_whole)| {
             let sums = meta.evaluations.remove(&epoch)?.sums;
             let loss = sums.loss_sum / sums.count.max(1) as f64;
             if let Some(rule) = rule.filter(|_| is_whole) {
-                // Who was lost before anybody has reported leaves no other trace than the count. What is of more or fewer samples
-                // than the one before it begins anew.
+                // A worker that was lost before any report leaves no trace except the count. An evaluation with
+                // more or fewer samples than the previous one restarts the comparison.
                 let known = meta.evaluated.map_or(sums.count, |last| last.sums.count);
                 let is_alike = sums.count >= known - half(known) && sums.count - half(sums.count) <= known;
                 let (best, bad) = meta.best.filter(|_| is_alike).unwrap_or((f64::INFINITY, 0));

@@ -1,56 +1,56 @@
-//! Updates as they are applied: decided over, carried out, recorded. Those of different buckets run on all cores.
+//! Applying updates: decide, change the weights, record. Updates of different buckets run on all cores.
 
 use super::{
-    batched::Batched,
+    batched::BatchedPushes,
     bucket::Incoming,
     command::{Command, Contribution, Outcome, Proposal, PushEntry},
-    configured::Configured,
     members::Member,
+    shard_config::ShardConfig,
     state::{Meta, Shard},
 };
-use crate::{compute, raft::Unable};
+use crate::{compute, raft::ApplyError};
 use paraft_common::{
     BucketId, Encoding, Payload, TensorKind, Version, WorkerId, codec::F32_BYTES, optim::Gradient,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
-/// Below this many bytes of payload, waking other threads costs more than it saves.
-/// (Tests have small buckets, and are to go this way too.)
+/// Below this payload in bytes, waking other threads costs more than it saves. (Tests have small buckets, and must
+/// take this path too.)
 const PARALLEL_BYTES: usize = if cfg!(test) { 1 } else { 256 << 10 };
 
 /// An update that will be applied.
 struct Update<'a> {
-    conf: Arc<Configured>,
+    conf: Arc<ShardConfig>,
     /// The local bucket.
     b: usize,
     contributions: &'a [Contribution],
-    pushes: Pushes,
+    pushes: PushPayload,
     closes: bool,
     encoding: Encoding,
     factor: f32,
     rate: Option<f64>,
-    /// Members that train.
+    /// Number of members that train.
     members: usize,
-    /// Those of whom something is kept, and who train no more.
+    /// Workers with kept state that no longer train.
     gone: Vec<WorkerId>,
     /// The bucket's version.
     before: Version,
 }
 
-/// What an update brings, checked.
-pub(super) enum Pushes {
+/// The checked content of an update.
+pub(super) enum PushPayload {
     One(Payload),
-    Batched(Batched),
+    Batched(BatchedPushes),
 }
 
 impl Update<'_> {
-    /// The bulk of the work.
+    /// Changes the weights: the bulk of the work.
     fn run(&self) -> Version {
         let bucket = &self.conf.buckets[self.b];
         let (conf, contributions) = (&self.conf, self.contributions);
         let (payload, encoding) = match &self.pushes {
-            Pushes::One(payload) => (payload.clone(), self.encoding),
-            Pushes::Batched(batched) => (batched.sum(), Encoding::F32),
+            PushPayload::One(payload) => (payload.clone(), self.encoding),
+            PushPayload::Batched(batched) => (batched.sum(), Encoding::F32),
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone, rate) = (self.members, self.gone.as_slice(), self.rate);
@@ -61,19 +61,19 @@ impl Update<'_> {
     /// Payload bytes of the pushes, as their workers sent them.
     fn pushed(&self) -> u64 {
         match &self.pushes {
-            Pushes::One(payload) => payload.len() as u64,
-            // An entry in f32 says nothing of what was added up.
-            Pushes::Batched(_) if self.encoding == Encoding::F32 => {
+            PushPayload::One(payload) => payload.len() as u64,
+            // An f32 entry does not record the pushes behind its sum.
+            PushPayload::Batched(_) if self.encoding == Encoding::F32 => {
                 let len = self.conf.buckets[self.b].spec.len;
                 (self.conf.encoding(self.b).encoded_len(len) * self.contributions.len()) as u64
             }
-            Pushes::Batched(batched) => batched.pushed(),
+            PushPayload::Batched(batched) => batched.pushed(),
         }
     }
 }
 
-/// Records pushes of a local bucket, after the weights have changed: who sees the step sees the weights.
-fn are_in(meta: &mut Meta, conf: &Configured, b: usize, contributions: &[Contribution], closes: bool) {
+/// Records pushes of a local bucket after the weights have changed: a reader that sees the step sees the weights.
+fn are_in(meta: &mut Meta, conf: &ShardConfig, b: usize, contributions: &[Contribution], closes: bool) {
     for c in contributions {
         meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
     }
@@ -86,12 +86,12 @@ fn are_in(meta: &mut Meta, conf: &Configured, b: usize, contributions: &[Contrib
 }
 
 impl Shard {
-    /// Applies proposals that follow each other, with the outcomes of applying one after the other. Updates of different
-    /// buckets touch nothing in common but counts, so those that lie next to each other run on all cores.
+    /// Applies consecutive proposals, with the outcomes of applying them one by one. Updates of different buckets
+    /// share only counts, so adjacent ones run on all cores.
     ///
     /// # Errors
-    /// As [`Self::carry_out`]; the proposals before may have been applied.
-    pub fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+    /// As [`Self::carry_out`]; earlier proposals may have been applied.
+    pub fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, ApplyError> {
         let mut outcomes = Vec::with_capacity(proposals.len());
         let mut rest = proposals;
         while let [first, ..] = rest {
@@ -123,13 +123,13 @@ impl Shard {
         Ok(outcomes)
     }
 
-    /// Whether updates touch so much that several threads are worth while: their payloads, or what they are decoded to.
+    /// Whether updates are large enough for several threads: by their payloads, or the decoded size.
     fn is_large(&self, updates: &[&Proposal]) -> bool {
         updates.iter().map(|p| self.bytes_of(p)).sum::<u64>() >= PARALLEL_BYTES as u64
     }
 
-    /// Bytes that applying a proposal reads or writes, about: its payload, or what that is decoded to. To take a job is to
-    /// build its whole state.
+    /// Approximate bytes that applying a proposal reads or writes: its payload, or the decoded size. Admitting a
+    /// job builds its whole state.
     pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
         let touched = match &proposal.command {
             Command::Admit { .. } | Command::Delta { .. } => {
@@ -144,18 +144,18 @@ impl Shard {
         touched.max(proposal.payload.len()) as u64
     }
 
-    pub(super) fn update(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+    pub(super) fn update(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         Ok(match self.begin_update(proposal)? {
             Ok(update) => self.end_update(&update, update.run()),
             Err(outcome) => outcome,
         })
     }
 
-    /// Decides over an update; the outcome, where it changes nothing.
-    fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Result<Update<'a>, Outcome>, Unable> {
+    /// Decides on an update; returns the outcome if it changes nothing.
+    fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Result<Update<'a>, Outcome>, ApplyError> {
         let update = self.decide_update(proposal);
         if let Ok(update) = &update {
-            // As a rule its initial weights are in.
+            // Usually it is allocated already, with its initial weights.
             update.conf.buckets[update.b].allocate(&self.room)?;
         }
         Ok(update)
@@ -173,18 +173,18 @@ impl Shard {
         Ok(Update { conf, b, contributions, pushes, encoding, factor, rate, closes, members, gone, before })
     }
 
-    /// Whether pushes of a local bucket are new, and none too late. Gives how many members train, and those of whom something
-    /// is kept and who train no more; or the outcome, where they change nothing.
+    /// Whether pushes of a local bucket are new, and none is late. Returns the number of members that train and the
+    /// workers with kept state that do not, or the outcome if the pushes change nothing.
     fn admit_pushes(
         &self,
-        conf: &Configured,
+        conf: &ShardConfig,
         b: usize,
         contributions: &[Contribution],
     ) -> Result<(usize, Vec<WorkerId>), Outcome> {
         let bucket = &conf.buckets[b];
         let mut meta = self.meta_mut();
-        // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
-        // push which is in already changes nothing.
+        // The last defence of exactly-once: an update that contains an applied push changes nothing, whatever the
+        // leader proposed.
         let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
         let late = |c: &Contribution| member(c).is_some_and(|m| m.is_dropped(b, c.step));
         let is_in = |c: &Contribution| member(c).is_some_and(|m| m.step(b) >= Some(c.step)) && !late(c);
@@ -200,13 +200,13 @@ impl Shard {
         Ok((meta.members.active_count(), gone))
     }
 
-    /// Takes pushes in that are not applied.
+    /// Records pushes that are not applied.
     pub(super) fn skip(
         &self,
         id: BucketId,
         contributions: &[Contribution],
         closes: bool,
-    ) -> Result<Outcome, Unable> {
+    ) -> Result<Outcome, ApplyError> {
         let refused = |why: &str| Ok(Outcome::Refused(why.into()));
         let Some(conf) = self.configured() else { return refused("no job is configured") };
         let Some(b) = conf.local(id) else { return refused("the bucket is not on this shard") };
@@ -215,7 +215,7 @@ impl Shard {
             Err(outcome) => return Ok(outcome),
         };
         conf.buckets[b].allocate(&self.room)?;
-        let version = conf.buckets[b].pass(contributions.len(), members);
+        let version = conf.buckets[b].skip_update(contributions.len(), members);
         let mut meta = self.meta_mut();
         for c in contributions {
             if b == 0 && meta.members.in_session(c.worker, c.session).is_some() {
@@ -226,14 +226,14 @@ impl Shard {
         Ok(Outcome::Updated { version, applied: true })
     }
 
-    /// Records an update whose weights are in.
+    /// Records an update after its weights have changed.
     fn end_update(&self, update: &Update<'_>, version: Version) -> Outcome {
         let Update { b, contributions, before, .. } = update;
         let b = *b;
         let mut meta = self.meta_mut();
         meta.bytes_pushed += update.pushed();
         for c in *contributions {
-            // Each of them is in the weights, also that of a worker that has left since its round was closed.
+            // Each push is in the weights, even if its worker has left since the round closed.
             meta.delays.record(before.0.saturating_sub(c.pulled.0));
             meta.pushes += 1;
         }
@@ -241,22 +241,25 @@ impl Shard {
         Outcome::Updated { version, applied: true }
     }
 
-    /// The bucket of an entry, and what its payload holds for it.
+    /// The bucket of an entry, and its decoded payload.
     pub(super) fn pushes(
         &self,
         id: BucketId,
         payload: &Payload,
         encoding: Encoding,
         contributions: &[Contribution],
-    ) -> Result<(Arc<Configured>, usize, Pushes), String> {
+    ) -> Result<(Arc<ShardConfig>, usize, PushPayload), String> {
         let conf = self.configured().ok_or("no job is configured")?;
         let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id()))?;
         let len = conf.buckets[i].spec.len;
         let held = match contributions.len() {
-            0 | 1 => {
-                encoding.check(payload, len).map(|()| Pushes::One(payload.clone())).map_err(|e| e.to_string())
-            }
-            n => Batched::read(payload, encoding, n, len).map(Pushes::Batched).map_err(|e| e.to_string()),
+            0 | 1 => encoding
+                .check(payload, len)
+                .map(|()| PushPayload::One(payload.clone()))
+                .map_err(|e| e.to_string()),
+            n => BatchedPushes::read(payload, encoding, n, len)
+                .map(PushPayload::Batched)
+                .map_err(|e| e.to_string()),
         };
         let held = held.map_err(|e| format!("the entry does not fit {id}: {e}"))?;
         Ok((conf, i, held))

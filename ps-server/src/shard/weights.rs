@@ -1,6 +1,7 @@
-//! The vectors of a bucket, copied on write: who reads one shares it, and a change copies that vector alone, if a reader still has it.
+//! The vectors of a bucket, copied on write. A reader shares a vector; a change copies only that vector, and only
+//! if a reader still has it.
 //!
-//! Weights are in memory of this process, or, where workers of this host pull them, in memory that those map.
+//! Weights are in this process's memory or, if workers of this host pull them, in memory that those workers map.
 
 use paraft_lanes::shared::{Memory, Slot};
 use std::{
@@ -11,7 +12,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// Values of a bucket. Where they are makes no difference to what they are. A clone shares them until one of the two is written to.
+/// Values of a bucket, in private or shared memory. A clone shares them until one of the two is changed.
 #[derive(Clone)]
 pub struct Weights(Arc<Place>);
 
@@ -21,13 +22,13 @@ enum Place {
 }
 
 impl Weights {
-    /// Whether workers of this host can read them where they are.
+    /// Whether workers of this host can map them.
     pub fn is_shared(&self) -> bool {
         matches!(*self.0, Place::Shared(_))
     }
 
     /// See [`read_elsewhere`].
-    pub(super) fn read_elsewhere(&self) -> Option<Read> {
+    pub(super) fn read_elsewhere(&self) -> Option<ReaderEntry> {
         read_elsewhere(&self.0)
     }
 
@@ -38,7 +39,7 @@ impl Weights {
         Some(Self(Arc::new(Place::Shared(slot))))
     }
 
-    /// A copy of its own, where there is memory for it.
+    /// A private copy, if there is memory for it.
     pub fn try_copy(&self) -> Result<Self, TryReserveError> {
         self.0.try_copy().map(|place| Self(Arc::new(place)))
     }
@@ -48,12 +49,12 @@ impl Place {
     fn values(&self) -> &[f32] {
         match self {
             Self::Own(own) => own,
-            // A slot begins with a page.
+            // A slot starts at a page boundary.
             Self::Shared(slot) => bytemuck::cast_slice(slot.as_ref()),
         }
     }
 
-    /// In memory of the same kind, where there is room.
+    /// A copy in the same kind of memory, if there is room.
     fn try_copy(&self) -> Result<Self, TryReserveError> {
         let values = self.values();
         if let Self::Shared(slot) = self
@@ -67,11 +68,11 @@ impl Place {
 }
 
 /// A vector that a reader has, and its bytes.
-pub(super) type Read = (Weak<dyn Any + Send + Sync>, u64);
+pub(super) type ReaderEntry = (Weak<dyn Any + Send + Sync>, u64);
 
 /// Values that may have several readers.
 pub(super) trait Values: Any + Send + Sync {
-    /// Of all of them.
+    /// Bytes of all values.
     fn bytes(&self) -> usize;
 }
 
@@ -93,13 +94,14 @@ impl Values for Vec<Vec<f32>> {
     }
 }
 
-/// What [`super::replaced`] notes of values that are about to change; `None` where no reader has them, so that the change copies nothing.
-pub(super) fn read_elsewhere<V: Values>(values: &Arc<V>) -> Option<Read> {
+/// The entry for [`super::replaced_vectors`] of values that are about to change; `None` if they have no reader, so the
+/// change copies nothing.
+pub(super) fn read_elsewhere<V: Values>(values: &Arc<V>) -> Option<ReaderEntry> {
     let weak = || Arc::downgrade(values) as Weak<dyn Any + Send + Sync>;
     (Arc::strong_count(values) > 1).then(|| (weak(), values.bytes() as u64))
 }
 
-/// A copy, where there is memory for it.
+/// A copy, if there is memory for it.
 pub(super) fn try_copy(values: &[f32]) -> Result<Vec<f32>, TryReserveError> {
     let mut own = Vec::new();
     own.try_reserve_exact(values.len())?;
@@ -154,17 +156,17 @@ impl fmt::Debug for Weights {
     }
 }
 
-/// The state vectors of the optimizer and the algorithm. A clone shares them until one of the two is written to.
+/// The state vectors of the optimizer and the algorithm. A clone shares them until one of the two is changed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slots(Arc<Vec<Vec<f32>>>);
 
 impl Slots {
     /// See [`read_elsewhere`].
-    pub(super) fn read_elsewhere(&self) -> Option<Read> {
+    pub(super) fn read_elsewhere(&self) -> Option<ReaderEntry> {
         read_elsewhere(&self.0)
     }
 
-    /// A copy of its own, where there is memory for it.
+    /// A private copy, if there is memory for it.
     pub fn try_copy(&self) -> Result<Self, TryReserveError> {
         let slots = self.iter().map(|slot| try_copy(slot)).collect::<Result<Vec<_>, _>>()?;
         Ok(slots.into())
@@ -187,7 +189,7 @@ impl Deref for Slots {
 
 impl DerefMut for Slots {
     fn deref_mut(&mut self) -> &mut [Vec<f32>] {
-        // A bucket without any has nothing to copy.
+        // A bucket without slots has nothing to copy.
         let slots: &mut Vec<Vec<f32>> = Arc::make_mut(&mut self.0);
         slots
     }

@@ -1,13 +1,13 @@
-//! How fast the log makes records durable, beside what the disk does with the same bytes.
+//! Speed of durable appends to the log, compared with plain writes of the same bytes.
 //!
 //! ```text
 //! cargo run --release -p paraft-store --example log_speed [FOLDER]
 //! ```
 //!
-//! The folder (default: the current one) must be on the disk in question. Each row: `append` of records of one
-//! size with so many in flight, the log purged as it goes; then, one write and one fdatasync a record, a file
-//! that grows, and the same file written over. MB are 10^6 bytes. Rows are the median of five passes that
-//! take turns, with the lowest and highest of the log's in brackets.
+//! The folder (default: the current one) must be on the disk in question. Each row: `append` of records of one size
+//! with so many in flight, while the log is purged; then, with one write and one fdatasync per record, a growing
+//! file, and the same file overwritten. MB are 10^6 bytes. Rows are the median of five interleaved passes, with the
+//! lowest and highest of the log's in brackets.
 
 use bytes::Bytes;
 use paraft_store::{Access, Disk, Log, LogOptions, RealDisk, Record, SharedLog};
@@ -21,17 +21,17 @@ use std::{
 };
 
 const PASSES: usize = 5;
-/// Record bytes, and how many are written a pass.
+/// Record bytes, and number of records per pass.
 const SIZES: [(usize, u64); 3] = [(4 << 10, 1000), (64 << 10, 800), (1 << 20, 200)];
 const IN_FLIGHT: [usize; 3] = [1, 4, 16];
-/// The log keeps at most about so much, as a replica that takes snapshots does.
+/// Approximate size to which the log is purged, as by a replica that takes snapshots.
 const KEPT_BYTES: u64 = 64 << 20;
 
 fn mb_per_s(bytes: u64, since: Instant) -> f64 {
     bytes as f64 / 1e6 / since.elapsed().as_secs_f64()
 }
 
-/// One log, kept open over the passes.
+/// One log, open over all passes.
 struct Run {
     log: Log,
     next: u64,
@@ -42,7 +42,7 @@ impl Run {
         let (shared, _) = SharedLog::open(Arc::new(RealDisk), dir, LogOptions::default())?;
         let log = shared.begin(0)?;
         let mut run = Run { log, next: 0 };
-        // Until what is written is written over purged segments, as it is in a log that has run for a while.
+        // Until writes reuse purged segments, as in a log that has run for a while.
         while run.log.shared().stats().recycled < 4 {
             run.pass(&vec![1; 1 << 20].into(), 64, 16)?;
         }
@@ -60,7 +60,7 @@ impl Run {
             let header = Bytes::from_static(b"a header of the size of a real one....");
             let record = Record { index: self.next, header, payload: payload.clone().into() };
             let send = send.clone();
-            // The receiver is gone only when a pass failed.
+            // The receiver is gone only if a pass failed.
             self.log.append(vec![record], Box::new(move |outcome| drop(send.send(outcome))));
             (self.next, waiting) = (self.next + 1, waiting + 1);
         }
@@ -75,7 +75,7 @@ impl Run {
     }
 }
 
-/// Writes and syncs block by block, over a file as it is or in a new one.
+/// Writes and syncs block by block, over an existing file or in a new one.
 fn plain(path: &Path, access: Access, payload: &Bytes, count: u64) -> io::Result<f64> {
     let mut file = RealDisk.open(path, access)?;
     let began = Instant::now();

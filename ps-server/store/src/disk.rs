@@ -1,7 +1,7 @@
-//! Where bytes go: the file system, or a substitute that fails on purpose ([`crate::faulty`]).
+//! The file system, or a substitute with injected faults ([`crate::faulty`]).
 //!
-//! The trait has what the store needs and no more. What is durable: the contents of a file after
-//! [`DiskFile::sync`], its name after [`Disk::sync_dir`] of its folder, nothing else.
+//! The trait has only what the store needs. Durable are: the contents of a file after [`DiskFile::sync`], and its
+//! name after [`Disk::sync_dir`] of its folder; nothing else.
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::{
@@ -12,45 +12,45 @@ use std::{
     path::Path,
 };
 
-/// What a file is opened for.
+/// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading one that exists.
+    /// Read an existing file.
     Read,
-    /// Reading and writing one that exists; its contents stay.
+    /// Read and write an existing file; its contents stay.
     Write,
-    /// Reading and writing an empty one; what had the name is gone.
+    /// Read and write an empty file; replaces an existing one.
     Create,
-    /// Reading and writing one that is made where it is missing, for its owner alone; its contents stay.
+    /// Read and write a file, created if missing and private to its owner; its contents stay.
     Append,
 }
 
 /// A file system.
 pub trait Disk: Debug + Send + Sync {
-    /// Makes `dir` and the folders above it that are missing. They are durable when it returns.
+    /// Creates `dir` and its missing parents. They are durable on return.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
 
-    /// Names of what is in `dir`, in no order. Names that are not UTF-8 are left out: nothing here writes such.
+    /// Names in `dir`, unordered. Omits names that are not UTF-8: the store writes none.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
 
     /// Opens a file.
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn DiskFile>>;
 
-    /// Gives a file another name; a file that had that name is gone. At any moment, also after a crash, `to`
-    /// names the whole old file or the whole new one.
+    /// Renames a file, replacing one with the new name. At any moment, also after a crash, `to` names the complete
+    /// old file or the complete new one.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Removes a folder with all that is in it. After an error any part of it may be gone.
+    /// Removes a folder and its content. After an error any part of it may be gone.
     fn remove_dir_all(&self, dir: &Path) -> io::Result<()>;
 
-    /// Makes names in `dir` durable: those that were added, changed and removed.
+    /// Makes name changes in `dir` durable: added, renamed and removed names.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 
-    /// Takes the lock that the file `path` stands for, made if missing; it is free again when the result is
-    /// dropped or the process ends. `ErrorKind::WouldBlock`: someone holds it.
+    /// Takes the lock of the file `path`, creating it if missing; released when the result is dropped or the
+    /// process ends. `ErrorKind::WouldBlock`: it is held.
     fn lock(&self, path: &Path) -> io::Result<DiskLock>;
 }
 
@@ -59,23 +59,23 @@ pub type DiskLock = Box<dyn Debug + Send + Sync>;
 
 /// An open file. One user at a time; offsets and sizes in bytes.
 pub trait DiskFile: Debug + Send {
-    /// How long the file is.
+    /// The size of the file.
     fn size(&self) -> io::Result<u64>;
 
-    /// Fills `into` from `offset`; `ErrorKind::UnexpectedEof` if the file ends before.
+    /// Fills `into` from `offset`; `ErrorKind::UnexpectedEof` if the file is too short.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all `parts`, one after the other, from `offset`. After an error any part of it may be written.
+    /// Writes all `parts` in order, from `offset`. After an error any part of them may be written.
     fn write_at(&mut self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
 
-    /// Cuts the file, or lengthens it with zeros.
+    /// Truncates the file, or extends it with zeros.
     fn set_len(&mut self, size: u64) -> io::Result<()>;
 
-    /// Reserves space so that the file is at least `size` long; what is new reads as zeros. File systems that
-    /// cannot do it say so with an error and leave the file as it was.
+    /// Reserves space so that the file has at least `size` bytes; new bytes read as zeros. A file system without
+    /// support returns an error and leaves the file unchanged.
     fn allocate(&mut self, size: u64) -> io::Result<()>;
 
-    /// Returns when contents and size are durable. After an error nobody knows what is: do not write on.
+    /// Returns when contents and size are durable. After an error the durable content is unknown: stop writing.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -147,7 +147,7 @@ impl Disk for RealDisk {
 #[derive(Debug)]
 struct RealFile {
     file: File,
-    /// Where the next write goes unless it is told otherwise: appending needs no seek.
+    /// The default position of the next write: appending needs no seek.
     cursor: u64,
 }
 
@@ -165,7 +165,7 @@ impl DiskFile for RealFile {
             self.file.seek(SeekFrom::Start(offset))?;
             self.cursor = offset;
         }
-        IoSlice::advance_slices(&mut parts, 0); // leaves out empty ones: a write of 0 bytes is an error below
+        IoSlice::advance_slices(&mut parts, 0); // drops empty parts: a write of 0 bytes is an error below
         while !parts.is_empty() {
             match self.file.write_vectored(parts) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -190,7 +190,7 @@ impl DiskFile for RealFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        // fdatasync: it includes the size, and what it leaves out (times) nobody here reads.
+        // fdatasync includes the size; it omits the times, which the store does not read.
         self.file.sync_data()
     }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with what is on disk, and what to do about it.
+//! Errors of data on disk, and how to handle them.
 
 use std::{
     io,
@@ -8,18 +8,18 @@ use std::{
 /// Why a file or folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The operating system refused. Retry where the source's kind says so; else the disk or the rights on it
-    /// have to be mended first.
+    /// The operating system refused. Retry if the source's kind says so; otherwise the disk or its permissions must
+    /// be fixed first.
     #[error("cannot {doing} {}: {}", path.display(), said(source))]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         doing: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// Someone else has this folder open.
+    /// The folder is already open.
     #[error(
         "{} is in use by another process, or by another log of this one: stop that one, or use another folder",
         dir.display()
@@ -37,12 +37,12 @@ pub enum StoreError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Bytes from the file's start to what is wrong.
+        /// Offset of the damage in the file, in bytes.
         offset: u64,
         /// What is wrong there.
         what: String,
     },
-    /// The writing of the file never came to its end: it holds less than it should, and says so.
+    /// The file was not completed: it holds less than it should, and the format shows it.
     #[error("{} is cut short: {what}. Its writer must write or fetch it again", path.display())]
     CutShort {
         /// The file.
@@ -66,8 +66,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether what was written is not there any more as it was written. Everything else passes, or is not for this build
-    /// to judge: the files stay where they are, and are tried again.
+    /// Whether written data is lost or changed. Every other error is transient, or not for this build to judge: the
+    /// files stay, and are tried again.
     pub fn is_damage(&self) -> bool {
         match self {
             StoreError::Io { source, .. } => is_damage(source),
@@ -98,16 +98,16 @@ impl From<StoreError> for io::Error {
     }
 }
 
-/// Whether an error says that contents are missing or wrong. No descriptors, no memory, no space, no rights, a read-only
-/// file system, an error of the device: all of that passes, and says nothing of what was written.
+/// Whether an error means that contents are missing or wrong. Other errors (no descriptors, memory, space or
+/// permission, a read-only file system, a device error) are transient, and prove nothing about the written data.
 pub fn is_damage(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData)
 }
 
-/// An error with the name by which manuals know it, where it has one: `ENOSPC: No space left on device (os error 28)`.
+/// An error with its symbolic name, if it has one: `ENOSPC: No space left on device (os error 28)`.
 pub fn said(e: &io::Error) -> String {
     let by_kind = || match e.kind() {
-        // What was wrapped on its way has kept its kind only; and has been named then.
+        // A wrapped error keeps only its kind; it already has its name in the text.
         _ if e.get_ref().is_some_and(|inner| inner.to_string().contains(": E")) => None,
         io::ErrorKind::StorageFull => Some("ENOSPC".into()),
         io::ErrorKind::PermissionDenied => Some("EACCES".into()),
@@ -120,7 +120,7 @@ pub fn said(e: &io::Error) -> String {
     by_number.or_else(by_kind).map_or_else(|| e.to_string(), |name: String| format!("{name}: {e}"))
 }
 
-/// The same error, saying what was tried on which file.
+/// The same error with the operation and the file.
 pub(crate) fn named(doing: &str, path: &Path) -> impl FnOnce(io::Error) -> io::Error {
     move |e| io::Error::new(e.kind(), format!("cannot {doing} {}: {}", path.display(), said(&e)))
 }

@@ -1,14 +1,14 @@
-//! What a server keeps on disk: the log of a replica, small files that are replaced as a whole, and snapshots.
+//! A server's data on disk: the log of its replicas, small files that are replaced as a whole, and snapshots.
 //!
-//! It knows bytes, indices and files; not Raft, not shards, not what an entry means. It has no async: the log has
-//! a writer thread of its own, the rest runs on the caller's thread and waits for the disk.
+//! It handles bytes, indices and files, and knows nothing of Raft, shards or the meaning of an entry. It has no
+//! async code: the log has a writer thread, the rest runs on the caller's thread and waits for the disk.
 //!
-//! It promises, of every file it wrote:
-//! - What was reported durable is there after any crash, of the process or of the machine, as long as the disk
-//!   keeps what it synced.
-//! - What a crash cut off is told from damage, and cut; damage is refused with the file and the offset named.
-//!   `log` says exactly where the line runs.
-//! - Nothing read from a file panics, and no length from a file is believed beyond the stated bounds.
+//! Guarantees for every file that it wrote:
+//! - Data that was reported durable survives any crash, of the process or of the machine, if the disk keeps what it
+//!   synced.
+//! - It distinguishes data that a crash cut off, which it cuts, from damage, which it refuses with file and offset.
+//!   `log` defines the exact distinction.
+//! - No content of a file causes a panic, and no length in a file is trusted beyond the stated bounds.
 //!
 //! Every file has a magic, a format version and checksums (CRC-32, against accidents, not against forgers).
 //! Numbers are little-endian.

@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A small file has at most so many bytes of contents, as it is read into memory in one piece.
+/// Maximum bytes of contents, because a small file is read into memory at once.
 pub const MAX_SMALL_BYTES: usize = 1 << 20;
 
 const MAGIC: [u8; 8] = *b"PARAFTSM";
@@ -30,7 +30,7 @@ fn checksum(version: u32, contents: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// The name under which a file is written before it gets its own.
+/// The temporary name of a file while it is written.
 pub(crate) fn temporary(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
@@ -41,11 +41,10 @@ pub(crate) fn folder(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-/// Replaces the file `path` by one with the contents `bytes`, at most [`MAX_SMALL_BYTES`]. It is durable when
-/// this returns; after an error or a crash the old contents are there, or the new ones, never a mixture.
+/// Replaces the file `path` by one with the contents `bytes`, at most [`MAX_SMALL_BYTES`]. It is durable on return;
+/// after an error or a crash the file has the old contents or the new ones, never a mixture.
 ///
-/// Waits for the disk twice. One writer at a time for each path: the name with `.tmp` at its end is in use
-/// meanwhile.
+/// Waits for the disk twice. Only one writer per path: it uses the name with `.tmp` at its end meanwhile.
 pub fn write_small(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
     if bytes.len() > MAX_SMALL_BYTES {
         let what = format!("{} bytes for {}; at most {MAX_SMALL_BYTES}", bytes.len(), path.display());
@@ -65,16 +64,16 @@ pub fn write_small(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()>
         disk.rename(&temp, path)
     })();
     if written.is_err() {
-        // Only to leave no litter; if it fails too, the next writer replaces it.
+        // Cleanup only; if it fails too, the next writer replaces the file.
         let _ = disk.remove(&temp);
     }
     written.and_then(|()| disk.sync_dir(folder(path))).map_err(named("replace", path))
 }
 
-/// The contents of a small file; `None` if there is no such file. They are durable, also if the writer died
-/// before it could see to that: what is decided on them must not be undone by a power failure.
+/// Reads a small file; `None` if it does not exist. The contents are durable on return, even if the writer died
+/// before it synced them: a power failure must not undo what a caller decides on them.
 ///
-/// [`StoreError::Damaged`] if it is not what [`write_small`] wrote. A crash does not lead to that.
+/// [`StoreError::Damaged`] if it is not what [`write_small`] wrote. A crash does not cause that.
 pub fn read_small(disk: &dyn Disk, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     let file = match disk.open(path, Access::Read) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,4 +1,4 @@
-//! Snapshot files: many chunks, written and read as a stream, so that neither side holds the whole.
+//! Snapshot files: many chunks, written and read as a stream, so that neither side holds all of it.
 //!
 //! ```text
 //! magic "PARAFTSS" 8 | format version 4 | CRC-32 of both 4
@@ -6,8 +6,8 @@
 //! closing: kind 2 (u32) | length = 8 | number of chunks 8 | CRC-32 4 | sum of the chunks' lengths 8
 //! ```
 //!
-//! The file has its name only when it is whole and durable. The closing record is looked for first, so a file
-//! that was cut short outside our hands (a copy that broke off) is refused before its first chunk is used.
+//! The file gets its name only when it is complete and durable. A reader looks for the closing record first, so a
+//! file that another program cut short (an interrupted copy) is refused before its first chunk is used.
 
 use crate::{
     StoreError,
@@ -24,7 +24,7 @@ use std::{
     sync::Arc,
 };
 
-/// A chunk has at most so many bytes.
+/// Maximum bytes of a chunk.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
 
 const MAGIC: [u8; 8] = *b"PARAFTSS";
@@ -65,7 +65,7 @@ fn check_length(bytes: usize) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
-/// Gives how many bytes it wrote.
+/// Returns the number of written bytes.
 fn write_at(
     file: &mut dyn DiskFile,
     path: &Path,
@@ -80,7 +80,7 @@ fn write_at(
     Ok(bytes as u64)
 }
 
-/// Writes a snapshot file. Dropped before [`finish`](Self::finish), it leaves nothing behind.
+/// Writes a snapshot file. If dropped before [`finish`](Self::finish), it leaves no file.
 #[derive(Debug)]
 pub struct SnapshotWriter {
     disk: Arc<dyn Disk>,
@@ -90,15 +90,15 @@ pub struct SnapshotWriter {
     offset: u64,
     chunks: u64,
     bytes: u64,
-    /// Chunks that have their place and are not written yet, by number: where each goes, and its length.
+    /// Chunks with a place that are not written yet, by number: offset and length.
     reserved: BTreeMap<u64, (u64, usize)>,
     /// The temporary file is renamed, so there is nothing to remove.
     named: bool,
 }
 
 impl SnapshotWriter {
-    /// Starts a file that will be `path`; its folder must exist. Until then it has that name with `.tmp` at
-    /// its end: one writer at a time for each path.
+    /// Starts the future file `path`; its folder must exist. Until it is finished it has that name with `.tmp` at
+    /// its end, so only one writer per path may run.
     pub fn create(disk: Arc<dyn Disk>, path: &Path) -> io::Result<SnapshotWriter> {
         let temp = temporary(path);
         let file = disk.open(&temp, Access::Create).map_err(named("create", &temp))?;
@@ -117,8 +117,8 @@ impl SnapshotWriter {
         Ok(writer)
     }
 
-    /// Adds chunks of these lengths, whose bytes come later and in any order ([`Self::fill`]); gives the number of the
-    /// first, from which they count up.
+    /// Adds chunks of these lengths, whose bytes follow in any order ([`Self::fill`]); returns the number of the
+    /// first one.
     pub fn reserve(&mut self, lengths: impl IntoIterator<Item = usize>) -> io::Result<u64> {
         let first = self.chunks;
         for length in lengths {
@@ -131,7 +131,7 @@ impl SnapshotWriter {
         Ok(first)
     }
 
-    /// Writes a chunk that was reserved, at its place. Once each.
+    /// Writes a reserved chunk at its place. Once per chunk.
     pub fn fill(&mut self, number: u64, chunk: &Payload) -> io::Result<()> {
         let place = self.reserved.get(&number).filter(|(_, length)| *length == chunk.len());
         let Some((offset, _)) = place else {
@@ -149,8 +149,8 @@ impl SnapshotWriter {
         Ok(())
     }
 
-    /// Adds a chunk of at most [`MAX_CHUNK_BYTES`]; it may be empty. After an error the file is of no use:
-    /// drop the writer.
+    /// Adds a chunk of at most [`MAX_CHUNK_BYTES`]; it may be empty. After an error the file is unusable: drop the
+    /// writer.
     pub fn push(&mut self, chunk: &Payload) -> io::Result<()> {
         check_length(chunk.len())?;
         let head = head(CHUNK, self.chunks, chunk.pieces());
@@ -160,8 +160,8 @@ impl SnapshotWriter {
         Ok(())
     }
 
-    /// Closes the file and gives it its name. It is durable when this returns; a file that had the name is
-    /// replaced. Returns the file's size in bytes.
+    /// Completes the file and gives it its name. It is durable on return; an existing file is replaced. Returns the
+    /// file's size in bytes.
     pub fn finish(mut self) -> io::Result<u64> {
         if let Some(number) = self.reserved.keys().next() {
             let what = format!("chunk {number} was reserved and not written");
@@ -181,18 +181,18 @@ impl SnapshotWriter {
 impl Drop for SnapshotWriter {
     fn drop(&mut self) {
         if !self.named {
-            // Best effort: the next writer of this path replaces what is left.
+            // Best effort: the next writer of this path replaces the file.
             let _ = self.disk.remove(&self.temp);
         }
     }
 }
 
-/// Reads a snapshot file, chunk by chunk, each checked before it is given out. After an error it ends.
+/// Reads a snapshot file chunk by chunk; checks each before it returns it. It ends after an error.
 #[derive(Debug)]
 pub struct SnapshotReader {
     path: PathBuf,
     file: Box<dyn DiskFile>,
-    /// Where the closing record begins.
+    /// Position of the closing record.
     end: u64,
     offset: u64,
     number: u64,
@@ -203,8 +203,8 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Opens `path` and looks for its closing record: [`StoreError::CutShort`] if there is none. The file is
-    /// durable then, also if its writer died before it could see to that: a log may be purged up to it.
+    /// Opens `path` and checks its closing record: [`StoreError::CutShort`] if there is none. The file is then
+    /// durable, even if its writer died before it synced it: a log may be purged up to it.
     pub fn open(disk: &dyn Disk, path: &Path) -> Result<SnapshotReader, StoreError> {
         let file = disk.open(path, Access::Read).map_err(StoreError::io("open", path))?;
         let size = file.size().map_err(StoreError::io("read", path))?;
@@ -236,7 +236,7 @@ impl SnapshotReader {
         Ok(SnapshotReader { path, file, end, offset: PREFIX, number: 0, chunks, bytes, read: 0, over: false })
     }
 
-    /// How many chunks the whole file has.
+    /// The number of chunks in the file.
     pub fn chunks(&self) -> u64 {
         self.chunks
     }

@@ -59,7 +59,7 @@ type Found = (Vec<Record>, Option<(u64, Bytes)>);
 
 fn look(disk: &ForgetfulDisk, dir: &Path, key: u64) -> Result<Found, StoreError> {
     let mut records = Vec::new();
-    let found = Log::look(disk, dir, key, &mut |r| records.push(r))?;
+    let found = Log::inspect(disk, dir, key, &mut |r| records.push(r))?;
     Ok((records, found.purged))
 }
 

@@ -22,7 +22,7 @@ use paraft_server::{
         convert, jobs,
     },
     shard::{
-        Command, Contribution, InitPart, Outcome, Proposal, Shard, batched::Batched, begin::JOB_FORM,
+        Command, Contribution, InitPart, Outcome, Proposal, Shard, batched::BatchedPushes, begin::JOB_FORM,
         leader::Message,
     },
 };
@@ -298,7 +298,7 @@ pub fn encodings(data: &[u8]) {
     let cut = payload(&bytes, cuts);
     let whole = Payload::from(bytes.clone());
     // Two pushes of a round in one log entry; it has bounds of its own, and its sum those of the bucket.
-    if let Ok(batched) = Batched::read(&cut, encoding, 2, count) {
+    if let Ok(batched) = BatchedPushes::read(&cut, encoding, 2, count) {
         assert_eq!(batched.sum().len(), 4 * count);
     }
     // The length alone decides where no places and no stretches are in the payload.

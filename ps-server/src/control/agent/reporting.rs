@@ -8,7 +8,7 @@ use crate::{
         plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
     replicas::{Aside, Replica},
-    shard::leader::{Event, Wanted},
+    shard::leader::{Event, RequestedMode},
 };
 use paraft_common::{JobShard, auto::Switch};
 use std::{
@@ -207,7 +207,8 @@ impl Agent {
             Action::Switch(Switch { number, mode, loosest }) => {
                 let leader = self.replicas.get(d.shard).ok_or("it is not here")?.leader;
                 // What comes of it is reported.
-                let (number, wanted) = (Some(*number), Wanted::Decided { mode: *mode, loosest: *loosest });
+                let (number, wanted) =
+                    (Some(*number), RequestedMode::Decided { mode: *mode, loosest: *loosest });
                 leader.send(Event::SwitchMode { number, wanted, tx: None }).await.map_err(|e| e.to_string())
             }
         }

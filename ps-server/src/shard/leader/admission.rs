@@ -1,35 +1,35 @@
-//! May this push be taken? A pure decision over the replicated state and what is in flight.
+//! Decides whether a push is accepted: a pure function of the replicated state and the pushes in flight.
 
 use crate::shard::members::Member;
 use paraft_common::{Step, Version};
 
-/// What to do with a push.
+/// The decision on a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Take it.
+    /// Accept it.
     Accept,
-    /// It is applied: acknowledge it again.
+    /// It is already applied: acknowledge it again.
     Applied,
-    /// Its first try is proposed but not yet applied: its ack is on the way. Without this case a retry that
-    /// arrives in between would be applied twice.
+    /// Its first try is proposed but not yet applied: the ack is in flight. Without this case a retry that arrives
+    /// in between would be applied twice.
     InFlight,
-    /// Its round was closed without it: it is dropped, and its worker told so.
+    /// Its round was closed without it: drop it, and notify its worker.
     Dropped,
-    /// Not the next step of this worker and bucket.
+    /// It is not the next step of this worker and bucket.
     WrongStep {
-        /// The step that would have been right.
+        /// The expected step.
         expected: Step,
     },
-    /// Pulled at a version that the bucket has not reached.
+    /// It names a pulled version that the bucket has not reached.
     FutureVersion {
-        /// Where the bucket is.
+        /// The bucket's version.
         current: Version,
     },
 }
 
-/// Decides over one push for local bucket `bucket`.
+/// Decides on one push for local bucket `bucket`.
 ///
-/// `in_flight` is the step of this worker and bucket that was taken but is not yet applied.
+/// `in_flight`: the step of this worker and bucket that is accepted but not yet applied.
 pub fn admit(
     member: &Member,
     bucket: usize,
@@ -77,13 +77,13 @@ mod tests {
             let got = admit(&m, bucket, Step(step), Version(pulled), v, in_flight.map(Step));
             assert_eq!(got, want, "bucket {bucket} step {step}");
         }
-        // Its own of step 3 is in, those of 4 and 5 came too late.
+        // Its push of step 3 is applied; those of 4 and 5 came too late.
         let m = Member::new(SessionId(1), vec![Step(5)], vec![Step(3), Step(0)]);
         let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
         use Admission::{Accept, Applied, Dropped};
         assert_eq!(answers[..4], [Applied, Dropped, Dropped, Accept]);
         assert_eq!(answers[4], Admission::WrongStep { expected: Step(6) });
-        // Its own of step 6 is in before it hears of 4 and 5.
+        // Its push of step 6 is applied before it learns of 4 and 5.
         let mut m = m;
         m.take(0, Step(6));
         let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));

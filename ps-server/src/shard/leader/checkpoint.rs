@@ -1,40 +1,42 @@
-//! CheckpointParts: the image of the shard that a checkpoint is written from. It holds what is replicated, and nothing of the
-//! working copies.
+//! The image of the shard that a checkpoint is written from. It holds replicated state, and nothing of the working
+//! copies.
 //!
-//! Leader-only: a part that vanishes with its leader is a checkpoint that is not made; the next one is. The image
-//! shares the buckets until they change (copy on write), so it costs the leader memory as training goes on, at
-//! most a copy of the shard; a bucket that was fetched is let go. There is one at a time: until it is fetched, no other is kept, unless the worker that was
-//! to fetch it has left, or has not come for a long time.
+//! Leader-only: if a part is lost with its leader, this checkpoint is not made, and the next one is. The image
+//! shares the buckets until they change (copy on write), so it costs the leader at most a copy of the shard as
+//! training continues. A fetched bucket is released. There is one image at a time: the next one waits until it is
+//! fetched, unless the worker that must fetch it has left or has been silent for a long time.
 //!
-//! A worker says in its pull that a checkpoint is due. In BSP the state is exactly that of step k from the apply
-//! that completes step k until the first pull of step k is answered, because nobody can push step k+1 before; so
-//! the part is taken right before that answer. In SSP and ASP no such moment exists: the part is taken when the
-//! member that is to write it comes to step k, and says what it holds.
+//! A worker's pull says that a checkpoint is due. In BSP the state is exactly that of step k from the apply that
+//! completes step k until the first pull of step k is answered, because no worker can push step k+1 earlier. So the
+//! leader takes the part right before that answer. In SSP and ASP no such moment exists: the leader takes the part
+//! when the member that writes it reaches step k, and the part records what it holds.
 //!
-//! A worker may ask for one at any step between two of its own (`now`), and fetches it at once: what of a step that it has done and
-//! not gone on from is, in BSP, exactly that step's, since no round of the next is complete without its push.
+//! A worker may also request a part at any step between two of its own (`now`), and fetches it at once. In BSP the
+//! part of its last finished step is exactly that step's, because no round of the next step is complete without its
+//! push.
 //!
-//! With the leased sampler only the worker that is to write a checkpoint asks for its sections, between two epochs, while
-//! nobody trains (`shard/chunks.rs`): then they are of one moment in every mode.
+//! With the leased sampler only the worker that writes a checkpoint requests its sections, between two epochs,
+//! while no worker trains (`shard/chunks.rs`). So they are of one moment in every mode.
 
 use super::messages::CheckpointImage;
-use crate::shard::state::{Configured, Shard};
+use crate::shard::state::{Shard, ShardConfig};
 use paraft_common::{Mode, Step, WorkerId};
 use std::{
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
-/// A part that was not fetched for so long gives way to the next: longer than a worker writes the one before, as a
-/// rule. (It fetches what it was told to, or lets it go; this is for the message that was lost.)
-const FETCH_PATIENCE: Duration = Duration::from_secs(60);
+/// A part that was not fetched for this long gives way to the next. It is usually longer than writing the previous
+/// part takes. (A worker fetches or cancels each part that it was asked to write; the timeout is for a lost
+/// message.)
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The part that is kept. Once it is being fetched, only the fetching holds it.
+/// The slot of the kept part. Once a worker fetches the part, only the transfer holds it.
 #[derive(Debug, Default)]
-pub struct Kept {
-    /// Of the last one that was taken.
+pub struct CheckpointSlot {
+    /// The step of the last part that was taken.
     step: Option<Step>,
-    /// Nobody has asked for it yet.
+    /// The part that was not requested yet.
     part: Option<Waiting>,
     fetching: Weak<CheckpointImage>,
 }
@@ -46,38 +48,39 @@ struct Waiting {
     since: Instant,
 }
 
-/// A part that is due, before some pulls are answered.
-pub struct Due<'a> {
-    /// Whose pulls, and of which steps.
+/// The inputs of a part that may be due, before some pulls are answered.
+pub struct PartRequest<'a> {
+    /// The workers and steps of the pulls.
     pub pulls: &'a [(WorkerId, Step)],
-    /// The last step of which an update is on its way.
+    /// The last step with an update in flight.
     pub last_proposed: Option<Step>,
-    /// When it is.
+    /// The current time.
     pub now: Instant,
 }
 
-/// Who writes checkpoints: the lowest worker that trains.
+/// The worker that writes checkpoints: the lowest that trains.
 pub fn lowest(shard: &Shard) -> Option<WorkerId> {
     shard.read(|m| m.members.active().map(|(w, _)| w).next())
 }
 
-impl Kept {
+impl CheckpointSlot {
     fn has(&self, step: Step) -> bool {
         self.step == Some(step) && (self.part.is_some() || self.fetching.strong_count() > 0)
     }
 
-    /// Whether a part of `step` is to be taken before this worker's pull is answered; `writer` is to fetch it. What the writer has
-    /// had already is not taken again for who pulls later: nobody would fetch that one, and it would stand in the way of the next.
+    /// Whether a part of `step` must be taken before this worker's pull is answered; `writer` fetches it. A step
+    /// that the writer already got is not taken again for a later pull: that part would never be fetched, and would
+    /// block the next.
     fn is_due(&self, step: Step, worker: WorkerId, writer: Option<WorkerId>) -> bool {
         self.step != Some(step) || Some(worker) == writer && !self.has(step)
     }
 
-    /// Takes the part that is due, if one is.
-    pub fn keep(&mut self, shard: &Shard, conf: &Arc<Configured>, due: Due<'_>) {
+    /// Takes a part, if one is due.
+    pub fn keep(&mut self, shard: &Shard, conf: &Arc<ShardConfig>, due: PartRequest<'_>) {
         let leased = conf.job.chunks.is_some();
         let (lowest, mode) = shard.read(|m| (m.members.active().map(|(w, _)| w).next(), m.in_force.mode));
         let any = leased || mode == Mode::Bsp;
-        // The writer's own pull, where it is among them.
+        // The writer's own pull, if it is among them.
         let own = |(worker, _): &&(WorkerId, Step)| Some(*worker) == lowest;
         let wanted = due.pulls.iter().find(own).or_else(|| due.pulls.first().filter(|_| any));
         let writer = if leased { wanted.map(|(worker, _)| *worker) } else { lowest };
@@ -85,11 +88,11 @@ impl Kept {
         self.take(shard, conf, writer, step, due.last_proposed, due.now);
     }
 
-    /// Takes a part of `step` and hands it out, unless one is in its way that somebody fetches, or is to.
+    /// Takes a part of `step` and returns it, unless another part waits to be fetched.
     pub fn fetch_now(
         &mut self,
         shard: &Shard,
-        conf: &Arc<Configured>,
+        conf: &Arc<ShardConfig>,
         step: Step,
         last_proposed: Option<Step>,
         now: Instant,
@@ -105,7 +108,7 @@ impl Kept {
     fn take(
         &mut self,
         shard: &Shard,
-        conf: &Arc<Configured>,
+        conf: &Arc<ShardConfig>,
         writer: Option<WorkerId>,
         step: Step,
         last_proposed: Option<Step>,
@@ -118,33 +121,31 @@ impl Kept {
                 shard = id,
                 step = step.0,
                 before,
-                "no part kept: the one before is not fetched yet"
+                "no part taken: the previous part is not fetched yet"
             );
             return;
         }
-        // While the small part is held: `apply` changes a bucket before it records whose step that was, so what is
-        // recorded is in the buckets, and at most one push more; a state delta is in as a whole or not at all.
+        // The state's lock is held: `apply` changes a bucket before it records the step, so the buckets contain
+        // everything recorded, and at most one push more. A state delta is contained as a whole or not at all.
         let taken = shard.view(|current, m| {
-            // Of a snapshot that was installed meanwhile the small part is not that of these buckets.
+            // After a snapshot was installed meanwhile, the recorded state does not belong to these buckets.
             current.filter(|current| Arc::ptr_eq(current, conf))?;
             let level = m.members.active().all(|(_, m)| m.steps().iter().all(|s| *s == step));
             Some((CheckpointImage::of(step, conf, m), level, m.in_force.mode))
         });
         let Some((part, level, mode)) = taken else { return };
-        // The task that applies may be ahead of the leader: no update beyond the step may be on its way.
+        // The apply task may be ahead of the leader: no update beyond the step may be in flight.
         if mode == Mode::Bsp && !(level && last_proposed.is_none_or(|last| last <= step)) {
-            tracing::warn!(shard = id, step = step.0, "no part kept: some member is not at this step");
+            tracing::warn!(shard = id, step = step.0, "no part taken: a member is not at this step");
             return;
         }
         self.put(part, writer, now);
     }
 
-    /// Whether a part for `writer` may take the place of the one that is kept.
+    /// Whether a part for `writer` may replace the kept one.
     fn may_keep(&self, writer: Option<WorkerId>, now: Instant) -> bool {
         let waited_for = |w: &Waiting| {
-            w.writer == writer
-                && w.writer.is_some()
-                && now.saturating_duration_since(w.since) < FETCH_PATIENCE
+            w.writer == writer && w.writer.is_some() && now.saturating_duration_since(w.since) < FETCH_TIMEOUT
         };
         self.fetching.strong_count() == 0 && !self.part.as_ref().is_some_and(waited_for)
     }
@@ -155,13 +156,13 @@ impl Kept {
         *self = Self { step: Some(step), part: Some(waiting), fetching: Weak::new() };
     }
 
-    /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a part.
-    pub fn is_for(&self, shard: &Shard, conf: &Configured, worker: WorkerId, step: Step) -> bool {
-        // With the leased sampler nobody else asks.
+    /// Whether this worker must write the checkpoint of `step`: the lowest that trains, if there is a part.
+    pub fn is_for(&self, shard: &Shard, conf: &ShardConfig, worker: WorkerId, step: Step) -> bool {
+        // With the leased sampler no other worker asks.
         self.has(step) && (conf.job.chunks.is_some() || lowest(shard) == Some(worker))
     }
 
-    /// Hands the part out, once: it is the fetching that keeps it from then on.
+    /// Hands the part out, once. From then on the transfer holds it.
     pub fn fetch(&mut self, step: Step) -> Option<Arc<CheckpointImage>> {
         if self.step != Some(step) {
             return None;
@@ -200,11 +201,11 @@ mod tests {
     }
 
     #[test]
-    fn what_the_writer_has_had_is_not_taken_again_for_who_pulls_later() {
+    fn fetched_part_is_not_taken_again_for_later_pulls() {
         let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
         let conf = shard.configured().expect("configured");
         let (writer, other, step) = (WorkerId(0), WorkerId(1), Step(50));
-        let mut kept = Kept::default();
+        let mut kept = CheckpointSlot::default();
         assert!(kept.is_due(step, other, Some(writer)), "whoever is first");
         kept.put(shard.read(|m| CheckpointImage::of(step, &conf, m)), Some(writer), Instant::now());
         assert!(
@@ -218,21 +219,22 @@ mod tests {
     }
 
     proptest! {
-        /// One image is kept at a time; it goes to who asks for its step, again only while all of it is there; and it gives way
-        /// to another only where nobody fetches it, and whoever was to has left or not come for long.
+        /// One image is kept at a time. The requester of its step gets it, and gets it again only while it is
+        /// complete. It gives way only if it is not being fetched and its writer has left or has been silent for
+        /// long.
         #[test]
         fn one_image_is_kept_until_it_is_fetched(ops in prop::collection::vec(op(), 1..60)) {
             let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
             let conf = shard.configured().expect("configured");
-            let mut kept = Kept::default();
+            let mut kept = CheckpointSlot::default();
             let (mut now, mut held) = (Instant::now(), Vec::<Arc<CheckpointImage>>::new());
-            // Whose and of which step the one is that nobody has asked for, and since when.
+            // The worker and step of the part that was not requested yet, and since when it waits.
             let mut waits: Option<(u64, Option<u32>, Instant)> = None;
             for op in ops {
                 match op {
                     Op::Due(step, writer) => {
                         let waited_for = waits.is_some_and(|(_, w, since)| {
-                            w.is_some() && w == writer && now - since < FETCH_PATIENCE
+                            w.is_some() && w == writer && now - since < FETCH_TIMEOUT
                         });
                         let may = held.is_empty() && !waited_for;
                         prop_assert_eq!(kept.may_keep(writer.map(WorkerId), now), may);
@@ -249,7 +251,7 @@ mod tests {
                         waits = waits.filter(|_| !first);
                         held.extend(got);
                     }
-                    Op::LetGo => held.iter().for_each(|s| s.let_go(0)),
+                    Op::LetGo => held.iter().for_each(|s| s.release(0)),
                     Op::Drop => held.clear(),
                     Op::Passes(seconds) => now += Duration::from_secs(seconds),
                 }

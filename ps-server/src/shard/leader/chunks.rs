@@ -1,29 +1,30 @@
-//! Asks for chunks of the data (leased sampler) that wait for an answer. What is answered is read off the replicated state,
-//! after every apply: the ask itself, another worker's that completes an epoch, a member that leaves. So an answer that went
-//! down with a leader is given again by the next, when the worker asks it again.
+//! Requests for data chunks (leased sampler) that wait for an answer. The answers are read from the replicated
+//! state after every apply: the request itself, another worker's request that completes an epoch, a member that
+//! leaves. So if an answer is lost with a leader, the next leader gives it again when the worker repeats its
+//! request.
 
 use super::messages::{ConnId, Reply};
 use crate::shard::{chunks::Answer, state::Meta};
 use paraft_common::WorkerId;
 use std::collections::BTreeMap;
 
-/// An ask that was not answered for good.
+/// A request without a final answer.
 #[derive(Debug)]
-struct Ask {
+struct ChunkRequest {
     worker: WorkerId,
     request: u64,
-    /// It was told to wait.
+    /// Its worker was told to wait.
     told: bool,
 }
 
-/// One of each stream.
+/// The waiting requests, one per stream.
 #[derive(Debug, Default)]
-pub struct Asks(BTreeMap<ConnId, Ask>);
+pub struct ChunkRequests(BTreeMap<ConnId, ChunkRequest>);
 
-impl Asks {
-    /// A worker asks.
+impl ChunkRequests {
+    /// Adds a worker's request.
     pub fn ask(&mut self, conn: ConnId, worker: WorkerId, request: u64) {
-        self.0.insert(conn, Ask { worker, request, told: false });
+        self.0.insert(conn, ChunkRequest { worker, request, told: false });
     }
 
     /// The stream is closed.
@@ -31,18 +32,18 @@ impl Asks {
         self.0.remove(&conn);
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Answers every ask that the state has an answer for.
-    pub fn answers(&mut self, state: &Meta) -> Vec<(ConnId, Reply)> {
+    /// Answers every request that the state has an answer for.
+    pub fn take_answers(&mut self, state: &Meta) -> Vec<(ConnId, Reply)> {
         let Some(chunks) = &state.chunks else { return Vec::new() };
-        self.look(|ask| chunks.answer(ask.worker, ask.request, state.stop))
+        self.answer_where(|ask| chunks.answer(ask.worker, ask.request, state.stop))
     }
 
-    fn look(&mut self, answer: impl Fn(&Ask) -> Option<Answer>) -> Vec<(ConnId, Reply)> {
+    fn answer_where(&mut self, answer: impl Fn(&ChunkRequest) -> Option<Answer>) -> Vec<(ConnId, Reply)> {
         let mut answers = Vec::new();
         self.0.retain(|conn, ask| {
             let answer = answer(ask);
@@ -63,12 +64,12 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Who asks hears at most once that it is to wait, and once what it waits for, and nothing after that.
+        /// A requester gets at most one reply to wait, then one answer, and nothing after that.
         #[test]
         fn an_ask_is_answered_once(
             ops in prop::collection::vec((0u64..3, prop::option::weighted(0.5, any::<bool>())), 1..60),
         ) {
-            let mut asks = Asks::default();
+            let mut asks = ChunkRequests::default();
             let mut heard: BTreeMap<(ConnId, u64), Vec<Answer>> = BTreeMap::new();
             let mut open: BTreeMap<ConnId, u64> = BTreeMap::new();
             let mut requests = 0;
@@ -81,8 +82,8 @@ mod tests {
                     }
                     Some(for_good) => {
                         let answer = if for_good { Answer::Ended } else { Answer::Wait };
-                        let knows = |ask: &Ask| (ask.worker == WorkerId(conn as u32)).then_some(answer);
-                        for (conn, reply) in asks.look(knows) {
+                        let knows = |ask: &ChunkRequest| (ask.worker == WorkerId(conn as u32)).then_some(answer);
+                        for (conn, reply) in asks.answer_where(knows) {
                             let Reply::Acquired { request, answer } = reply else { panic!("{reply:?}") };
                             prop_assert_eq!(open.get(&conn), Some(&request));
                             heard.entry((conn, request)).or_default().push(answer);

@@ -1,4 +1,4 @@
-//! The leader's side of state deltas, at the level `leader`: when to write one, what waits for a delta, when a push must wait.
+//! State deltas at the level `leader`: when one is written, which commands wait for it, and when a push must wait.
 //!
 //! ```text
 //!           push ──room?──▶ working copy, ack ──due──▶ parts, marker ──committed──▶ replicated
@@ -6,97 +6,97 @@
 //!  Join, Leave, Finish ──────────────────── behind the marker
 //! ```
 //!
-//! What a change of leadership may cost at the level `leader` is bounded here, and nowhere else: a push is acknowledged
-//! only while fewer than the window's pushes are applied that no majority is known to hold, and while the oldest of them
-//! is younger than the window. That needs no lease: a leader that was deposed without knowing it cannot commit a marker,
-//! so its window fills or grows old, and it goes quiet.
+//! This module alone bounds what a failover may lose at the level `leader`. A push is acknowledged only while fewer
+//! than the window's pushes are applied here without a known majority, and while the oldest of them is younger than
+//! the window. This needs no lease: a deposed leader cannot commit a marker, so its window fills or becomes too
+//! old, and it stops acknowledging.
 
 use super::{
     Purpose,
-    working::{Piece, Working},
+    working::{DeltaPiece, WorkingCopies},
 };
 use crate::shard::{
     command::Proposal,
     delta::{DeltaId, MAX_PART_BYTES},
     members::Members,
-    state::Configured,
+    state::ShardConfig,
 };
 use paraft_common::{WorkerId, config::ServerJob};
 use paraft_trace::Moment;
 use std::{collections::BTreeSet, time::Instant};
 
-/// A delta is due after this many bytes of pushes in any case.
+/// A delta is always due after this many bytes of pushes.
 const DELTA_BYTES: u64 = 64 << 20;
-/// Parts of a delta that are proposed and not yet committed: as many MiB wait in openraft's queue, which counts entries
-/// and not bytes, and other commands get their turn between them.
+/// Parts of a delta that are proposed and not yet committed. openraft's queue counts entries, not bytes, so this
+/// bounds it in MiB, and other commands get their turn between the parts.
 const MAX_PARTS: usize = 16;
 
-/// What a leader knows of deltas. Dropped with the leadership.
+/// The leader's state of deltas. Dropped with the epoch.
 #[derive(Default)]
 pub struct Deltas {
-    working: Working,
+    working: WorkingCopies,
     /// Parts proposed and not yet applied.
     parts: usize,
-    /// When the delta under way was begun.
+    /// When the delta in flight was started.
     begun: Moment,
-    /// Somebody waits for the next delta.
+    /// A command waits for the next delta.
     now_due: bool,
     /// To be proposed behind the next delta.
     behind_next: Vec<(Purpose, Proposal)>,
-    /// To be proposed behind the marker of the delta under way.
+    /// To be proposed behind the marker of the delta in flight.
     behind_marker: Vec<(Purpose, Proposal)>,
-    /// Workers that got weights from this leader. Before, what they push may come from a state that went down with
-    /// another leader: from versions that do not exist any more, and after steps that are lost.
+    /// Workers that got weights from this leader. The pushes of other workers may come from state that another
+    /// leader lost: they may name versions that do not exist any more, and follow lost steps.
     answered: BTreeSet<WorkerId>,
 }
 
-/// What is to be proposed next of a delta.
-pub enum Next {
+/// The next proposal of a delta.
+pub enum DeltaProposal {
     /// A part.
     Part(Proposal),
-    /// The marker, when its delta was begun, and what waits behind it.
+    /// The marker, when its delta was started, and the commands behind it.
     Marker(Proposal, Moment, Vec<(Purpose, Proposal)>),
 }
 
 impl Deltas {
-    /// The copies that are ahead of the replicated state.
-    pub fn working(&self) -> &Working {
+    /// The working copies.
+    pub fn working(&self) -> &WorkingCopies {
         &self.working
     }
 
-    /// Likewise, to push to.
-    pub fn working_mut(&mut self) -> &mut Working {
+    /// The working copies, for a push.
+    pub fn working_mut(&mut self) -> &mut WorkingCopies {
         &mut self.working
     }
 
-    /// Takes over what the log has changed in the members.
+    /// Adopts the changes of the members in the log.
     pub fn follow(&mut self, members: &Members) {
         self.working.follow(members);
     }
 
-    /// Somebody waits for the next delta.
-    pub fn hurry(&mut self) {
+    /// Makes the next delta due now, because a command waits for it.
+    pub fn request_delta(&mut self) {
         self.now_due = true;
     }
 
-    /// A worker gets weights from this leader.
-    pub fn answers(&mut self, worker: WorkerId) {
+    /// Records that a worker gets weights from this leader.
+    pub fn mark_answered(&mut self, worker: WorkerId) {
         self.answered.insert(worker);
     }
 
-    /// Whether it has got any.
+    /// Whether the worker got weights from this leader.
     pub fn has_answered(&self, worker: WorkerId) -> bool {
         self.answered.contains(&worker)
     }
 
-    /// Whether the next push may be taken.
+    /// Whether the next push may be accepted.
     pub fn has_room(&self, job: &ServerJob, now: Instant) -> bool {
         let within = |since: Instant| now < since + job.leader_window.age();
         self.working.unreplicated() < job.leader_window.pushes && self.working.oldest().is_none_or(within)
     }
 
-    /// A command that must find everything in the log that was pushed before it: a member that leaves or finishes, or one
-    /// that begins where the others are. Gives it back where it does already.
+    /// Queues a command that the log must hold behind everything that was pushed before it: a member leaves,
+    /// finishes, or resumes where the others are. Returns the command if the log already holds all pushes.
     pub fn behind(&mut self, purpose: Purpose, proposal: Proposal) -> Option<(Purpose, Proposal)> {
         if self.working.open().is_some() {
             self.behind_next.push((purpose, proposal));
@@ -108,19 +108,19 @@ impl Deltas {
         None
     }
 
-    /// When the open window must be written as a delta; `None` where nothing is to be written, or a delta is under way.
+    /// When the open window must be written; `None` if there is nothing to write, or a delta is in flight.
     pub fn due(&self, job: &ServerJob) -> Option<Instant> {
         let (since, pushes, bytes) = self.working.open().filter(|_| !self.working.cutting())?;
-        // At half the window, so that pushes go on while the delta is on its way.
+        // At half the window, so that pushes continue while the delta is in flight.
         let (interval, most) = (job.leader_window.age() / 2, (job.leader_window.pushes / 2).max(1));
         let at_once = self.now_due || !self.behind_next.is_empty() || pushes >= most || bytes >= DELTA_BYTES;
         Some(if at_once { since } else { since + interval })
     }
 
-    /// Begins a delta, if one is due. `last`: the last that took effect.
+    /// Starts a delta, if one is due. `last`: the last delta that took effect.
     pub fn begin_if_due(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         delta: DeltaId,
         last: Option<DeltaId>,
         now: Instant,
@@ -136,28 +136,28 @@ impl Deltas {
         begins
     }
 
-    /// What may be proposed of the delta under way.
-    pub fn propose(&mut self, conf: &Configured) -> Option<Next> {
+    /// The next proposal of the delta in flight.
+    pub fn propose(&mut self, conf: &ShardConfig) -> Option<DeltaProposal> {
         if self.parts >= MAX_PARTS {
             return None;
         }
         Some(match self.working.next(conf)? {
-            Piece::Part(part) => {
+            DeltaPiece::Part(part) => {
                 self.parts += 1;
-                Next::Part(part)
+                DeltaProposal::Part(part)
             }
-            Piece::Marker(marker) => {
-                Next::Marker(marker, self.begun, std::mem::take(&mut self.behind_marker))
+            DeltaPiece::Marker(marker) => {
+                DeltaProposal::Marker(marker, self.begun, std::mem::take(&mut self.behind_marker))
             }
         })
     }
 
-    /// A part is applied.
+    /// Records that a part is applied.
     pub fn part_applied(&mut self) {
         self.parts = self.parts.saturating_sub(1);
     }
 
-    /// A marker is committed and applied.
+    /// Records that a marker is committed and applied.
     pub fn applied(&mut self) {
         self.working.committed();
     }
@@ -202,14 +202,14 @@ mod tests {
     }
 
     proptest! {
-        /// A command goes to the log behind a marker that holds everything that was pushed before it, in the order in which it
-        /// came; and the window is never exceeded, nor older than it may be when a push is taken.
+        /// A command goes to the log behind a marker with everything that was pushed before it, in the order of
+        /// arrival. The window is never exceeded, and never too old when a push is accepted.
         #[test]
         fn a_command_is_behind_everything_that_was_pushed_before_it(ops in prop::collection::vec((0u8..9, 0u64..20), 1..150)) {
             let shard = shard();
             let conf = shard.configured().expect("configured");
             let (mut deltas, mut now, mut number) = (Deltas::default(), Instant::now(), 0);
-            // Pushed so far; those in the delta under way; those that the last proposed marker holds.
+            // Pushes so far; pushes in the delta in flight; pushes in the last proposed marker.
             let (mut pushed, mut in_cut, mut marked) = (0u64, 0u64, 0u64);
             let (mut said, mut heard) = (0u64, 0u64);
             let mut tags: Vec<u64> = Vec::new();
@@ -247,8 +247,8 @@ mod tests {
                         }
                         while let Some(next) = deltas.propose(&conf) {
                             match next {
-                                Next::Part(part) => log.push(part),
-                                Next::Marker(marker, _, behind) => {
+                                DeltaProposal::Part(part) => log.push(part),
+                                DeltaProposal::Marker(marker, _, behind) => {
                                     log.push(marker);
                                     marked = in_cut;
                                     for (purpose, _) in behind {
@@ -271,7 +271,7 @@ mod tests {
                         shard.read(|m| deltas.follow(&m.members));
                         prop_assert_eq!(shard.read(|m| m.pushes), marked);
                     }
-                    _ => deltas.hurry(),
+                    _ => deltas.request_delta(),
                 }
                 prop_assert_eq!(deltas.working().is_level(), shard.read(|m| m.pushes) == pushed);
                 prop_assert_eq!(deltas.working().unreplicated(), pushed - shard.read(|m| m.pushes));

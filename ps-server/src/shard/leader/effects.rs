@@ -1,11 +1,10 @@
-//! What a [`Leader`](super::Leader) hears, and what it wants done: all that goes in and out of it.
+//! Inputs and effects of a [`Leader`](super::Leader).
 //!
-//! Effects are carried out in their order, before the next input is given in; one that has a number or asks for a computation
-//! is answered by an input later. An effect that cannot be carried out may be dropped where its stream is gone; the loss of an
-//! outcome is an outcome.
+//! Effects run in their order, before the next input. An effect with a number or a computation is answered by an
+//! input later. An effect whose stream is gone may be dropped; a lost outcome is reported as an outcome.
 
 use super::{
-    Replication, Wanted,
+    Replication, RequestedMode,
     messages::{CheckpointImage, ConnId, Liveness, Message, Reply},
 };
 use crate::{
@@ -23,18 +22,18 @@ use paraft_trace::Moment;
 use std::{fmt, sync::Arc, time::Instant};
 use tokio::sync::oneshot;
 
-/// When it is. A leader has no clock of its own.
+/// The current time. A leader has no clock of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// What deadlines are counted from.
+    /// For deadlines.
     pub at: Instant,
-    /// What spans are measured with.
+    /// For spans.
     pub moment: Moment,
 }
 
-/// What a leader may ask of its group at any time: nothing that waits.
-pub trait Standing {
-    /// Whether this replica leads, as far as it has heard.
+/// The status of the Raft group, available without waiting.
+pub trait GroupStatus {
+    /// Whether this replica leads, to its knowledge.
     fn leads(&self) -> bool;
     /// The leader's address, if one is known and it is not this replica.
     fn leader_address(&self) -> Option<String>;
@@ -44,7 +43,7 @@ pub trait Standing {
     fn has_slept(&self) -> bool;
 }
 
-impl Standing for Arc<dyn Replication> {
+impl GroupStatus for Arc<dyn Replication> {
     fn leads(&self) -> bool {
         self.leadership().borrow().leads
     }
@@ -62,99 +61,99 @@ impl Standing for Arc<dyn Replication> {
     }
 }
 
-/// Who has asked for something and waits for one answer. A leader hands it back with the answer, or lets it go.
-pub struct Asker<T>(oneshot::Sender<T>);
+/// The handle of a requester that waits for one answer. The leader returns it with the answer, or drops it.
+pub struct ReplyHandle<T>(oneshot::Sender<T>);
 
-impl<T> Asker<T> {
-    /// Answers; who asked may be gone.
+impl<T> ReplyHandle<T> {
+    /// Answers; the requester may be gone.
     pub fn answer(self, answer: T) {
         let _ = self.0.send(answer);
     }
 }
 
-impl<T> From<oneshot::Sender<T>> for Asker<T> {
+impl<T> From<oneshot::Sender<T>> for ReplyHandle<T> {
     fn from(tx: oneshot::Sender<T>) -> Self {
         Self(tx)
     }
 }
 
-impl<T> fmt::Debug for Asker<T> {
+impl<T> fmt::Debug for ReplyHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Asker")
+        f.write_str("ReplyHandle")
     }
 }
 
-/// What a switch comes to: the mode in force, or why it is not.
-pub type Switched = Result<InForce, RefusalKind>;
-/// A checkpoint's image of the shard, or why there is none.
-pub type Fetched = Result<Arc<CheckpointImage>, RefusalKind>;
+/// The result of a switch: the mode in force, or the reason for the refusal.
+pub type SwitchResult = Result<InForce, RefusalKind>;
+/// A checkpoint's image of the shard, or the reason for the refusal.
+pub type FetchResult = Result<Arc<CheckpointImage>, RefusalKind>;
 
-/// What a leader hears.
+/// What a leader receives.
 #[derive(Debug)]
 pub enum Input {
-    /// Who leads now.
+    /// The current leadership.
     Leadership(Leadership),
     /// A stream's first message.
     Open {
         /// The stream.
         conn: ConnId,
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// The session to take up again, or none.
+        /// The session to resume, or none.
         session: Option<SessionId>,
-        /// The job as it is running, or, where none is, as it goes to the log.
+        /// The job that runs, or the job to write to the log.
         job: String,
-        /// What its reader hears.
+        /// Signs of life that the stream's reader notes.
         liveness: Arc<Liveness>,
     },
     /// A later message.
     Message(ConnId, Message),
-    /// The stream has ended, or its worker does not read what it is sent.
+    /// The stream has ended, or its worker does not read its replies.
     Closed(ConnId),
-    /// Somebody asks for a switch of the mode: its number (`None`: the next), and what to.
-    SwitchMode(Option<u64>, Wanted, Option<Asker<Switched>>),
-    /// A person ends the job.
+    /// Request to switch the mode: its number (`None`: the next), and the mode.
+    SwitchMode(Option<u64>, RequestedMode, Option<ReplyHandle<SwitchResult>>),
+    /// Request of a person to end the job.
     Stop,
-    /// Who writes the checkpoint of a step asks for the shard's part; or for one of this moment.
-    Fetch(Step, bool, Asker<Fetched>),
-    /// What has become of the proposal or the confirmation with this number.
+    /// Request of a checkpoint writer for the shard's part of a step; the flag requires an image of this moment.
+    Fetch(Step, bool, ReplyHandle<FetchResult>),
+    /// The outcome of the proposal or confirmation with this number.
     Outcome(u64, Result<Outcome, ProposeError>),
     /// The group was asked to sleep or to wake, and has answered.
     SleepOrWake,
-    /// The computation that it has asked for is done.
+    /// The result of the requested computation.
     Computed(Result<Computed, Panicked>),
     /// The time is past [`Leader::deadline`](super::Leader::deadline).
     Time,
 }
 
-/// A computation that a leader wants done elsewhere.
+/// A computation that runs outside the leader.
 pub type Work = Box<dyn FnOnce() -> Computed + Send>;
 
-/// Its result.
+/// The result of a computation.
 #[derive(Debug)]
 pub enum Computed {
-    /// A working copy with one push more.
+    /// A working copy with one more push.
     Copy(Arc<BucketData>),
     /// A round's sum.
     Sum(Sum),
 }
 
-/// What a leader wants done.
+/// What a leader requests.
 pub enum Effect {
-    /// To the log, behind everything proposed before; then an outcome.
+    /// Propose to the log, behind everything proposed before; an outcome follows.
     Propose(u64, Proposal),
-    /// Confirm that this replica leads and has applied everything that was committed before; then an outcome.
+    /// Confirm that this replica leads and has applied everything that was committed before; an outcome follows.
     Confirm(u64),
-    /// To a worker. Where its stream has no room, the stream is closed.
+    /// Send to a worker. If its stream has no room, close the stream.
     Send(ConnId, Reply),
-    /// The stream ends.
+    /// Close the stream.
     Close(ConnId),
-    /// Do this, which reads or writes so many bytes. Nothing else is done before it is.
+    /// Run this computation, which reads or writes so many bytes. No other input is handled before it ends.
     Compute(u64, Work),
-    /// Somebody's switch of the mode.
-    Switched(Asker<Switched>, Switched),
-    /// Somebody's part of a checkpoint.
-    Fetched(Asker<Fetched>, Fetched),
+    /// Answer a request to switch the mode.
+    SwitchResult(ReplyHandle<SwitchResult>, SwitchResult),
+    /// Answer a request for a checkpoint part.
+    FetchResult(ReplyHandle<FetchResult>, FetchResult),
     /// Let the group sleep, if all its replicas may.
     Sleep,
     /// Wake the group.

@@ -1,8 +1,8 @@
-//! Leadership epochs: how one begins, comes to serve workers, begins again and ends; and when its group may sleep.
+//! Leadership epochs: how one starts, serves workers, restarts and ends; and when its Raft group may sleep.
 
 use super::{
-    Effect, Leader, Purpose, Reply, Said, Standing, Task, checkpoint, chunks, deltas, leases, norms, pending,
-    pulls, rounds, shares, streams, switching, tally,
+    DeferredCommand, Effect, GroupStatus, Leader, Purpose, Reply, Task, checkpoint, chunks, deltas, leases,
+    norms, pending, pulls, rounds, shares, streams, switching, tally,
 };
 use crate::{
     compute::Panicked,
@@ -16,78 +16,80 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Before a leader begins again: one that cannot reach its followers would spin otherwise, and hear nobody else.
-const PAUSE: Duration = Duration::from_millis(20);
-/// A leader that begins again waits so long for a majority before it sends its workers away once more.
-const FENCE: Duration = Duration::from_secs(2);
-/// A leader whose group answers nothing for so long has no majority behind it. It begins again: that sends its workers to look for
-/// another, which may lead without its knowing, and lets them give up where there is none.
-const STALLED: Duration = Duration::from_secs(10);
-/// A group that had nothing to do for so long is put to sleep.
-pub(super) const QUIET: Duration = Duration::from_secs(5);
+/// Delay before a leader restarts its epoch. Without it, a leader that cannot reach its followers would spin and
+/// handle no input.
+const RESTART_DELAY: Duration = Duration::from_millis(20);
+/// How long a restarted epoch waits for a majority before it redirects its workers again.
+const FENCE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A leader whose group answers nothing for this long has no majority. It restarts its epoch: its workers then look
+/// for another leader, which may exist without its knowledge, and give up if there is none.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A group that is idle for this long is put to sleep.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One leadership epoch: all that is leader-only. Dropped as a whole.
+/// One leadership epoch: all leader-only state. Dropped as a whole.
 pub(super) struct Epoch {
     pub term: u64,
-    /// It is not the first in its term.
+    /// The epoch is not the first of its term.
     pub again: bool,
-    /// Something that it holds is lost: it must begin again.
+    /// Some of its state is lost: it must restart.
     pub broken: bool,
     pub phase: Phase,
-    /// What the proposals and confirmations under way are for, by number.
+    /// The purposes of the proposals and confirmations in flight, by number.
     pub asked: BTreeMap<u64, Purpose>,
-    /// When the last of them was answered, or asked where there was no other.
+    /// When the last of them was answered; if none was, when the first was made.
     pub heard: Instant,
-    /// Since when there is nothing to do.
+    /// Since when the epoch is idle.
     pub quiet: Option<Instant>,
     pub streams: streams::Streams,
     pub leases: leases::Leases,
-    pub pending: pending::Pushes<Said>,
+    pub pending: pending::PendingPushes<DeferredCommand>,
     pub rounds: rounds::Rounds,
     pub norms: norms::Norms,
-    pub pulls: pulls::Pulls,
+    pub pulls: pulls::WaitingPulls,
     pub shares: shares::Shares,
     pub deltas: deltas::Deltas,
     pub switching: switching::Switching,
     pub tally: tally::Tally,
-    pub asks: chunks::Asks,
-    pub kept: checkpoint::Kept,
+    pub asks: chunks::ChunkRequests,
+    pub kept: checkpoint::CheckpointSlot,
 }
 
 impl Epoch {
-    /// When there is no majority behind it.
+    /// When the leader must assume that it has no majority.
     pub fn stalled(&self) -> Option<Instant> {
-        (!self.asked.is_empty()).then_some(self.heard + STALLED)
+        (!self.asked.is_empty()).then_some(self.heard + STALL_TIMEOUT)
     }
 }
 
-/// How far a leadership has come. Nothing is admitted before everything up to its term's first entry is applied: a push that
-/// the last leader committed but this one has not applied yet would look new. Where it begins again in its term, also
-/// everything that it has proposed so far: an entry whose outcome it does not know may be committed yet, and must not come
+/// The progress of an epoch. No push is admitted before everything up to the term's first entry is applied: a push
+/// that the last leader committed and this one has not applied yet would look new. A restart in the same term also
+/// waits for everything that it proposed so far. An entry with an unknown outcome may still be committed, and must
+/// not come between the applied state and what is built on it.
 /// between what is applied from then on and what that is built on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It begins again, at this time.
+    /// Waits until this time, then restarts.
     Pauses(Instant),
-    /// An entry behind everything that it has proposed is under way, until then.
+    /// An entry behind all its proposals is in flight, until this time at most.
     Fences(Instant),
-    /// Its leadership is confirmed.
+    /// Its leadership is being confirmed.
     CatchesUp,
-    /// Workers are served.
+    /// It serves workers.
     Leads,
 }
 
 impl Leader {
-    /// Some deadline is over.
-    pub(super) fn time(&mut self, group: &dyn Standing) {
+    /// Handles the deadlines that have passed.
+    pub(super) fn time(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
         match self.epoch.as_ref().map(|e| e.phase) {
             Some(Phase::Pauses(at)) if at <= now => {
-                self.enters(Phase::Fences(now + FENCE));
+                self.enter_phase(Phase::Fences(now + FENCE_TIMEOUT));
                 self.propose(Purpose::Fence, Command::Fence.into());
             }
             Some(Phase::Fences(until)) if until <= now => {
-                let why = format!("no majority answered within {FENCE:?}");
+                let why = format!("no majority answered within {FENCE_TIMEOUT:?}");
                 self.cannot_lead_yet(group, &ProposeError::new(why));
             }
             Some(Phase::Leads) => {
@@ -102,7 +104,7 @@ impl Leader {
 
     // ---- leadership ----
 
-    pub(super) fn leadership(&mut self, group: &dyn Standing, now: &Leadership) {
+    pub(super) fn leadership(&mut self, group: &dyn GroupStatus, now: &Leadership) {
         let leads = now.leads.then_some(now.term);
         if self.epoch.as_ref().map(|e| e.term) == leads {
             return;
@@ -114,8 +116,8 @@ impl Leader {
     }
 
     pub(super) fn begin(&mut self, term: u64, again: bool) {
-        let phase = if again { Phase::Pauses(self.now.at + PAUSE) } else { Phase::CatchesUp };
-        // Who wanted one of an earlier epoch has asked another leader since, or given up.
+        let phase = if again { Phase::Pauses(self.now.at + RESTART_DELAY) } else { Phase::CatchesUp };
+        // A requester of an earlier epoch has asked another leader since, or given up.
         self.counters.save.store(false, std::sync::atomic::Ordering::Relaxed);
         self.epoch = Some(Epoch {
             term,
@@ -143,8 +145,8 @@ impl Leader {
         }
     }
 
-    /// Everything leader-only vanishes; the streams go and find the leader.
-    pub(super) fn step_down(&mut self, group: &dyn Standing) {
+    /// Drops all leader-only state; redirects the streams to the leader.
+    pub(super) fn step_down(&mut self, group: &dyn GroupStatus) {
         let Some(epoch) = self.epoch.take() else { return };
         self.counters.leases.lock().clear();
         *self.counters.auto.lock() = None;
@@ -164,12 +166,12 @@ impl Leader {
         }
     }
 
-    pub(super) fn not_leader(&self, group: &dyn Standing) -> RefusalKind {
+    pub(super) fn not_leader(&self, group: &dyn GroupStatus) -> RefusalKind {
         RefusalKind::NotLeader { shard: self.shard.id(), leader: group.leader_address(), stopped: None }
     }
 
-    /// A proposal failed though the term did not end (the lease ran out, say): begin again.
-    pub(super) fn restart(&mut self, group: &dyn Standing) {
+    /// Restarts the epoch: a proposal failed although the term did not end (the lease ran out, say).
+    pub(super) fn restart(&mut self, group: &dyn GroupStatus) {
         let term = self.epoch.as_ref().map(|e| e.term).filter(|_| !self.is_deposed());
         self.step_down(group);
         if let Some(term) = term.filter(|_| group.leads()) {
@@ -177,19 +179,20 @@ impl Leader {
         }
     }
 
-    /// Something of a successor is applied here, and that there is one was not heard yet. What this leader has (working
-    /// copies, what is in flight) does not fit to what is replicated any more: nobody may be told anything by it.
+    /// Whether an entry of a successor is applied here before this leader learned of the successor. The leader-only
+    /// state (working copies, pushes in flight) then does not match the replicated state, so this leader must
+    /// answer nothing.
     pub(super) fn is_deposed(&self) -> bool {
         self.epoch.as_ref().is_some_and(|e| e.term < self.shard.term())
     }
 
-    pub(super) fn enters(&mut self, phase: Phase) {
+    pub(super) fn enter_phase(&mut self, phase: Phase) {
         if let Some(e) = &mut self.epoch {
             e.phase = phase;
         }
     }
 
-    /// The epoch, if workers are served in it.
+    /// The epoch, if it serves workers.
     pub(super) fn leading(&mut self) -> Option<&mut Epoch> {
         self.epoch.as_mut().filter(|e| e.phase == Phase::Leads)
     }
@@ -204,8 +207,8 @@ impl Leader {
         tracing::info!(shard = self.shard.id().0, term = e.term, "leading");
     }
 
-    pub(super) fn cannot_lead_yet(&mut self, group: &dyn Standing, e: &ProposeError) {
-        // Said once a term: it tries again many times a second.
+    pub(super) fn cannot_lead_yet(&mut self, group: &dyn GroupStatus, e: &ProposeError) {
+        // Logged as a warning once a term: it retries many times a second.
         let shard = self.shard.id().0;
         match self.epoch.as_ref().is_some_and(|e| e.again) {
             true => tracing::debug!(shard, error = %e, "cannot lead yet"),
@@ -214,12 +217,12 @@ impl Leader {
         self.restart(group);
     }
 
-    pub(super) fn go_on(&mut self, group: &dyn Standing) {
+    pub(super) fn go_on(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
         if self.leading().and_then(|e| e.stalled()).is_some_and(|at| at <= now) {
             tracing::warn!(
                 shard = self.shard.id().0,
-                "no majority answers; workers are sent away until one does"
+                "no majority answers; workers are redirected until one does"
             );
             return self.restart(group);
         }
@@ -230,17 +233,17 @@ impl Leader {
         self.propose_switch();
     }
 
-    /// What this leader computed with is gone: it begins again, as where a proposal is lost.
+    /// Restarts the epoch after a failed computation, as after a lost proposal: its input is gone.
     pub(super) fn broken(&mut self, e: &Panicked) {
-        tracing::error!(shard = self.shard.id().0, error = %e, "this leader cannot go on with what it has");
+        tracing::error!(shard = self.shard.id().0, error = %e, "a computation failed; the leader restarts");
         if let Some(epoch) = &mut self.epoch {
             epoch.broken = true;
         }
     }
 
-    // ---- quiet: nobody is connected, nobody is missed, and nothing is on its way ----
+    // ---- sleep: no stream is open, no member is absent, and nothing is in flight ----
 
-    pub(super) fn look_for_quiet(&mut self) {
+    pub(super) fn check_idle(&mut self) {
         let (under_way, now) = (self.under_way, self.now.at);
         let members = || self.shard.read(|m| m.members.unfinished().next().is_some());
         let Some(e) = &mut self.epoch else { return };
@@ -252,10 +255,12 @@ impl Leader {
         }
     }
 
-    /// Also of a group that sleeps it is looked again: others wake it too, and nobody says so here.
-    pub(super) fn sleep_if_quiet(&mut self, group: &dyn Standing) {
+    /// Puts an idle group to sleep. It checks a sleeping group too: another replica may wake it without an event
+    /// here.
+    pub(super) fn sleep_if_quiet(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
-        let Some(e) = self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + QUIET <= now))
+        let Some(e) =
+            self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + IDLE_TIMEOUT <= now))
         else {
             return;
         };

@@ -1,11 +1,10 @@
-//! Leases of members. Every message renews the lease of the member that sent it, and its client sends a heartbeat where
-//! there is nothing else to say (from its own I/O thread: a long step is no silence). A member that is silent for a
-//! lease is taken out, whether its connection broke or not: a process that hangs and a network that swallows
-//! everything keep theirs open.
+//! Leases of members. Every message renews the lease of its sender. A client that has nothing else to send sends
+//! heartbeats, from its own I/O thread, so a long step is no silence. A member that is silent for a lease is
+//! removed, even if its connection is open: a hanging process and a network that drops everything keep theirs open.
 //!
-//! Leader-only. Silence is counted in quarters of a lease, by looking, not by comparing clocks: a server that stood
-//! still itself finds one quarter gone, not a fleet of dead workers. So a member has between one lease and one and a
-//! quarter.
+//! Leader-only. Silence is counted in quarters of a lease, by periodic checks instead of clock comparison: a server
+//! that was suspended itself finds one quarter gone, not a fleet of dead workers. So a member has between one lease
+//! and one and a quarter.
 
 use super::messages::{ConnId, Liveness};
 use paraft_common::{WorkerId, config::ServerJob};
@@ -15,38 +14,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After an election, members have at least this long to find the new leader.
-/// (They notice a leader that hangs, rather than dies, by the connection's keepalive.)
-const REFIND: Duration = Duration::from_secs(10);
+/// After an election, members have at least this long to find the new leader. (They detect a hanging leader by the
+/// connection's keepalive.)
+const REFIND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Quarters of a lease that may pass in silence.
 const QUARTERS: u32 = 4;
 
 /// A stream whose signs of life are watched.
 #[derive(Debug)]
-struct Watched {
+struct WatchedStream {
     liveness: Arc<Liveness>,
-    /// Quarters of a lease without one.
+    /// Quarters of a lease without a sign of life.
     silent: u32,
 }
 
-/// Who is heard, who is missed and who goes.
+/// Which members are alive, absent or leaving.
 #[derive(Debug, Default)]
 pub struct Leases {
-    streams: BTreeMap<ConnId, Watched>,
-    /// When they are looked at next.
+    streams: BTreeMap<ConnId, WatchedStream>,
+    /// When the leases are checked next.
     look: Option<Instant>,
-    /// Members without a stream, and until when they may be.
+    /// Members without a stream, and the deadline of each.
     absent: BTreeMap<WorkerId, Instant>,
-    /// Members whose Leave is asked for.
+    /// Members whose Leave is proposed.
     leaving: BTreeSet<WorkerId>,
 }
 
-/// What a look has found.
+/// The result of a check.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct LeaseCheck {
     /// What is left of each member's lease, to a quarter of it.
     pub left: BTreeMap<WorkerId, Duration>,
-    /// Whose lease is over, with an open stream.
+    /// Members with an open stream whose lease is over.
     pub over: Vec<(WorkerId, ConnId)>,
 }
 
@@ -55,32 +54,32 @@ fn grace(job: &ServerJob) -> Duration {
 }
 
 impl Leases {
-    /// The leadership begins: these are its members, who look for it.
+    /// Starts an epoch: these members must find the new leader.
     pub fn begin(&mut self, members: Vec<WorkerId>, job: Option<&ServerJob>, now: Instant) {
-        let until = now + job.map_or(REFIND, |job| grace(job).max(REFIND));
+        let until = now + job.map_or(REFIND_TIMEOUT, |job| grace(job).max(REFIND_TIMEOUT));
         self.absent = members.into_iter().map(|w| (w, until)).collect();
         self.look = Some(now);
     }
 
-    /// A stream is open.
+    /// Records an open stream.
     pub fn opened(&mut self, conn: ConnId, liveness: Arc<Liveness>) {
-        self.streams.insert(conn, Watched { liveness, silent: 0 });
+        self.streams.insert(conn, WatchedStream { liveness, silent: 0 });
     }
 
-    /// A member is here.
-    pub fn here(&mut self, worker: WorkerId) {
+    /// Records that a member has a stream.
+    pub fn mark_present(&mut self, worker: WorkerId) {
         self.absent.remove(&worker);
     }
 
-    /// A stream is closed.
+    /// Removes a closed stream.
     pub fn closed(&mut self, conn: ConnId) -> Option<Silence> {
         self.streams.remove(&conn).map(|w| Silence(w.silent))
     }
 
-    /// It was a member's, who may be away for what is left of its lease: the connection of a host that vanished closes long
-    /// after the last sign of life.
-    pub fn missed(&mut self, worker: WorkerId, silence: Silence, job: Option<&ServerJob>, now: Instant) {
-        let rest = job.map_or(REFIND, |job| {
+    /// Records that a member lost its stream. It may be absent for the rest of its lease: the connection of a
+    /// vanished host closes long after the last sign of life.
+    pub fn mark_absent(&mut self, worker: WorkerId, silence: Silence, job: Option<&ServerJob>, now: Instant) {
+        let rest = job.map_or(REFIND_TIMEOUT, |job| {
             // One quarter may be a heartbeat that was a little late.
             let silent = job.lease() / QUARTERS * silence.0.saturating_sub(1);
             grace(job).saturating_sub(silent)
@@ -88,22 +87,22 @@ impl Leases {
         self.absent.insert(worker, now + rest);
     }
 
-    /// A member is not to be waited for any more.
-    pub fn over(&mut self, worker: WorkerId, now: Instant) {
+    /// Ends the wait for a member.
+    pub fn expire(&mut self, worker: WorkerId, now: Instant) {
         self.absent.insert(worker, now);
     }
 
-    /// Looks at the leases, if it is time. `members`: those with a stream.
-    pub fn look(
+    /// Checks the leases, if it is time. `members`: those with a stream.
+    pub fn check(
         &mut self,
         lease: Duration,
         members: impl IntoIterator<Item = (WorkerId, ConnId)>,
         now: Instant,
-    ) -> Option<Looked> {
+    ) -> Option<LeaseCheck> {
         self.look.filter(|at| *at <= now)?;
         let quarter = lease / QUARTERS;
         self.look = Some(now + quarter);
-        let mut looked = Looked::default();
+        let mut looked = LeaseCheck::default();
         for (worker, conn) in members {
             let Some(stream) = self.streams.get_mut(&conn) else { continue };
             stream.silent = if stream.liveness.take() { 0 } else { stream.silent + 1 };
@@ -116,37 +115,37 @@ impl Leases {
         Some(looked)
     }
 
-    /// Those that were away for too long. They are given once.
-    pub fn gone(&mut self, now: Instant) -> Vec<WorkerId> {
+    /// Takes the members that were absent for too long, once.
+    pub fn take_expired(&mut self, now: Instant) -> Vec<WorkerId> {
         let gone: Vec<_> = self.absent.iter().filter(|(_, until)| **until <= now).map(|(w, _)| *w).collect();
         gone.iter().for_each(|w| _ = self.absent.remove(w));
         gone
     }
 
-    /// A member's Leave is asked for.
-    pub fn leaves(&mut self, worker: WorkerId) {
+    /// Records that a member's Leave is proposed.
+    pub fn mark_leaving(&mut self, worker: WorkerId) {
         self.leaving.insert(worker);
     }
 
-    /// Its Leave is applied; it may have come `back` before, in another session.
-    pub fn left(&mut self, worker: WorkerId, back: bool) {
+    /// Records that its Leave is applied; `back`: the worker returned before, in another session.
+    pub fn mark_left(&mut self, worker: WorkerId, back: bool) {
         self.leaving.remove(&worker);
         if !back {
             self.absent.remove(&worker);
         }
     }
 
-    /// Members whose Leave is asked for.
+    /// Members whose Leave is proposed.
     pub fn leaving(&self) -> &BTreeSet<WorkerId> {
         &self.leaving
     }
 
-    /// Nobody is missed, and nobody goes.
+    /// Whether no member is absent or leaving.
     pub fn is_quiet(&self) -> bool {
         self.absent.is_empty() && self.leaving.is_empty()
     }
 
-    /// When there is something to look at. `attached`: some member has a stream.
+    /// The next deadline. `attached`: some member has a stream.
     pub fn deadline(&self, attached: bool) -> Option<Instant> {
         let look = self.look.filter(|_| attached || !self.absent.is_empty());
         self.absent.values().copied().chain(look).min()
@@ -166,7 +165,8 @@ mod tests {
     const STEP: Duration = Duration::from_millis(10);
 
     proptest! {
-        /// A member goes when it was silent for one lease to one and a quarter, or away for as long as it may be; nobody else.
+        /// A member is removed after one lease to one and a quarter of silence, or at the end of its allowed
+        /// absence; no other is.
         #[test]
         fn a_member_goes_for_its_silence_and_for_nothing_else(
             beats in prop::collection::vec(prop::collection::vec((1u32..300, 1u32..150), 1..6), 3),
@@ -179,9 +179,9 @@ mod tests {
             let lives: Vec<Arc<Liveness>> = workers.iter().map(|_| Arc::default()).collect();
             for (w, liveness) in workers.iter().zip(&lives) {
                 leases.opened(u64::from(w.0), liveness.clone());
-                leases.here(*w);
+                leases.mark_present(*w);
             }
-            // Each beats for some steps, then is silent for some, again and again.
+            // Each alternates between some steps with heartbeats and some without.
             let beats_at = |w: usize, step: u32| {
                 let turn: u32 = beats[w].iter().map(|(on, off)| on + off).sum();
                 let mut at = step % turn;
@@ -206,7 +206,7 @@ mod tests {
                     continue;
                 }
                 let attached = here.iter().map(|w| (*w, u64::from(w.0)));
-                let Some(looked) = leases.look(lease, attached, now) else { continue };
+                let Some(looked) = leases.check(lease, attached, now) else { continue };
                 let over: Vec<_> = looked.over.iter().map(|(w, _)| *w).collect();
                 for w in here.clone() {
                     let silent = now - last[w.0 as usize];
@@ -218,29 +218,29 @@ mod tests {
                 for (w, conn) in looked.over {
                     here.remove(&w);
                     prop_assert!(leases.closed(conn).is_some());
-                    leases.over(w, now);
-                    prop_assert_eq!(leases.gone(now), vec![w], "once");
-                    prop_assert_eq!(leases.gone(now), vec![]);
-                    leases.leaves(w);
+                    leases.expire(w, now);
+                    prop_assert_eq!(leases.take_expired(now), vec![w], "once");
+                    prop_assert_eq!(leases.take_expired(now), vec![]);
+                    leases.mark_leaving(w);
                     prop_assert!(!leases.is_quiet());
-                    leases.left(w, false);
+                    leases.mark_left(w, false);
                 }
             }
         }
 
-        /// Who is away has what is left of its lease, and is not missed once it is here again.
+        /// An absent member has the rest of its lease, and is not absent once it is back.
         #[test]
         fn who_is_away_has_what_is_left_of_its_lease(silent in 0u32..6, back in any::<bool>()) {
             let job = ServerJob { grace_ms: 4000, ..ServerJob::new("leases", Mode::Bsp, 8, 8) };
             let (mut leases, now, w) = (Leases::default(), Instant::now(), WorkerId(7));
-            leases.missed(w, Silence(silent), Some(&job), now);
+            leases.mark_absent(w, Silence(silent), Some(&job), now);
             let left = Duration::from_millis(4000 - 1000 * u64::from(silent.saturating_sub(1).min(4)));
             prop_assert_eq!(leases.deadline(false), Some(now + left));
             if back {
-                leases.here(w);
+                leases.mark_present(w);
             }
             let gone = if back { vec![] } else { vec![w] };
-            prop_assert_eq!(leases.gone(now + left), gone);
+            prop_assert_eq!(leases.take_expired(now + left), gone);
             prop_assert!(leases.is_quiet());
         }
     }

@@ -1,13 +1,13 @@
-//! What goes between a worker's stream and its shard's leader. Converted from and to the wire in `rpc/`.
+//! Messages between a worker's stream and its shard's leader. `rpc/` converts them from and to the wire format.
 
-use super::{Wanted, progress::Progress};
+use super::{RequestedMode, progress::Progress};
 use crate::shard::{
     bucket::{BucketData, Shared, pulled_bytes, vector_bytes},
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
-    queued::Room,
+    payload_queue::Room,
     staleness::Staleness,
-    state::{Configured, Meta, Shard},
+    state::{Meta, Shard, ShardConfig},
 };
 use bytes::Bytes;
 use paraft_common::{
@@ -30,48 +30,49 @@ use tokio::sync::{mpsc, oneshot};
 /// A stream of one worker to this shard, unique in this process.
 pub type ConnId = u64;
 
-/// What streams send the leader.
+/// What streams send to the leader.
 #[derive(Debug)]
 pub enum Event {
     /// A stream's first message.
     Open {
         /// The stream.
         conn: ConnId,
-        /// Where its answers go; bounded.
+        /// Channel for the replies; bounded.
         tx: mpsc::Sender<Reply>,
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// The session to take up again, or none.
+        /// The session to resume, or none.
         session: Option<SessionId>,
-        /// The job as it is running, or, where none is, as it goes to the log: checked, and admitted by the servers.
+        /// The job that runs, or the job to write to the log: checked, and admitted by the servers.
         job: String,
-        /// What its reader hears.
+        /// Signs of life that the stream's reader notes.
         liveness: Arc<Liveness>,
     },
     /// A later message.
     Message(ConnId, Message),
-    /// As [`Self::Message`], of one with a payload, which is counted among those that wait until it is taken.
+    /// As [`Self::Message`], with a payload. It holds its room among the waiting payloads until the leader takes
+    /// it.
     Bulk(ConnId, Message, Room),
     /// The stream ended or broke.
     Closed(ConnId),
-    /// The job is to go on in another mode.
+    /// Request to run the job in another mode.
     SwitchMode {
-        /// The switch's number; `None`: the next.
+        /// Number of the switch; `None`: the next.
         number: Option<u64>,
-        /// The mode, or who chooses it.
-        wanted: Wanted,
-        /// Hears what is in force, once the switch has taken effect here.
+        /// The mode, or that the rule chooses it.
+        wanted: RequestedMode,
+        /// Gets the mode in force, once the switch has taken effect here.
         tx: Option<oneshot::Sender<Result<InForce, RefusalKind>>>,
     },
-    /// The job is to end where it is.
+    /// Request to end the job now.
     Stop,
-    /// Who writes a checkpoint asks for the shard's part of it.
+    /// A checkpoint writer requests the shard's part.
     Fetch {
-        /// Of which step.
+        /// The checkpoint's step.
         step: Step,
-        /// One of this moment, and no other.
+        /// Requires an image of this moment.
         now: bool,
-        /// Gets the part; only the receiver keeps it from then on.
+        /// Gets the part. From then on only the receiver holds it.
         tx: oneshot::Sender<Result<Arc<CheckpointImage>, RefusalKind>>,
     },
 }
@@ -93,23 +94,23 @@ pub enum Message {
         samples: u32,
         sum_of_squares: f64,
         payload: Payload,
-        /// At which it is to be applied, in the place of the job's own rate.
+        /// Learning rate of this update, instead of the job's own.
         rate: Option<f64>,
-        /// There is nothing for this step: no payload.
+        /// The step has no gradient: no payload.
         skip: bool,
-        /// When it had arrived whole.
+        /// When the push had arrived completely.
         arrived: Moment,
     },
     Pull {
         done: Step,
         last: bool,
         checkpoint: bool,
-        /// Whatever the mode, once every member has done the step.
+        /// In every mode, answer only once every member has done the step.
         barrier: bool,
         have: Vec<Version>,
-        /// The mean training loss of the step, where the worker has said it.
+        /// Mean training loss of the step, if the worker reports it.
         loss: Option<f32>,
-        /// Local buckets, by rising number; empty: all.
+        /// Local buckets, ascending; empty: all.
         only: Vec<usize>,
     },
     Norm {
@@ -128,7 +129,7 @@ pub enum Message {
         epoch: u64,
         done: Option<u64>,
     },
-    /// A worker has heard of a switch on another shard.
+    /// A worker has learned of a switch on another shard.
     SwitchMode {
         number: u64,
         mode: Mode,
@@ -138,11 +139,12 @@ pub enum Message {
         level: bool,
     },
     Finish,
-    /// The worker goes before it is done.
+    /// The worker leaves before it is done.
     Leave,
 }
 
-/// Signs of life of a stream. They are noted where they are read, so that a busy leader takes nobody for dead.
+/// Signs of life of a stream. The reader notes them as messages arrive, so a busy leader takes no live worker for
+/// dead.
 #[derive(Debug, Default)]
 pub struct Liveness {
     heard: AtomicBool,
@@ -151,12 +153,12 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// A message has come.
+    /// Records that a message arrived.
     pub fn heard(&self) {
         self.heard.store(true, Relaxed);
     }
 
-    /// The reader waits for the leader, or no more.
+    /// Records whether the reader waits for the leader.
     pub fn waits(&self, waits: bool) {
         self.waiting.store(waits, Relaxed);
     }
@@ -168,7 +170,7 @@ impl Liveness {
 }
 
 impl Message {
-    /// The bytes that it holds beside its few fields.
+    /// Payload bytes of the message.
     pub fn payload_bytes(&self) -> usize {
         match self {
             Message::Init { payload, .. } | Message::Push { payload, .. } => payload.len(),
@@ -177,7 +179,7 @@ impl Message {
     }
 }
 
-/// What the leader answers. Converted to the wire in `rpc/`.
+/// Replies of the leader. `rpc/` converts them to the wire format.
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub enum Reply {
@@ -214,7 +216,7 @@ pub enum Reply {
     Refused(Refusal),
 }
 
-/// One bucket of a pull's answer.
+/// One bucket of a pull's reply.
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub struct Weights {
@@ -227,64 +229,70 @@ pub struct Weights {
     pub slowest: Step,
     pub stop: bool,
     pub in_force: InForce,
-    /// The worker's own clock: beyond `done` where rounds were closed without it.
+    /// The worker's own clock. It is beyond `done` if rounds closed without the worker.
     pub clock: Step,
     pub finishers: Vec<WorkerId>,
     pub checkpoint: bool,
-    /// This worker is to write a checkpoint of now.
+    /// This worker must write a checkpoint of this moment.
     pub save: bool,
-    /// Of the session's steps, those that were skipped here.
+    /// The session's steps that were skipped here.
     pub skipped: u64,
-    /// With `last`, from shard 0: what this worker evaluates behind an epoch.
+    /// With `last`, from shard 0: the samples that this worker evaluates after an epoch.
     pub share: Option<Share>,
-    /// Since when it may go.
+    /// Since when the pull may be answered.
     pub since: Moment,
-    /// Counted among the answers of its stream that hold weights, until it is sent.
+    /// Counts as an unsent reply with weights of its stream, until it is sent.
     pub unread: Option<Arc<()>>,
-    /// Where the weights are taken from when the worker's stream has room for them; until then `payload` is empty.
-    pub later: Option<Later>,
+    /// Where the weights are taken from once the stream has room; until then `payload` is empty.
+    pub later: Option<DeferredWeights>,
 }
 
-/// A bucket of which the weights are taken when they can go: a worker that does not read its answers holds no weights, and an update copies
-/// nothing for it. The weights may be newer than those that its pull waited for, never older.
+/// A bucket whose weights are taken only when they can be sent. So a worker that does not read its replies holds no
+/// weights, and an update copies nothing for it. The weights may be newer than those that the pull waited for,
+/// never older.
 #[derive(Debug)]
-pub struct Later {
-    /// The shard, which it does not keep.
+pub struct DeferredWeights {
+    /// The shard. A weak reference, so a reply does not keep it alive.
     pub shard: Weak<Shard>,
-    /// Its buckets at the time, likewise.
-    pub conf: Weak<Configured>,
-    /// The leader's term: a worker gets what a later leader has applied from that leader.
+    /// The configuration of its buckets at that time; also weak.
+    pub conf: Weak<ShardConfig>,
+    /// The leader's term: updates of a later leader are served by that leader only.
     pub term: u64,
-    /// Which; local.
+    /// The local bucket.
     pub bucket: usize,
     /// The worker that pulls.
     pub worker: WorkerId,
-    /// The version that it has.
+    /// The version that the worker has.
     pub have: Option<Version>,
-    /// It gets what the algorithm looks ahead to, where it does.
+    /// Send the algorithm's look-ahead weights, if it has them.
     pub ahead: bool,
-    /// Its staleness is measured.
+    /// Measure the staleness of this worker's pushes.
     pub measured: bool,
-    /// Of the shard.
+    /// The shard's counters.
     pub counters: Arc<Counters>,
 }
 
-impl Later {
-    /// The buckets, where they are those of the time and this replica still leads.
-    fn conf(&self) -> Option<Arc<Configured>> {
+impl DeferredWeights {
+    /// The configuration, if it is unchanged and this replica still leads.
+    fn conf(&self) -> Option<Arc<ShardConfig>> {
         let (shard, conf) = (self.shard.upgrade()?, self.conf.upgrade()?);
         let same = shard.configured().is_some_and(|now| Arc::ptr_eq(&now, &conf));
         (same && shard.term() <= self.term).then_some(conf)
     }
 
-    /// The weights of `data`, or those that the log says that the worker got (`logged`).
-    pub(super) fn take(&self, conf: &Configured, data: &BucketData, logged: Option<Logged>) -> Taken {
+    /// The weights of `data`, or the weights that the log assigned to the worker (`logged`).
+    pub(super) fn take(
+        &self,
+        conf: &ShardConfig,
+        data: &BucketData,
+        logged: Option<LoggedWeights>,
+    ) -> BucketWeights {
         let version = logged.as_ref().map_or(data.version, |(version, _)| *version);
         if self.measured {
             let weights = logged.as_ref().map_or(&*data.weights, |(_, weights)| weights.as_slice());
             self.counters.staleness.pulled(self.worker, self.bucket, version, weights);
         }
-        // What the worker has already is not sent again.
+        // A version that the worker already has is not sent again.
         let not_modified = self.have == Some(version);
         let payload = match logged {
             _ if not_modified => Bytes::new(),
@@ -293,22 +301,22 @@ impl Later {
             None => vector_bytes(data, 0),
         };
         self.counters.pulled(payload.len(), not_modified);
-        Taken { version, not_modified, payload }
+        BucketWeights { version, not_modified, payload }
     }
 }
 
-/// Weights that the log says that a worker got, and their version.
-type Logged = (Version, Arc<Vec<f32>>);
+/// Weights that the log assigned to a worker, and their version.
+type LoggedWeights = (Version, Arc<Vec<f32>>);
 
-/// The weights of one bucket, as they are sent.
-pub(super) struct Taken {
+/// The weights of one bucket, ready to send.
+pub(super) struct BucketWeights {
     pub version: Version,
     pub not_modified: bool,
     pub payload: Bytes,
 }
 
 impl Weights {
-    /// With the weights, as they are now where they are taken only now; `None`: this replica has them no more.
+    /// The reply with its weights; deferred weights are taken now. `None`: this replica no longer has them.
     fn taken(mut self) -> Option<Self> {
         let Some(later) = self.later.take() else { return Some(self) };
         let conf = later.conf()?;
@@ -323,7 +331,8 @@ impl Weights {
 }
 
 impl Reply {
-    /// As it goes: with the weights, where they were to be taken only now. Where this replica has them no more its worker asks again.
+    /// The reply as sent; deferred weights are taken now. If this replica no longer has them, the reply asks the
+    /// worker to retry.
     pub fn taken(self) -> Self {
         let gone = || RefusalKind::Unavailable("this server has handed the shard over meanwhile".into());
         match self {
@@ -335,48 +344,48 @@ impl Reply {
     }
 }
 
-/// A consistent copy of what a checkpoint keeps of a shard.
+/// A consistent copy of what a checkpoint stores of a shard.
 #[derive(Debug)]
 pub struct CheckpointImage {
-    /// The step it was asked for. In BSP the state is that of this step.
+    /// The requested step. In BSP the state is that of this step.
     pub step: Step,
-    /// TOML of the job.
+    /// The job as TOML.
     pub job: String,
-    /// Hears that they are let go.
-    conf: Arc<Configured>,
-    /// The buckets, by rising id; those that were fetched are gone.
+    /// Notified when the buckets are released.
+    conf: Arc<ShardConfig>,
+    /// The buckets, by ascending id. Fetched buckets are `None`.
     buckets: Vec<(BucketId, Mutex<Option<Arc<BucketData>>>)>,
-    /// Each member's clock, and whether it has finished. In SSP and ASP one bucket may hold a push more.
+    /// Each member's clock, and whether it has finished. In SSP and ASP a bucket may hold one push more.
     pub members: Vec<(WorkerId, Step, bool)>,
     /// Early stopping (shard 0).
     pub stopping: Stopping,
 }
 
 impl CheckpointImage {
-    /// Of a shard that is at `step`; `state` is that of `conf`. Shares the buckets.
-    pub(super) fn of(step: Step, conf: &Arc<Configured>, state: &Meta) -> Self {
+    /// Creates the image of a shard that is at `step`; `state` belongs to `conf`. Shares the buckets.
+    pub(super) fn of(step: Step, conf: &Arc<ShardConfig>, state: &Meta) -> Self {
         let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
         let members = state.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
         let (stopping, job) = (state.stopping(conf.job.early_stop), state.job.clone());
         Self { step, job, conf: conf.clone(), buckets, members, stopping }
     }
 
-    /// Buckets that it has or had.
+    /// Number of buckets, including the released ones.
     pub fn buckets(&self) -> usize {
         self.buckets.len()
     }
 
-    /// The bucket at a place among the shard's, unless it was let go.
+    /// The bucket at a place among the shard's, unless it was released.
     pub fn bucket(&self, place: usize) -> Option<(BucketId, Arc<BucketData>)> {
         let (id, data) = self.buckets.get(place)?;
         Some((*id, data.lock().clone()?))
     }
 
-    /// The bucket at a place is fetched: from now on an update need not copy it.
-    pub fn let_go(&self, place: usize) {
+    /// Releases the bucket at a place: it was fetched, and an update need no longer copy it.
+    pub fn release(&self, place: usize) {
         if let Some((_, data)) = self.buckets.get(place) {
             data.lock().take();
-            self.conf.let_go();
+            self.conf.note_release();
         }
     }
 
@@ -385,9 +394,9 @@ impl CheckpointImage {
     }
 }
 
-/// What people want to know of a worker, as it has said it.
+/// What a worker reports about itself, for people.
 #[derive(Clone, Debug, Default)]
-pub struct About {
+pub struct WorkerInfo {
     /// Where it runs.
     pub host: String,
     /// What it computes on.
@@ -396,7 +405,8 @@ pub struct About {
     pub said: Vec<String>,
 }
 
-/// What only the leader counts, but for the bytes of readers, whom any replica serves; starts at zero with the process.
+/// Counts of the leader, and the bytes of readers (which every replica serves). They start at zero with the
+/// process.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Counters {
@@ -404,51 +414,52 @@ pub struct Counters {
     pub pulls_waited: AtomicU64,
     pub bytes_pulled: AtomicU64,
     pub not_modified: AtomicU64,
-    /// Messages, for what they are.
+    /// Refused messages, by kind.
     pub refused: AtomicU64,
-    /// Messages that were sent to the leader, or are to come again.
+    /// Messages that were redirected to the leader, or that the worker must repeat.
     pub redirected: AtomicU64,
-    /// It leads, and serves workers.
+    /// This replica leads and serves workers.
     pub leads: AtomicBool,
     pub max_step_lead: AtomicU64,
     pub streams: AtomicU64,
-    /// Payload of entries proposed to the log.
+    /// Payload of the entries proposed to the log.
     pub bytes_logged: AtomicU64,
     pub deltas: AtomicU64,
-    /// Bytes of pushes that the leader holds, in open rounds and otherwise; looked at four times a lease.
+    /// Bytes of pushes that the leader holds, in open rounds and otherwise. Updated four times a lease.
     pub queued: AtomicU64,
-    /// What the rule goes by that chooses the mode; see [`Self::take_auto`].
+    /// Input of the rule that chooses the mode; see [`Self::take_auto`].
     pub auto: Mutex<Option<auto::Report>>,
-    /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
+    /// What is left of each member's lease, to a quarter of it; empty if this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
-    /// What people see of the training.
+    /// Training progress, for people.
     pub progress: Mutex<Progress>,
-    /// Somebody wants a checkpoint of now; of shard 0, until its writer is told.
+    /// A checkpoint of this moment is requested. On shard 0, until its writer gets the request.
     pub save: AtomicBool,
-    /// What workers have said of themselves.
-    pub about: Mutex<BTreeMap<WorkerId, About>>,
-    /// How late the pushes were that were applied while this replica led.
+    /// What workers report about themselves.
+    pub about: Mutex<BTreeMap<WorkerId, WorkerInfo>>,
+    /// Delays of the pushes that were applied while this replica led.
     pub staleness: Arc<Staleness>,
-    /// The process's, for all its shards.
+    /// The process's spans, for all its shards.
     pub stages: Arc<Stages>,
 }
 
 impl Counters {
-    /// A worker gets a bucket, with so many bytes of weights.
+    /// Counts a bucket sent to a worker, with `bytes` of weights.
     pub fn pulled(&self, bytes: usize, not_modified: bool) {
         self.bytes_pulled.fetch_add(bytes as u64, Relaxed);
         self.not_modified.fetch_add(u64::from(not_modified), Relaxed);
     }
 
-    /// Takes what a worker says of itself. Those that are no members of `shard` any more go.
-    pub fn take_about(&self, shard: &Shard, worker: WorkerId, about: About) {
+    /// Stores what a worker reports about itself. Drops the reports of workers that are not members of `shard` any
+    /// more.
+    pub fn take_about(&self, shard: &Shard, worker: WorkerId, about: WorkerInfo) {
         let mut all = self.about.lock();
         all.insert(worker, about);
         shard.read(|m| all.retain(|w, _| *w == worker || m.members.get(*w).is_some()));
     }
 
-    /// What the rule goes by that chooses the mode of `shard`, where one does and this replica leads. The leads in it are told
-    /// once.
+    /// Takes the input of the rule that chooses the mode of `shard`, if one does and this replica leads. Each lead
+    /// is reported once.
     pub fn take_auto(&self, shard: &Shard) -> Option<auto::Report> {
         let in_force = shard.read(|m| m.in_force);
         in_force.auto?;

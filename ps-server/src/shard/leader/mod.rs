@@ -1,4 +1,5 @@
-//! The leader's work on a shard: everything that is not replicated, as one state machine without a clock, a network or a task.
+//! The leader's work on a shard: all state that is not replicated, as one state machine without a clock, a network
+//! or a task.
 //!
 //! ```text
 //!  follower ──elected──▶ catching up ──confirmed──▶ leading ──term over / a proposal lost──▶ follower
@@ -8,10 +9,10 @@
 //!            └───────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Inputs go in with the time, effects come out in the order in which they are to be carried out ([`effects`]). One task per
-//! replica does that ([`run`]); the simulation does it without one. While the replica does not lead, every stream is sent to
-//! the leader. All that a leader knows beyond the replicated state may vanish: the workers keep what is not acknowledged and
-//! push it again.
+//! Inputs arrive with the time; effects leave in the order in which they must run ([`effects`]). One task per
+//! replica does that ([`run`]); the simulation does it without a task. While the replica does not lead, it
+//! redirects every stream to the leader. All state of the leader beyond the replicated state may be lost: the
+//! workers keep what is not acknowledged, and push it again.
 //!
 //! Every event enters by [`Leader::handle`], and each has one function:
 //!
@@ -28,18 +29,19 @@
 //! | something was computed | `computed` | here |
 //! | time | `time` | `epoch` |
 //!
-//! The parts that these functions use have private state, and know nothing of each other:
+//! The modules behind these functions have private state and do not depend on each other:
 //!
-//! - [`streams`]: who is connected. [`leases`]: who is heard, missed, taken out.
-//! - [`pending`]: the pushes that are taken in and not applied, and what each waits for. [`admission`]: may this push be taken?
-//!   Pure.
-//! - [`rounds`]: BSP's open rounds. [`norms`]: those that wait for the norm of the whole gradient.
-//! - [`pulls`]: who may go on.
-//! - [`deltas`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are written.
-//! - [`switching`]: the live switch of the mode. [`tally`]: what the rule that chooses modes goes by. [`progress`]: what people
-//!   see of it.
-//! - `replication`: what it needs of its group.
-//! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
+//! - [`streams`]: open streams. [`leases`]: which members are alive, absent or leaving.
+//! - [`pending`]: pushes that are received and not applied, and what each waits for. [`admission`]: whether a push
+//!   is accepted (a pure function).
+//! - [`rounds`]: BSP's open rounds. [`norms`]: closed rounds that wait for the norm of the whole gradient.
+//! - [`pulls`]: which pulls may be answered.
+//! - [`deltas`], [`working`]: the working copies that are ahead of the log at the level `leader`, and when they are
+//!   written to it.
+//! - [`switching`]: the live switch of the mode. [`tally`]: the counts that the rule for the mode uses.
+//!   [`progress`]: counts for people.
+//! - `replication`: what the leader needs of its Raft group.
+//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
 
 pub mod admission;
 pub mod checkpoint;
@@ -69,14 +71,14 @@ pub mod tally;
 pub mod working;
 
 pub use checkpoint::lowest;
-pub use effects::{Effect, Input, Now, Standing};
+pub use effects::{Effect, GroupStatus, Input, Now};
 pub use messages::{
-    About, CheckpointImage, ConnId, Counters, Event, Later, Liveness, Message, Reply, Weights,
+    CheckpointImage, ConnId, Counters, DeferredWeights, Event, Liveness, Message, Reply, Weights, WorkerInfo,
 };
-pub use purpose::{Proposed, Purpose, Said};
-pub use replication::{Replication, Waits};
+pub use purpose::{DeferredCommand, ProposalSpan, Purpose};
+pub use replication::{OutcomeFuture, Replication};
 pub use run::{random_sessions, spawn};
-pub use switching::Wanted;
+pub use switching::RequestedMode;
 
 use super::{
     command::{Command, Contribution, Proposal},
@@ -85,88 +87,88 @@ use super::{
 };
 use crate::compute::Panicked;
 use effects::{Computed, Work};
-use epoch::{Epoch, Phase, QUIET};
+use epoch::{Epoch, IDLE_TIMEOUT, Phase};
 use paraft_common::{BucketId, SessionId, Step, WorkerId};
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Span, Stage};
 use pending::Push;
-use pulls::{Changed, Pull};
+use pulls::{Pull, PullTrigger};
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
 
-/// Steps that a worker may push without waiting for their acks; its stream has room for as many.
+/// Steps that a worker may push without waiting for acks. Its stream has room for as many.
 pub const MAX_AHEAD: u64 = 4;
 
-/// Draws the numbers of sessions. They are what a worker takes its session up again with, so nobody else must be able to guess
-/// one; and no two may be equal, whichever replica draws them.
+/// Draws session ids. A worker resumes its session with the id, so the id must not be guessable, and must be unique
+/// over all replicas.
 pub type DrawSession = Box<dyn FnMut() -> SessionId + Send>;
 
-/// One replica's.
+/// The leader of one replica.
 pub struct Leader {
     shard: Arc<Shard>,
     counters: Arc<Counters>,
-    /// Names the founding of the shard's state.
+    /// Identifies the creation of the shard's state.
     founding: u64,
     draw_session: DrawSession,
-    /// While this replica leads.
+    /// Present while this replica leads.
     epoch: Option<Epoch>,
-    /// State deltas that this process has begun, in any of its leaderships.
+    /// State deltas that this process has started, in all its epochs.
     deltas: u64,
-    /// The last number of a proposal or confirmation.
+    /// Number of the last proposal or confirmation.
     asked: u64,
-    /// Effects that an input will answer, of earlier leaderships too.
+    /// Effects that an input will answer, including those of earlier epochs.
     under_way: usize,
-    /// Inputs that came while something was computed.
+    /// Inputs that arrived during a computation.
     inputs: VecDeque<Input>,
     agenda: VecDeque<Task>,
-    /// What is done next when nothing is left on the agenda.
-    after: Option<After>,
-    /// What is computed now. Nothing else is done before.
+    /// What runs next once the agenda is empty.
+    after: Option<FollowUp>,
+    /// The computation in progress. Nothing else runs before it ends.
     computing: Option<Computing>,
     now: Now,
     out: VecDeque<Effect>,
 }
 
-/// What is done one after the other. What one brings with it is done before what comes after it.
+/// One task of the agenda. Tasks that a task adds run before those behind it.
 enum Task {
-    /// Decide over a push.
+    /// Decide on a push.
     Take(Push),
-    /// Look which rounds close.
+    /// Find the rounds that close.
     Rounds,
-    /// Close one.
+    /// Close one round.
     Close(rounds::Key),
-    /// Look which pulls go.
-    Pulls(Changed),
-    /// Look which asks for chunks have an answer.
-    Asks,
-    /// Take pushes that wait for room, after one was.
+    /// Find the pulls that may be answered.
+    Pulls(PullTrigger),
+    /// Find the chunk requests that have an answer.
+    ChunkRequests,
+    /// Accept pushes that wait for room, after one was accepted.
     Room,
 }
 
-/// After every input, one after the other: whatever has become possible. It is done for each push, so what has nothing to do
-/// finds that out without the state's lock.
+/// The steps after each input, in order. They run for each push, so a step without work returns without the state's
+/// lock.
 #[derive(Clone, Copy)]
-enum After {
-    /// It may have to begin again; the mode is switched.
+enum FollowUp {
+    /// Restart the epoch if necessary; continue a switch of the mode.
     GoOn,
-    /// Take pushes that wait for room.
+    /// Accept pushes that wait for room.
     Room,
-    /// Propose what workers have said behind pushes.
-    Said,
-    /// Write a state delta, if it is time.
+    /// Propose the commands that waited behind pushes.
+    DeferredCommand,
+    /// Write a state delta, if one is due.
     Delta,
     /// Propose the pulls that the log must hold.
     Record,
-    /// Is there nothing left to do?
+    /// Check whether the group may sleep.
     Quiet,
 }
 
-/// For what something is computed.
+/// What the result of a computation is for.
 enum Computing {
-    /// A push to a working copy.
+    /// A push that is applied to a working copy.
     Push {
         conn: ConnId,
         bucket: usize,
@@ -180,7 +182,8 @@ enum Computing {
 }
 
 impl Leader {
-    /// Of a replica that does not lead. `founding` names the founding of the shard's state.
+    /// Creates the leader of a replica that does not lead yet. `founding` identifies the creation of the shard's
+    /// state.
     pub fn new(shard: Arc<Shard>, counters: Arc<Counters>, founding: u64, draw_session: DrawSession) -> Self {
         Self {
             shard,
@@ -200,8 +203,8 @@ impl Leader {
         }
     }
 
-    /// Takes one input in. What is to be done now is in [`Self::next_effect`], and must be done before the next input.
-    pub fn handle(&mut self, now: Now, group: &dyn Standing, input: Input) {
+    /// Handles one input. The caller must run all effects of [`Self::next_effect`] before the next input.
+    pub fn handle(&mut self, now: Now, group: &dyn GroupStatus, input: Input) {
         self.now = now;
         match input {
             Input::Computed(result) => self.computed(result),
@@ -210,9 +213,9 @@ impl Leader {
         }
         while self.computing.is_none() {
             if let Some(task) = self.agenda.pop_front() {
-                self.does(task);
+                self.run_task(task);
             } else if let Some(after) = self.after.take() {
-                self.does_after(group, after);
+                self.run_follow_up(group, after);
             } else if let Some(input) = self.inputs.pop_front() {
                 self.begins_with(group, input);
             } else {
@@ -221,17 +224,17 @@ impl Leader {
         }
     }
 
-    /// What is to be done next, in order; `None`: nothing.
+    /// The next effect, in order; `None` if there is none.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.out.pop_front()
     }
 
-    fn begins_with(&mut self, group: &dyn Standing, input: Input) {
-        self.after = Some(After::GoOn);
+    fn begins_with(&mut self, group: &dyn GroupStatus, input: Input) {
+        self.after = Some(FollowUp::GoOn);
         self.input(group, input);
     }
 
-    /// When to come with [`Input::Time`], though nothing else happens.
+    /// When the caller must send [`Input::Time`] if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
         let e = self.epoch.as_ref()?;
         match e.phase {
@@ -247,48 +250,48 @@ impl Leader {
         let own = [
             e.leases.deadline(e.streams.any_attached()),
             if e.deltas.working().is_level() { None } else { of_job() },
-            e.quiet.map(|since| since + QUIET),
+            e.quiet.map(|since| since + IDLE_TIMEOUT),
             e.stalled(),
         ];
         own.into_iter().flatten().min()
     }
 
-    fn does(&mut self, task: Task) {
+    fn run_task(&mut self, task: Task) {
         match task {
             Task::Take(push) => self.take_push(push),
             Task::Rounds => self.close_rounds(),
             Task::Close(round) => self.close_round(round),
             Task::Pulls(changed) => self.answer_pulls(changed),
-            Task::Asks => self.answer_asks(),
+            Task::ChunkRequests => self.answer_asks(),
             Task::Room => self.take_if_room(true),
         }
     }
 
-    fn does_after(&mut self, group: &dyn Standing, after: After) {
+    fn run_follow_up(&mut self, group: &dyn GroupStatus, after: FollowUp) {
         self.after = match after {
-            After::GoOn => Some(After::Room),
-            After::Room => Some(After::Said),
-            After::Said => Some(After::Delta),
-            After::Delta => Some(After::Record),
-            After::Record => Some(After::Quiet),
-            After::Quiet => None,
+            FollowUp::GoOn => Some(FollowUp::Room),
+            FollowUp::Room => Some(FollowUp::DeferredCommand),
+            FollowUp::DeferredCommand => Some(FollowUp::Delta),
+            FollowUp::Delta => Some(FollowUp::Record),
+            FollowUp::Record => Some(FollowUp::Quiet),
+            FollowUp::Quiet => None,
         };
         match after {
-            After::GoOn => self.go_on(group),
-            After::Room => self.take_if_room(false),
-            After::Said => self.propose_what_was_said(),
-            After::Delta => self.begin_delta_if_due(),
-            After::Record => self.record_pulls(),
-            After::Quiet => self.look_for_quiet(),
+            FollowUp::GoOn => self.go_on(group),
+            FollowUp::Room => self.take_if_room(false),
+            FollowUp::DeferredCommand => self.propose_deferred_commands(),
+            FollowUp::Delta => self.begin_delta_if_due(),
+            FollowUp::Record => self.record_pulls(),
+            FollowUp::Quiet => self.check_idle(),
         }
     }
 
-    /// To be done next, in this order, before everything else.
+    /// Runs these tasks next, in this order, before all others.
     fn next(&mut self, tasks: impl IntoIterator<Item = Task, IntoIter: DoubleEndedIterator>) {
         tasks.into_iter().rev().for_each(|task| self.agenda.push_front(task));
     }
 
-    fn input(&mut self, group: &dyn Standing, input: Input) {
+    fn input(&mut self, group: &dyn GroupStatus, input: Input) {
         match input {
             Input::Leadership(now) => self.leadership(group, &now),
             Input::Open { conn, worker, session, job, liveness } => {
@@ -302,7 +305,7 @@ impl Leader {
             Input::Stop => self.stop_asked(),
             Input::Fetch(step, now, asker) => {
                 let fetched = self.fetch_part(group, step, now);
-                self.out.push_back(Effect::Fetched(asker, fetched));
+                self.out.push_back(Effect::FetchResult(asker, fetched));
             }
             Input::Outcome(number, result) => {
                 self.under_way -= 1;
@@ -310,12 +313,12 @@ impl Leader {
             }
             Input::SleepOrWake => self.under_way -= 1,
             Input::Time => self.time(group),
-            Input::Computed(_) => {} // handled where it comes in
+            Input::Computed(_) => {} // handled on entry
         }
     }
 
     /// A message on a worker's stream.
-    pub(super) fn message(&mut self, group: &dyn Standing, conn: ConnId, message: Message) {
+    pub(super) fn message(&mut self, group: &dyn GroupStatus, conn: ConnId, message: Message) {
         let Some(e) = &mut self.epoch else { return };
         if e.streams.get(conn).is_none() {
             return;
@@ -340,7 +343,7 @@ impl Leader {
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
                 let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };
                 e.pulls.ask(pull, todo);
-                self.next([Task::Pulls(Changed::Pull(conn))]);
+                self.next([Task::Pulls(PullTrigger::Pull(conn))]);
             }
             Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
             Message::Report { epoch, sums } => {
@@ -352,7 +355,7 @@ impl Leader {
                 self.propose(Purpose::Member(worker), advance.into());
             }
             Message::SwitchMode { number, mode } => {
-                self.switch_asked(group, Some(number), Wanted::Choice(mode.into()), None);
+                self.switch_asked(group, Some(number), RequestedMode::Choice(mode.into()), None);
             }
             Message::Acquire { request, epoch, done } => {
                 e.asks.ask(conn, worker, request);
@@ -360,12 +363,12 @@ impl Leader {
                 self.propose(Purpose::Other, take.into());
             }
             Message::Pause => {
-                // In the log too a worker trains, then rests.
+                // The log records the training before the pause.
                 let pause = Command::Pause { worker, session };
                 self.propose_behind_own(worker, Purpose::Member(worker), pause);
             }
             Message::Resume { level } => {
-                // Behind what the others have pushed: where they are decides where it begins.
+                // The command goes behind the pushes of the others: their clocks decide where the worker resumes.
                 let resume = Command::Resume { worker, session, level };
                 self.propose_behind_own(worker, Purpose::Resume(conn), resume);
             }
@@ -402,7 +405,7 @@ impl Leader {
         self.out.push_back(Effect::Confirm(number));
     }
 
-    /// Proposes a command that must find everything in the log that was pushed before it.
+    /// Proposes a command behind a delta with everything that was pushed before the command.
     fn propose_behind_cut(&mut self, purpose: Purpose, proposal: Proposal) {
         let free = self.epoch.as_mut().and_then(|e| e.deltas.behind(purpose, proposal));
         if let Some((purpose, proposal)) = free {
@@ -410,18 +413,18 @@ impl Leader {
         }
     }
 
-    /// Proposes what a worker says behind its pushes. As long as one of them waits this waits too: a worker that the log
-    /// calls finished has all its pushes there, and who asks for the final weights, of whichever leader, gets them. What a
-    /// worker says keeps its order.
+    /// Proposes a command behind the worker's own pushes; it waits while one of them waits. So the log holds all
+    /// pushes of a worker that it calls finished, and every leader serves final weights with all of them. Commands
+    /// of a worker keep their order.
     fn propose_behind_own(&mut self, worker: WorkerId, purpose: Purpose, command: Command) {
-        let free = self.epoch.as_mut().and_then(|e| e.pending.says(worker, (purpose, command)));
+        let free = self.epoch.as_mut().and_then(|e| e.pending.defer_command(worker, (purpose, command)));
         if let Some((purpose, command)) = free {
             self.propose_behind_cut(purpose, command.into());
         }
     }
 
-    fn propose_what_was_said(&mut self) {
-        let free = self.leading().map(|e| e.pending.said()).unwrap_or_default();
+    fn propose_deferred_commands(&mut self) {
+        let free = self.leading().map(|e| e.pending.take_ready_commands()).unwrap_or_default();
         for (purpose, command) in free {
             self.propose_behind_cut(purpose, command.into());
         }
@@ -441,7 +444,7 @@ impl Leader {
                 self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
                 let of = (bucket, contribution.step, Some(contribution.worker));
                 self.note(Stage::Apply, began, of, bytes as u64);
-                self.next([Task::Pulls(Changed::Bucket(bucket, vec![contribution.worker]))]);
+                self.next([Task::Pulls(PullTrigger::Bucket(bucket, vec![contribution.worker]))]);
             }
             (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
             (_, Err(e)) => self.broken(&e),
@@ -469,7 +472,7 @@ impl Leader {
         }
     }
 
-    /// Ends a stream.
+    /// Closes a stream.
     fn closes(&mut self, conn: ConnId) {
         self.closed(conn);
         self.out.push_back(Effect::Close(conn));
@@ -489,10 +492,10 @@ impl Leader {
         self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
     }
 
-    /// The outcome of an update or of a delta is here.
-    fn note_replicated(&self, of: Proposed, bucket: Option<BucketId>, worker: Option<WorkerId>) {
+    /// Records the span of an applied update or delta.
+    fn note_replicated(&self, of: ProposalSpan, bucket: Option<BucketId>, worker: Option<WorkerId>) {
         let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
-        let Proposed { began: begin, step, bytes } = of;
+        let ProposalSpan { began: begin, step, bytes } = of;
         self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
     }
 }
@@ -511,7 +514,7 @@ pub(crate) mod tests {
         first_shard_of(job, 1)
     }
 
-    /// The first of so many shards.
+    /// The first of `shards` shards.
     pub fn first_shard_of(job: &ServerJob, shards: u32) -> Shard {
         let shard = Shard::new(ShardId(0), shards);
         let text = job.to_toml().expect("a valid job");

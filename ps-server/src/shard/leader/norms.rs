@@ -1,24 +1,25 @@
-//! Closed rounds that wait for the norm of the whole gradient, which is known when every trained bucket of the step is
-//! summed, on every shard. Leader-only: may vanish at any moment.
+//! Closed rounds that wait for the norm of the whole gradient. The norm is known once every trained bucket of the
+//! step is summed, on every shard. Leader-only: it may be lost at any moment.
 
-use crate::shard::{round::Sum, state::Configured};
+use crate::shard::{round::Sum, state::ShardConfig};
 use paraft_common::{Step, TensorKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By step.
 #[derive(Debug, Default)]
-pub struct Norms(BTreeMap<Step, OfStep>);
+pub struct Norms(BTreeMap<Step, StepSums>);
 
 #[derive(Debug, Default)]
-struct OfStep {
+struct StepSums {
     /// By local bucket.
     sums: BTreeMap<usize, Sum>,
-    /// Trained buckets that are in: an earlier leader was told the norm, and went before it had proposed all.
+    /// Trained buckets that are applied: an earlier leader got the norm, and failed before it proposed all buckets.
     applied: BTreeSet<usize>,
 }
 
-impl OfStep {
-    /// The part of what is not in, once all of it is summed. Who was told the norm before tells it again.
+impl StepSums {
+    /// The part of the buckets that are not applied, once all of them are summed. A worker that sent the norm
+    /// before sends it again.
     fn part(&self, trained: usize) -> Option<f64> {
         let both = self.sums.keys().filter(|b| self.applied.contains(b)).count();
         let all = self.sums.len() + self.applied.len() - both == trained;
@@ -26,18 +27,18 @@ impl OfStep {
     }
 }
 
-/// Buckets of a shard that the norm is of.
-fn trained(conf: &Configured) -> impl Iterator<Item = usize> {
+/// The buckets of a shard that contribute to the norm.
+fn trained(conf: &ShardConfig) -> impl Iterator<Item = usize> {
     let buckets = conf.buckets.iter().enumerate();
     buckets.filter(|(_, b)| b.spec.kind == TensorKind::Param).map(|(at, _)| at)
 }
 
 impl Norms {
-    /// A round is summed. Gives the shard's part of the norm of its step, once it is known. `is_in`: whether a bucket has nothing
-    /// to come for this step.
+    /// Adds a round's sum. Returns the shard's part of the norm of its step, once it is known. `is_in`: whether the
+    /// step is complete in a bucket.
     pub fn summed(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         step: Step,
         bucket: usize,
         sum: Sum,
@@ -45,29 +46,29 @@ impl Norms {
     ) -> Option<f64> {
         let of = self.0.entry(step).or_insert_with(|| {
             let applied = trained(conf).filter(|b| *b != bucket && is_in(*b)).collect();
-            OfStep { sums: BTreeMap::new(), applied }
+            StepSums { sums: BTreeMap::new(), applied }
         });
         of.sums.insert(bucket, sum);
         of.part(trained(conf).count())
     }
 
     /// Whether the shard's part of a step is known.
-    pub fn is_known(&self, conf: &Configured, step: Step) -> bool {
+    pub fn is_known(&self, conf: &ShardConfig, step: Step) -> bool {
         self.0.get(&step).is_some_and(|of| of.part(trained(conf).count()).is_some())
     }
 
-    /// The shard's parts that are known, of steps whose norm is not.
-    pub fn known(&self, conf: &Configured) -> Vec<(Step, f64)> {
+    /// The known parts of this shard, of steps whose norm is not known.
+    pub fn known(&self, conf: &ShardConfig) -> Vec<(Step, f64)> {
         let trained = trained(conf).count();
         self.0.iter().filter_map(|(step, of)| Some((*step, of.part(trained)?))).collect()
     }
 
-    /// Whether nothing waits.
+    /// Whether no sum waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes out the sums of a bucket that are so.
+    /// Removes the sums of a bucket that are orphans.
     pub fn take_orphans(&mut self, is_orphan: impl Fn(usize, &Sum) -> bool) -> Vec<(usize, Sum)> {
         let mut taken = Vec::new();
         self.0.retain(|_, of| {
@@ -79,7 +80,7 @@ impl Norms {
         taken
     }
 
-    /// The norm of a step is known: its sums, by local bucket.
+    /// Takes the sums of a step whose norm is known, by local bucket.
     pub fn take(&mut self, step: Step) -> BTreeMap<usize, Sum> {
         self.0.remove(&step).unwrap_or_default().sums
     }
@@ -93,8 +94,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A shard's part of a step's norm is known when all its trained buckets are summed, whatever comes in between, and
-        /// its sums go out once.
+        /// A shard's part of a step's norm is known once all its trained buckets are summed, in any order of
+        /// events, and its sums leave once.
         #[test]
         fn a_part_is_known_when_every_trained_bucket_is_summed(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle()) {
             let shard = shard_of(&ServerJob { buffers_len: 6, ..ServerJob::new("norms", Mode::Bsp, 24, 8) });

@@ -1,19 +1,19 @@
-//! The one place that knows which pushes a leader has taken in and not seen applied, and what each waits for.
+//! The pushes that the leader has received and not yet seen applied, and what each one waits for.
 //!
 //! ```text
 //!            ┌── room in the loss window (level `leader`)
-//!            ├── an update of its bucket: it follows another of its worker, or a round is on its way
+//!            ├── an update of its bucket: it follows another of its worker, or a round is in flight
 //!   push ────┤
 //!            ├── the others of its round ──▶ its round's sum, the norm of its step ──┐
 //!            └──────────────────────────────────────────────────────────────────────┴──▶ its proposal's outcome
 //! ```
 //!
-//! A push is known by its worker, bucket and step, and waits for one thing at a time. What a worker says behind its pushes
-//! (it finishes, pauses, goes on) waits here too, until none of them is left that is not proposed.
+//! A push is identified by its worker, bucket and step, and waits for one thing at a time. Commands that a worker
+//! sends after its pushes (finish, pause, resume) wait here too, until all its pushes are proposed.
 //!
-//! It decides nothing: which push may be taken is `admission`'s, which round closes is that of `rounds`. Finding, adding and
-//! taking out one push costs the same with any number of workers and buckets. Leader-only: all of it may vanish at any
-//! moment, since nothing in it has been acknowledged.
+//! This module makes no decisions: `admission` decides which push is accepted, and `rounds` decides which round
+//! closes. Finding, adding and removing a push costs the same with any number of workers and buckets. Leader-only:
+//! all of it may be lost at any moment, because nothing in it has been acknowledged.
 
 use super::messages::ConnId;
 use crate::shard::{command::Contribution, round::Part};
@@ -21,31 +21,31 @@ use paraft_common::{Payload, SessionId, Step, WorkerId};
 use paraft_trace::Moment;
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-/// A push as a worker has sent it.
+/// A push as its worker sent it.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// Its stream.
+    /// The stream that it came on.
     pub conn: ConnId,
-    /// Who, which seq, which step, pulled when.
+    /// The worker, sequence number and step, and the version that the worker pulled.
     pub contribution: Contribution,
     /// The local bucket.
     pub bucket: usize,
-    /// Of the whole gradient, as its worker says.
+    /// Squared norm of the whole gradient, as the worker reports it.
     pub sum_of_squares: f64,
     /// In the encoding that the job has for the bucket.
     pub payload: Payload,
-    /// At which it is to be applied, in the place of the job's own rate.
+    /// Learning rate of this update, instead of the job's own.
     pub rate: Option<f64>,
-    /// It brings nothing.
+    /// The push has no gradient.
     pub skip: bool,
-    /// When it had arrived whole.
+    /// When the push had arrived completely.
     pub arrived: Moment,
-    /// It came before its worker got weights from this leader.
+    /// The push came before this leader sent weights to its worker.
     pub precedes_weights: bool,
 }
 
 impl Push {
-    /// What a round has of it.
+    /// The part of the push that a round needs.
     pub fn part(self) -> Part {
         let Push { contribution, payload, rate, skip, .. } = self;
         Part { contribution, payload, rate, skip }
@@ -55,13 +55,13 @@ impl Push {
 /// What a push waits for.
 #[derive(Debug)]
 enum Pending {
-    /// Room in the loss window, behind those that came before it: its place among them.
+    /// Room in the loss window, at this place in the queue.
     Room(u64, Box<Push>),
-    /// An update of its bucket, which decides over it again.
+    /// The next update of its bucket, after which the push is decided again.
     Update(Box<Push>),
-    /// The others of its round.
+    /// The other pushes of its round.
     Round { part: Part, arrived: Moment },
-    /// The sum of its round, which is closed, or the norm of its step. Its payload is in the round's.
+    /// The sum of its closed round, or the norm of its step. The round holds the payload.
     Norm { session: SessionId, arrived: Moment, bytes: u64 },
     /// The outcome of its proposal.
     Outcome { session: SessionId },
@@ -76,7 +76,7 @@ impl Pending {
         }
     }
 
-    /// Payload that is held for it.
+    /// Payload bytes that the leader holds for this push.
     fn bytes(&self) -> u64 {
         match self {
             Pending::Room(_, push) | Pending::Update(push) => push.payload.len() as u64,
@@ -86,7 +86,7 @@ impl Pending {
         }
     }
 
-    /// It is admitted: its retry has nothing to do.
+    /// Whether the push is admitted; a retry of it then has no effect.
     fn is_taken(&self) -> bool {
         !matches!(self, Pending::Room(..) | Pending::Update(_))
     }
@@ -100,32 +100,32 @@ impl Pending {
 type Key = (WorkerId, usize, Step);
 
 /// The pushes of a bucket.
-type OfBucket = BTreeMap<(WorkerId, Step), Pending>;
+type BucketPushes = BTreeMap<(WorkerId, Step), Pending>;
 
-/// All of them.
+/// All pending pushes.
 #[derive(Debug)]
-pub struct Pushes<C> {
+pub struct PendingPushes<C> {
     /// By local bucket.
-    all: Vec<OfBucket>,
-    /// Those that wait for room, in the order in which they came.
+    all: Vec<BucketPushes>,
+    /// The pushes that wait for room, in the order of arrival.
     room: BTreeMap<u64, Key>,
-    /// Numbers those that have waited for room.
+    /// The queue number of the last push that waited for room.
     came: u64,
-    /// How many of a worker wait for room.
+    /// Pushes per worker that wait for room.
     rooms: BTreeMap<WorkerId, usize>,
-    /// Those that wait for an update, by its local bucket.
+    /// The pushes that wait for an update, by local bucket.
     updates: BTreeSet<(usize, WorkerId, Step)>,
-    /// In how many buckets a worker's pushes of a step wait for their round.
+    /// For a worker and step: the number of buckets in which its push waits for its round.
     rounds: BTreeMap<(WorkerId, Step), usize>,
-    /// How many of a worker are not proposed.
+    /// Pushes per worker that are not proposed.
     held: BTreeMap<WorkerId, usize>,
-    /// Of all payload that is held.
+    /// Payload bytes held in total.
     bytes: u64,
-    /// What workers have said behind pushes that are not proposed, in that order.
+    /// Commands that workers sent after pushes that are not proposed yet, in order.
     behind: Vec<(WorkerId, C)>,
 }
 
-impl<C> Default for Pushes<C> {
+impl<C> Default for PendingPushes<C> {
     fn default() -> Self {
         Self {
             all: Vec::new(),
@@ -141,13 +141,13 @@ impl<C> Default for Pushes<C> {
     }
 }
 
-/// One more of these.
-fn more<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
+/// Adds one to a count.
+fn increment<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
     *counts.entry(of).or_insert(0) += 1;
 }
 
-/// One less.
-fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
+/// Subtracts one from a count.
+fn decrement<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
     if let Entry::Occupied(mut n) = counts.entry(of) {
         *n.get_mut() -= 1;
         if *n.get() == 0 {
@@ -156,25 +156,25 @@ fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
     }
 }
 
-impl<C> Pushes<C> {
+impl<C> PendingPushes<C> {
     fn put(&mut self, key: Key, pending: Pending) {
-        let _ = self.take(key); // its first try waits for the last time
+        let _ = self.take(key); // the first try waits on behalf of the retry
         let (worker, bucket, step) = key;
         match &pending {
             Pending::Room(place, _) => {
                 self.room.insert(*place, key);
-                more(&mut self.rooms, worker);
+                increment(&mut self.rooms, worker);
             }
             Pending::Update(_) => _ = self.updates.insert((bucket, worker, step)),
-            Pending::Round { .. } => more(&mut self.rounds, (worker, step)),
+            Pending::Round { .. } => increment(&mut self.rounds, (worker, step)),
             Pending::Norm { .. } | Pending::Outcome { .. } => {}
         }
         if !pending.is_proposed() {
-            more(&mut self.held, worker);
+            increment(&mut self.held, worker);
         }
         self.bytes += pending.bytes();
         if self.all.len() <= bucket {
-            self.all.resize_with(bucket + 1, OfBucket::new);
+            self.all.resize_with(bucket + 1, BucketPushes::new);
         }
         self.all[bucket].insert((worker, step), pending);
     }
@@ -185,14 +185,14 @@ impl<C> Pushes<C> {
         match &pending {
             Pending::Room(place, _) => {
                 self.room.remove(place);
-                less(&mut self.rooms, worker);
+                decrement(&mut self.rooms, worker);
             }
             Pending::Update(_) => _ = self.updates.remove(&(bucket, worker, step)),
-            Pending::Round { .. } => less(&mut self.rounds, (worker, step)),
+            Pending::Round { .. } => decrement(&mut self.rounds, (worker, step)),
             Pending::Norm { .. } | Pending::Outcome { .. } => {}
         }
         if !pending.is_proposed() {
-            less(&mut self.held, worker);
+            decrement(&mut self.held, worker);
         }
         self.bytes -= pending.bytes();
         Some(pending)
@@ -219,13 +219,13 @@ impl<C> Pushes<C> {
         self.get((worker, bucket, step)).is_some_and(Pending::is_taken)
     }
 
-    /// The last step of which that is so.
+    /// The last admitted step that is not known to be applied.
     pub fn last_taken(&self, worker: WorkerId, bucket: usize) -> Option<Step> {
         self.of(worker, bucket).rev().find(|(_, p)| p.is_taken()).map(|(step, _)| step)
     }
 
-    /// Of a session's pushes before `step` that wait for an update of the bucket: how many, and the last one's step. And how
-    /// many of its worker's there are.
+    /// How many of a session's pushes before `step` wait for an update of the bucket, and the step of the last such
+    /// push of the worker.
     pub fn early(&self, c: &Contribution, bucket: usize) -> (u64, Option<Step>) {
         let early = self.of(c.worker, bucket).take_while(|(step, _)| *step < c.step);
         let own = early.filter(|(_, p)| matches!(p, Pending::Update(_)) && p.session() == c.session);
@@ -237,7 +237,7 @@ impl<C> Pushes<C> {
         self.held.contains_key(&worker)
     }
 
-    /// Whether a push of the worker for `step` waits for the others of its round, in any bucket.
+    /// Whether a push of the worker for `step` waits for its round, in any bucket.
     pub fn waits_in_round(&self, worker: WorkerId, step: Step) -> bool {
         self.rounds.contains_key(&(worker, step))
     }
@@ -252,24 +252,25 @@ impl<C> Pushes<C> {
         !self.room.is_empty()
     }
 
-    /// The last step that is proposed, of any worker and bucket.
+    /// The last proposed step of any worker and bucket.
     pub fn last_proposed(&self) -> Option<Step> {
         self.all.iter().flatten().filter(|(_, p)| p.is_proposed()).map(|((_, step), _)| *step).max()
     }
 
-    /// Payload of those that are not proposed.
+    /// Payload bytes of the pushes that are not proposed.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    // ---- from one to the next ----
+    // ---- transitions ----
 
-    /// Lets a push wait for room, behind those that do. False where its worker has `most` that do: an honest one has not.
+    /// Queues a push for room. Returns false if its worker already has `most` pushes in the queue; a correct worker
+    /// never has.
     #[must_use]
     pub fn wait_for_room(&mut self, push: Push, most: usize) -> bool {
         let (worker, step) = (push.contribution.worker, push.contribution.step);
         let key = (worker, push.bucket, step);
-        // One that comes again has the place that it had.
+        // A retry keeps the place of its first try.
         let before = match self.get(key) {
             Some(Pending::Room(place, _)) => Some(*place),
             _ => None,
@@ -283,7 +284,7 @@ impl<C> Pushes<C> {
         true
     }
 
-    /// The first of those that wait for room.
+    /// The first push in the queue for room.
     pub fn next_for_room(&mut self) -> Option<Push> {
         let (_, key) = self.room.first_key_value()?;
         match self.take(*key)? {
@@ -292,13 +293,13 @@ impl<C> Pushes<C> {
         }
     }
 
-    /// Lets a push wait until the next update of its bucket is applied.
+    /// Keeps a push until the next update of its bucket is applied.
     pub fn wait_for_update(&mut self, push: Push) {
         let c = push.contribution;
         self.put((c.worker, push.bucket, c.step), Pending::Update(Box::new(push)));
     }
 
-    /// An update of the bucket is applied: those that waited for it, a worker's in the order of their steps.
+    /// Returns the pushes that waited for this update of the bucket, each worker's in the order of its steps.
     pub fn updated(&mut self, bucket: usize) -> Vec<Push> {
         let all = (bucket, WorkerId(0), Step(0))..=(bucket, WorkerId(u32::MAX), Step(u64::MAX));
         let keys: Vec<_> = self.updates.range(all).map(|(b, w, s)| (*w, *b, *s)).collect();
@@ -309,13 +310,13 @@ impl<C> Pushes<C> {
         keys.into_iter().filter_map(|key| self.take(key).and_then(push)).collect()
     }
 
-    /// Lets a push wait for the others of its round.
+    /// Keeps a push until its round closes.
     pub fn wait_for_round(&mut self, bucket: usize, part: Part, arrived: Moment) {
         let c = part.contribution;
         self.put((c.worker, bucket, c.step), Pending::Round { part, arrived });
     }
 
-    /// When each push of an open round came.
+    /// When each push of an open round arrived.
     pub fn arrivals(&self, step: Step, bucket: usize) -> Vec<(WorkerId, Moment)> {
         let of = |((worker, of), pending): (&(WorkerId, Step), &Pending)| match pending {
             Pending::Round { arrived, .. } if *of == step => Some((*worker, *arrived)),
@@ -324,7 +325,7 @@ impl<C> Pushes<C> {
         self.all.get(bucket).into_iter().flatten().filter_map(of).collect()
     }
 
-    /// A round is closed: the pushes of these workers, in their order.
+    /// Closes a round and returns the pushes of these workers, in the order of the workers.
     pub fn close(&mut self, step: Step, bucket: usize, workers: BTreeSet<WorkerId>) -> Vec<Part> {
         let mut parts = Vec::with_capacity(workers.len());
         for worker in workers {
@@ -332,16 +333,16 @@ impl<C> Pushes<C> {
             let Pending::Round { part, arrived } = pending else { continue };
             let (session, bytes) = (part.contribution.session, part.payload.len() as u64);
             let next = Pending::Norm { session, arrived: *arrived, bytes };
-            // In its place: it is held as before, with as many bytes.
+            // The pending entry is replaced in place: the number of held pushes and bytes does not change.
             if let Pending::Round { part, .. } = std::mem::replace(pending, next) {
                 parts.push(part);
             }
-            less(&mut self.rounds, (worker, step));
+            decrement(&mut self.rounds, (worker, step));
         }
         parts
     }
 
-    /// A push leaves its round.
+    /// Removes a push from its round.
     pub fn leave_round(&mut self, worker: WorkerId, bucket: usize, step: Step) -> Option<(Part, Moment)> {
         match self.take((worker, bucket, step))? {
             Pending::Round { part, arrived } => Some((part, arrived)),
@@ -349,14 +350,15 @@ impl<C> Pushes<C> {
         }
     }
 
-    /// An update with this push is proposed. Gives when it came, and its bytes, where it has waited for its round.
+    /// Records that an update with this push is proposed. Returns the arrival time and the bytes of a push that
+    /// waited for its round.
     pub fn proposed(&mut self, bucket: usize, c: &Contribution) -> Option<(Moment, u64)> {
         let (key, proposed) = ((c.worker, bucket, c.step), Pending::Outcome { session: c.session });
         if let Some(pending) = self.get_mut(key)
             && let Pending::Norm { arrived, bytes, .. } = *pending
         {
             *pending = proposed;
-            less(&mut self.held, c.worker);
+            decrement(&mut self.held, c.worker);
             self.bytes -= bytes;
             return Some((arrived, bytes));
         }
@@ -364,8 +366,8 @@ impl<C> Pushes<C> {
         None
     }
 
-    /// The outcome of that is here. The shard may show the update before this is heard, and the worker's next push be on its
-    /// way already: that one stays.
+    /// Records that the outcome of the update arrived. The shard may show the update before the outcome arrives,
+    /// and the worker's next push may already be in flight; that push stays.
     pub fn outcome(&mut self, bucket: usize, c: &Contribution) {
         let key = (c.worker, bucket, c.step);
         if self.get(key).is_some_and(|p| p.is_proposed() && p.session() == c.session) {
@@ -373,7 +375,7 @@ impl<C> Pushes<C> {
         }
     }
 
-    /// The sum that a push is in comes to nothing.
+    /// Records that the sum with this push has no effect.
     pub fn given_up(&mut self, bucket: usize, c: &Contribution) {
         let key = (c.worker, bucket, c.step);
         if matches!(self.get(key), Some(Pending::Norm { session, .. }) if *session == c.session) {
@@ -381,15 +383,15 @@ impl<C> Pushes<C> {
         }
     }
 
-    /// Drops what waits for room of a worker whose session ends.
+    /// Drops the pushes that wait for room, when the worker's session ends.
     pub fn forget_room(&mut self, worker: WorkerId) {
         if self.waits_for_room(worker) {
             self.forget(worker, |p| matches!(p, Pending::Room(..)));
         }
     }
 
-    /// Drops everything of a worker whose session is over: what its next one pushes of the same steps would look in flight, and nobody
-    /// would hear of it again.
+    /// Drops all pushes of a worker whose session is over. Otherwise the same steps of its next session would look
+    /// in flight, and their outcome would never arrive.
     pub fn forget_all(&mut self, worker: WorkerId) {
         self.forget(worker, |_| true);
     }
@@ -401,11 +403,11 @@ impl<C> Pushes<C> {
         keys.into_iter().for_each(|key| _ = self.take(key));
     }
 
-    // ---- what workers say behind their pushes ----
+    // ---- commands behind pushes ----
 
-    /// A worker says something that the log must hold behind its pushes. Gives it back where none of them waits, nor what it
-    /// has said before.
-    pub fn says(&mut self, worker: WorkerId, said: C) -> Option<C> {
+    /// Queues a command that the log must hold behind the worker's pushes. Returns the command if no push and no
+    /// earlier command of the worker waits.
+    pub fn defer_command(&mut self, worker: WorkerId, said: C) -> Option<C> {
         if self.holds(worker) || self.behind.iter().any(|(w, _)| *w == worker) {
             self.behind.push((worker, said));
             return None;
@@ -413,13 +415,13 @@ impl<C> Pushes<C> {
         Some(said)
     }
 
-    /// What waits no more, in the order in which it was said.
-    pub fn said(&mut self) -> Vec<C> {
+    /// Takes the commands that need not wait any more, in the order of arrival.
+    pub fn take_ready_commands(&mut self) -> Vec<C> {
         if self.behind.is_empty() {
             return Vec::new();
         }
         let all = std::mem::take(&mut self.behind);
-        all.into_iter().filter_map(|(worker, said)| self.says(worker, said)).collect()
+        all.into_iter().filter_map(|(worker, said)| self.defer_command(worker, said)).collect()
     }
 }
 
@@ -449,7 +451,7 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum What {
+    enum PendingKind {
         Room,
         Update,
         Round,
@@ -459,7 +461,7 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Op {
-        Waits(What, (u32, usize, u64), usize),
+        Waits(PendingKind, (u32, usize, u64), usize),
         NextForRoom,
         Updated(usize),
         Close(usize, u64),
@@ -471,7 +473,7 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         let of = || (0u32..3, 0usize..2, 1u64..5);
-        let what = prop::sample::select(vec![What::Room, What::Update, What::Round]);
+        let what = prop::sample::select(vec![PendingKind::Room, PendingKind::Update, PendingKind::Round]);
         prop_oneof![
             9 => (what, of(), 1usize..9).prop_map(|(what, of, bytes)| Op::Waits(what, of, bytes)),
             2 => Just(Op::NextForRoom),
@@ -484,17 +486,17 @@ mod tests {
         ]
     }
 
-    /// Every push that waits, in the order in which it came, and what was said: the plain way.
+    /// A plain model: every pending push and every command, in the order of arrival.
     #[derive(Default)]
     struct Model {
-        all: Vec<((u32, usize, u64), What, u64)>,
+        all: Vec<((u32, usize, u64), PendingKind, u64)>,
         said: Vec<(u32, u32)>,
     }
 
     impl Model {
-        fn put(&mut self, of: (u32, usize, u64), what: What, bytes: u64) {
+        fn put(&mut self, of: (u32, usize, u64), what: PendingKind, bytes: u64) {
             let place = self.all.iter().position(|(o, ..)| *o == of);
-            match place.filter(|at| (self.all[*at].1, what) == (What::Room, What::Room)) {
+            match place.filter(|at| (self.all[*at].1, what) == (PendingKind::Room, PendingKind::Room)) {
                 Some(at) => self.all[at].2 = bytes,
                 None => {
                     self.all.retain(|(o, ..)| *o != of);
@@ -504,7 +506,7 @@ mod tests {
         }
 
         fn holds(&self, worker: u32) -> bool {
-            self.all.iter().any(|((w, ..), what, _)| *w == worker && *what != What::Outcome)
+            self.all.iter().any(|((w, ..), what, _)| *w == worker && *what != PendingKind::Outcome)
         }
 
         fn free(&mut self) -> Vec<u32> {
@@ -517,19 +519,19 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens to pushes, each waits for one thing, and what is counted of them is what a look at all gives.
+        /// Each push waits for exactly one thing, and every count equals the count over all pushes.
         #[test]
-        fn every_push_waits_for_one_thing_and_nothing_is_said_before_its_worker_s_pushes(
+        fn each_push_waits_for_one_thing_and_commands_keep_order(
             ops in prop::collection::vec(op(), 1..120),
         ) {
-            let (mut pushes, mut model) = (Pushes::<u32>::default(), Model::default());
+            let (mut pushes, mut model) = (PendingPushes::<u32>::default(), Model::default());
             for (number, op) in (0u32..).zip(ops) {
                 match op {
                     Op::Waits(what, (w, b, s), bytes) => {
                         let p = push(w, b, s, bytes);
                         match what {
-                            What::Room => prop_assert!(pushes.wait_for_room(p, 99)),
-                            What::Update => pushes.wait_for_update(p),
+                            PendingKind::Room => prop_assert!(pushes.wait_for_room(p, 99)),
+                            PendingKind::Update => pushes.wait_for_update(p),
                             _ => {
                                 let part = Part { contribution: p.contribution, payload: p.payload, rate: p.rate, skip: p.skip };
                                 pushes.wait_for_round(b, part, p.arrived);
@@ -538,14 +540,14 @@ mod tests {
                         model.put((w, b, s), what, bytes as u64);
                     }
                     Op::NextForRoom => {
-                        let at = model.all.iter().position(|(_, what, _)| *what == What::Room);
+                        let at = model.all.iter().position(|(_, what, _)| *what == PendingKind::Room);
                         let expected = at.map(|at| model.all.remove(at).0);
                         let of = |p: Push| (p.contribution.worker.0, p.bucket, p.contribution.step.0);
                         prop_assert_eq!(pushes.next_for_room().map(of), expected);
                     }
                     Op::Updated(bucket) => {
                         let mut waited: Vec<_> =
-                            model.all.extract_if(.., |((_, b, _), what, _)| *b == bucket && *what == What::Update).collect();
+                            model.all.extract_if(.., |((_, b, _), what, _)| *b == bucket && *what == PendingKind::Update).collect();
                         waited.sort_unstable_by_key(|(of, ..)| *of);
                         let got = pushes.updated(bucket);
                         let got = got.iter().map(|p| (p.contribution.worker.0, p.bucket, p.contribution.step.0));
@@ -554,8 +556,8 @@ mod tests {
                     Op::Close(bucket, step) => {
                         let mut closed = Vec::new();
                         for ((w, b, s), what, _) in &mut model.all {
-                            if (*b, *s, *what) == (bucket, step, What::Round) {
-                                *what = What::Norm;
+                            if (*b, *s, *what) == (bucket, step, PendingKind::Round) {
+                                *what = PendingKind::Norm;
                                 closed.push(*w);
                             }
                         }
@@ -564,42 +566,42 @@ mod tests {
                         prop_assert_eq!(parts.iter().map(|p| p.contribution.worker.0).collect::<Vec<_>>(), closed);
                     }
                     Op::Proposed(w, b, s) => {
-                        let waited = model.all.iter().any(|(of, what, _)| *of == (w, b, s) && *what == What::Norm);
+                        let waited = model.all.iter().any(|(of, what, _)| *of == (w, b, s) && *what == PendingKind::Norm);
                         let arrived = pushes.proposed(b, &push(w, b, s, 0).contribution);
                         prop_assert_eq!(arrived.map(|(at, _)| at), waited.then_some(Moment(s)));
-                        model.put((w, b, s), What::Outcome, 0);
+                        model.put((w, b, s), PendingKind::Outcome, 0);
                     }
                     Op::Outcome(w, b, s) => {
                         pushes.outcome(b, &push(w, b, s, 0).contribution);
-                        model.all.retain(|(of, what, _)| (*of, *what) != ((w, b, s), What::Outcome));
+                        model.all.retain(|(of, what, _)| (*of, *what) != ((w, b, s), PendingKind::Outcome));
                     }
                     Op::Forget(w, n) => {
                         match n {
                             0 => pushes.forget_room(WorkerId(w)),
                             _ => pushes.forget_all(WorkerId(w)),
                         }
-                        model.all.retain(|((worker, ..), what, _)| *worker != w || n == 0 && *what != What::Room);
+                        model.all.retain(|((worker, ..), what, _)| *worker != w || n == 0 && *what != PendingKind::Room);
                     }
                     Op::Says(w) => {
                         let waits = model.holds(w) || model.said.iter().any(|(worker, _)| *worker == w);
-                        prop_assert_eq!(pushes.says(WorkerId(w), number), (!waits).then_some(number));
+                        prop_assert_eq!(pushes.defer_command(WorkerId(w), number), (!waits).then_some(number));
                         if waits {
                             model.said.push((w, number));
                         }
                     }
                 }
-                prop_assert_eq!(pushes.said(), model.free());
-                let held = model.all.iter().filter(|(_, what, _)| *what != What::Outcome);
+                prop_assert_eq!(pushes.take_ready_commands(), model.free());
+                let held = model.all.iter().filter(|(_, what, _)| *what != PendingKind::Outcome);
                 prop_assert_eq!(pushes.bytes(), held.map(|(.., bytes)| bytes).sum::<u64>());
-                let taken = |what: What| !matches!(what, What::Room | What::Update);
-                prop_assert_eq!(pushes.any_waits_for_room(), model.all.iter().any(|(_, what, _)| *what == What::Room));
+                let taken = |what: PendingKind| !matches!(what, PendingKind::Room | PendingKind::Update);
+                prop_assert_eq!(pushes.any_waits_for_room(), model.all.iter().any(|(_, what, _)| *what == PendingKind::Room));
                 for w in 0..3 {
                     let id = WorkerId(w);
                     let own = || model.all.iter().filter(move |((worker, ..), ..)| *worker == w);
                     prop_assert_eq!(pushes.holds(id), model.holds(w));
-                    prop_assert_eq!(pushes.waits_for_room(id), own().any(|(_, what, _)| *what == What::Room));
+                    prop_assert_eq!(pushes.waits_for_room(id), own().any(|(_, what, _)| *what == PendingKind::Room));
                     for s in 1..5 {
-                        let in_round = own().any(|((_, _, step), what, _)| (*step, *what) == (s, What::Round));
+                        let in_round = own().any(|((_, _, step), what, _)| (*step, *what) == (s, PendingKind::Round));
                         prop_assert_eq!(pushes.waits_in_round(id, Step(s)), in_round);
                     }
                     for b in 0..2 {
@@ -609,7 +611,7 @@ mod tests {
                         for s in 1..5 {
                             let is = of().any(|((.., step), what, _)| *step == s && taken(*what));
                             prop_assert_eq!(pushes.is_taken(id, b, Step(s)), is);
-                            let early = of().filter(|((.., step), what, _)| *step < s && *what == What::Update);
+                            let early = of().filter(|((.., step), what, _)| *step < s && *what == PendingKind::Update);
                             let steps: Vec<_> = early.map(|((.., step), ..)| Step(*step)).collect();
                             let expected = (steps.len() as u64, steps.iter().copied().max());
                             prop_assert_eq!(pushes.early(&push(w, b, s, 0).contribution, b), expected);
@@ -621,8 +623,8 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_has_too_much_waiting_is_told_and_its_retries_are_not_counted() {
-        let mut pushes = Pushes::<()>::default();
+    fn waiting_pushes_are_bounded_and_retries_are_not_counted() {
+        let mut pushes = PendingPushes::<()>::default();
         assert!((1..=3).all(|s| pushes.wait_for_room(push(0, 0, s, 1), 3)));
         assert!(!pushes.wait_for_room(push(0, 0, 4, 1), 3));
         assert!(pushes.wait_for_room(push(0, 0, 2, 1), 3), "it has its place");

@@ -1,6 +1,6 @@
-//! What has become of a proposal or a confirmation, and what follows from it.
+//! Outcomes of proposals and confirmations.
 
-use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Changed};
+use super::{GroupStatus, Leader, Purpose, Reply, Task, epoch::Phase, pulls::PullTrigger};
 use crate::{
     raft::ProposeError,
     shard::{
@@ -12,17 +12,18 @@ use crate::{
 use paraft_common::{SessionId, Version, WorkerId};
 use paraft_proto::RefusalKind;
 
-/// Whether all pushes of a closed round are of sessions that are over, whose workers push it again, or in already.
+/// Whether each push of a closed round is already applied, or of a session that is over, whose worker pushes it
+/// again.
 pub(super) fn changes_nothing(members: &Members, bucket: usize, sum: &Sum) -> bool {
     let member = |c: &Contribution| members.in_session(c.worker, c.session);
     sum.contributions.iter().all(|c| member(c).is_none_or(|m| m.step(bucket) >= Some(c.step)))
 }
 
 impl Leader {
-    /// Of an earlier leadership: the workers ask again.
+    /// Handles an outcome. It ignores outcomes of an earlier epoch: the workers ask again.
     pub(super) fn outcome(
         &mut self,
-        group: &dyn Standing,
+        group: &dyn GroupStatus,
         number: u64,
         result: Result<Outcome, ProposeError>,
     ) {
@@ -37,17 +38,17 @@ impl Leader {
         match (purpose, result) {
             (Purpose::Fence | Purpose::CatchUp, Err(e)) => self.cannot_lead_yet(group, &e),
             (Purpose::Fence, Ok(_)) => {
-                self.enters(Phase::CatchesUp);
+                self.enter_phase(Phase::CatchesUp);
                 self.confirm(Purpose::CatchUp);
             }
             (Purpose::CatchUp, Ok(_)) => self.ready(),
             (Purpose::Session(_), Err(e)) => {
-                tracing::warn!(shard, error = %e, "another may lead");
+                tracing::warn!(shard, error = %e, "a confirmation failed; another replica may lead");
                 self.restart(group);
             }
-            // This replica leads and has applied everything: what it knows of the session is so.
+            // This replica leads and has applied everything, so its record of the session is correct.
             (Purpose::Session(conn), Ok(_)) => self.open_confirmed(conn),
-            // This leader's picture of the replicated state is wrong: all that it built on that picture must go.
+            // This leader's copy of the replicated state is wrong: everything derived from it must be dropped.
             (Purpose::DeltaPart | Purpose::Delta(_), Ok(Outcome::Refused(why))) => {
                 tracing::error!(shard, why, "a state delta was refused");
                 self.restart(group);
@@ -63,25 +64,25 @@ impl Leader {
     fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
         let changed = match (&purpose, &outcome) {
             (Purpose::Update { bucket, contributions, .. }, _) => {
-                Some(Changed::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect()))
+                Some(PullTrigger::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect()))
             }
-            (Purpose::Init, _) => Some(Changed::Initial),
+            (Purpose::Init, _) => Some(PullTrigger::Initial),
             (Purpose::Member(worker) | Purpose::Leave { worker, .. }, _)
-            | (Purpose::Join(_), Outcome::Joined { worker, .. }) => Some(Changed::Member(*worker)),
+            | (Purpose::Join(_), Outcome::Joined { worker, .. }) => Some(PullTrigger::Member(*worker)),
             (Purpose::Pull(_) | Purpose::Other, _) => None,
-            _ => Some(Changed::All),
+            _ => Some(PullTrigger::All),
         };
         if let Some(e) = &mut self.epoch {
             if e.deltas.working().has_members() {
                 self.shard.read(|m| e.deltas.follow(&m.members));
             }
             match &changed {
-                None | Some(Changed::Initial) => {}
-                Some(Changed::Bucket(bucket, _)) => e.rounds.touch(*bucket),
+                None | Some(PullTrigger::Initial) => {}
+                Some(PullTrigger::Bucket(bucket, _)) => e.rounds.touch(*bucket),
                 Some(_) => e.rounds.touch_all(),
             }
         }
-        if matches!(changed, Some(Changed::Member(_) | Changed::Bucket(..))) {
+        if matches!(changed, Some(PullTrigger::Member(_) | PullTrigger::Bucket(..))) {
             self.forget_orphans();
         }
         let mut again = Vec::new();
@@ -117,7 +118,7 @@ impl Leader {
                         self.counters.progress.lock().samples += samples;
                     }
                 }
-                // Decides again over the pushes that waited for it.
+                // Decides again on the pushes that waited for it.
                 again = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();
             }
             (Purpose::Leave { worker, asks }, outcome) => {
@@ -137,47 +138,49 @@ impl Leader {
             }
             (Purpose::SwitchMode, outcome) => self.switched(&outcome),
             (Purpose::Resume(conn), Outcome::Resumed { clock }) => self.send(conn, Reply::Resumed { clock }),
-            (_, Outcome::Refused(why)) => tracing::error!(shard = self.shard.id().0, why, "refused by apply"),
+            (_, Outcome::Refused(why)) => {
+                tracing::error!(shard = self.shard.id().0, why, "apply refused a proposal")
+            }
             (_, outcome) => self.evaluated(outcome),
         }
-        self.next([Task::Asks]);
+        self.next([Task::ChunkRequests]);
         self.next(changed.map(Task::Pulls));
         self.next([Task::Rounds]);
         self.next(again.into_iter().map(Task::Take));
     }
 
-    /// A worker's session has begun.
+    /// Handles a worker's new session.
     fn joined(&mut self, conn: super::ConnId, worker: WorkerId, session: SessionId) {
         let now = self.now.at;
         let Some(e) = &mut self.epoch else { return };
-        // Its predecessor's part would make the new session's push of the same step look in flight.
+        // The predecessor's part would make the new session's push of the same step look in flight.
         e.rounds.forget(worker);
         e.pending.forget_all(worker);
-        if e.streams.begins(conn, session) {
+        if e.streams.set_session(conn, session) {
             return self.attach(conn, worker, session);
         }
         self.session_over(worker);
         if let Some(e) = &mut self.epoch {
-            e.leases.over(worker, now);
+            e.leases.expire(worker, now);
         }
     }
 
-    /// A worker's session has ended. It may have come back in between; then the Leave has changed nothing, and what it pushed
-    /// in its new session must not be forgotten.
+    /// Handles the end of a worker's session. If the worker came back meanwhile, the Leave changed nothing, and the
+    /// pushes of its new session must stay.
     fn left(&mut self, worker: WorkerId) {
         let back = self.shard.read(|m| m.members.get(worker).is_some());
         if !back {
             self.counters.staleness.forget(worker);
         }
         let Some(e) = &mut self.epoch else { return };
-        e.leases.left(worker, back);
+        e.leases.mark_left(worker, back);
         if !back {
             e.rounds.forget(worker);
             e.pending.forget_all(worker);
         }
     }
 
-    /// No norm is of sums that change nothing any more, and nothing waits for it.
+    /// Drops sums that have no effect any more, and the pushes that wait for their norm.
     fn forget_orphans(&mut self) {
         let Some(e) = self.epoch.as_mut().filter(|e| !e.norms.is_empty()) else { return };
         let orphans =
@@ -185,7 +188,8 @@ impl Leader {
         orphans.into_iter().for_each(|(bucket, sum)| self.give_up(bucket, &sum));
     }
 
-    /// A closed round comes to nothing: who is in already hears so, and what has waited for it is decided again.
+    /// Abandons a closed round: acknowledges the pushes that are already applied, and decides again on those that
+    /// waited for it.
     pub(super) fn give_up(&mut self, bucket: usize, sum: &Sum) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         sum.contributions.iter().for_each(|c| e.pending.given_up(bucket, c));
@@ -211,7 +215,7 @@ impl Leader {
                 }),
             };
             if late {
-                // A round that was on its way before it has passed it over.
+                // An earlier round in flight passed it over.
                 self.send(conn, Reply::Dropped { seq: c.seq });
             } else if is_in {
                 self.send(conn, Reply::Ack { seq: c.seq, version });
@@ -249,7 +253,7 @@ impl Leader {
             tracing::info!(shard, %mode, number, "the mode was switched");
             e.tally.begin(now);
         }
-        let answers = askers.into_iter().map(|asker| super::Effect::Switched(asker, result.clone()));
+        let answers = askers.into_iter().map(|asker| super::Effect::SwitchResult(asker, result.clone()));
         self.out.extend(answers);
     }
 }

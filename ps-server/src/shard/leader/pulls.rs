@@ -1,7 +1,7 @@
-//! Pulls that wait, and who may go on. A pull is looked at when its own worker's push or the slowest's is in, not at every
-//! update. Leader-only: a worker asks again.
+//! Waiting pulls, and which of them may be answered. A pull is checked when its own worker's push or the slowest
+//! member's push is in, not at every update. Leader-only: after a failover the worker asks again.
 
-use super::{messages::ConnId, working::Working};
+use super::{messages::ConnId, working::WorkingCopies};
 use crate::shard::state::Meta;
 use paraft_common::{InForce, Mode, Step, Version, WorkerId};
 use std::{
@@ -10,50 +10,50 @@ use std::{
     time::Instant,
 };
 
-/// The slowest of these; nobody: there is no bound.
+/// The slowest of these clocks. Without any clock there is no bound.
 fn least(clocks: impl Iterator<Item = Step>) -> Step {
     clocks.min().unwrap_or(Step(u64::MAX))
 }
 
-/// What may have let a pull go.
+/// Events that may release a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Changed {
-    /// Anything: the mode, a delta, a new leadership.
+pub enum PullTrigger {
+    /// Any state: the mode, a delta, a new epoch.
     All,
-    /// The initial state of a bucket is here: something, where it was the last.
+    /// The initial state of a bucket arrived. It matters only for the last bucket.
     Initial,
-    /// What the log knows of one member.
+    /// The log's record of one member.
     Member(WorkerId),
     /// An update of one local bucket, with pushes of these workers.
     Bucket(usize, Vec<WorkerId>),
-    /// It has only come now.
+    /// The pull itself arrived.
     Pull(ConnId),
 }
 
-/// What a worker asked for.
+/// What a worker requests.
 #[derive(Debug)]
 pub struct Pull {
-    /// On which stream.
+    /// The stream.
     pub conn: ConnId,
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
     /// The step that it has pushed.
     pub done: Step,
-    /// It asks for the final weights.
+    /// Requests the final weights.
     pub last: bool,
     /// A checkpoint is due.
     pub checkpoint: bool,
-    /// Instead of what the mode says: once every member that has not finished has done the step.
+    /// Instead of the mode's rule: answer once every unfinished member has done the step.
     pub barrier: bool,
-    /// The log is to hold what it gets.
+    /// The log must hold the versions that it gets.
     pub records: bool,
-    /// For each local bucket, the version that the worker has; empty where it has none.
+    /// For each local bucket, the version that the worker has; empty if it has none.
     pub have: Vec<Version>,
-    /// It is of some buckets only.
+    /// Requests only some buckets.
     pub part: bool,
 }
 
-/// A pull that is not answered whole.
+/// A pull that is not fully answered.
 #[derive(Debug)]
 struct WaitingPull {
     pull: Arc<Pull>,
@@ -64,7 +64,7 @@ struct WaitingPull {
 }
 
 impl WaitingPull {
-    /// Counts it once among those that had to wait for others.
+    /// Counts the pull, once, as one that waited for others.
     fn count_if(&mut self, held: bool, now: Instant, waited: &mut u64) {
         if held && self.held.is_none() {
             self.held = Some(now);
@@ -73,25 +73,26 @@ impl WaitingPull {
     }
 }
 
-/// The pulls that wait, one of each stream.
+/// The waiting pulls, one per stream.
 #[derive(Debug, Default)]
-pub struct Pulls {
+pub struct WaitingPulls {
     by_conn: BTreeMap<ConnId, WaitingPull>,
-    /// Those whose answer is for a checkpoint: of all buckets at once.
+    /// Pulls for a checkpoint: all buckets are answered at once.
     sections: BTreeSet<ConnId>,
-    /// The slowest of each bucket when all were looked at last.
+    /// The slowest clock of each bucket at the last scan of all pulls.
     slowest: BTreeMap<usize, Step>,
-    /// What decided when all were looked at last, if nothing of it has changed since, as far as is known.
-    decided: Option<Decisive>,
-    /// They were looked at since the shard has its initial state.
+    /// The decisive state at the last scan of all pulls; `None` if it may have changed since.
+    decided: Option<DecisiveState>,
+    /// The pulls were scanned since the shard has its initial state.
     begun: bool,
-    /// Those that may go, and that the log must hold first.
-    to_record: Vec<Ready>,
+    /// Pulls that may be answered once the log holds them.
+    to_record: Vec<ReleasedPull>,
 }
 
-/// What of the state decides over every pull: where it is the same, what one member has done lets nobody else go.
+/// The part of the state that affects every pull. While it is unchanged, an event of one member releases no other
+/// pull.
 #[derive(Debug, PartialEq)]
-struct Decisive {
+struct DecisiveState {
     started: bool,
     mode: Mode,
     all_finished: bool,
@@ -99,7 +100,7 @@ struct Decisive {
     slowest_in: Vec<Step>,
 }
 
-impl Decisive {
+impl DecisiveState {
     fn of(m: &Meta) -> Self {
         let buckets = m.members.iter().next().map_or(0, |(_, first)| first.steps().len());
         Self {
@@ -112,33 +113,34 @@ impl Decisive {
     }
 }
 
-/// What decides over pulls, beside the state.
+/// What a scan needs beside the replicated state.
 pub struct View<'a> {
-    /// What is applied here counts, replicated or not: it is what the pull will show (level `leader`).
-    pub working: Option<&'a Working>,
+    /// The working copies: at the level `leader` what is applied here counts, replicated or not, because the pull
+    /// returns it.
+    pub working: Option<&'a WorkingCopies>,
     /// Whether everything that was pushed here is replicated.
     pub level: bool,
     /// The stream of a member.
     pub conn_of: &'a dyn Fn(WorkerId) -> Option<ConnId>,
     /// Whether a push of a worker for a step waits for the others of its round.
     pub waits_in_round: &'a dyn Fn(WorkerId, Step) -> bool,
-    /// When it is.
+    /// The current time.
     pub now: Instant,
 }
 
-/// What a look has brought.
+/// The result of a scan.
 #[derive(Debug, Default)]
-pub struct Looked {
-    /// Those that go.
-    pub go: Vec<Ready>,
-    /// One that is its worker's last waits for what is pushed here to be replicated.
+pub struct PullScan {
+    /// Pulls to answer now.
+    pub go: Vec<ReleasedPull>,
+    /// A worker's last pull waits until everything pushed here is replicated.
     pub last_waits: bool,
-    /// How many wait for others from now on.
+    /// Number of pulls that started to wait for others.
     pub waited: u64,
 }
 
-impl Pulls {
-    /// A worker asks for these local buckets.
+impl WaitingPulls {
+    /// Adds a worker's pull of these local buckets.
     pub fn ask(&mut self, pull: Pull, todo: BTreeSet<usize>) {
         let conn = pull.conn;
         self.closed(conn);
@@ -159,36 +161,36 @@ impl Pulls {
         self.by_conn.is_empty()
     }
 
-    /// Those that wait, and the local buckets that they wait for.
+    /// The waiting pulls, and the local buckets that they wait for.
     pub fn waiting(&self) -> impl Iterator<Item = (&Pull, &BTreeSet<usize>)> {
         self.by_conn.values().map(|p| (&*p.pull, &p.todo))
     }
 
-    /// One may go once the log holds it.
-    pub fn record(&mut self, go: Ready) {
+    /// Keeps a released pull until the log holds it.
+    pub fn record(&mut self, go: ReleasedPull) {
         self.to_record.push(go);
     }
 
-    /// Those of which that is so, once.
-    pub fn to_record(&mut self) -> Vec<Ready> {
+    /// Takes the pulls that the log must hold first.
+    pub fn to_record(&mut self) -> Vec<ReleasedPull> {
         std::mem::take(&mut self.to_record)
     }
 
-    /// The pulls that the consistency rule lets go, bucket by bucket (but at the level `leader`), as soon as the rule holds for
-    /// the bucket: the weights of one travel while the others are still pushed. Of those that are ready the first go first; a
-    /// forward pass needs them first.
-    pub fn look(&mut self, changed: Changed, m: &Meta, view: &View<'_>) -> Looked {
-        let mut looked = Looked::default();
+    /// Finds the pulls that the consistency rule releases. Except at the level `leader` it works bucket by bucket:
+    /// a bucket is sent as soon as the rule holds for it, while others are still pushed. Among the ready buckets
+    /// the first go first, because a forward pass needs them first.
+    pub fn scan(&mut self, changed: PullTrigger, m: &Meta, view: &View<'_>) -> PullScan {
+        let mut looked = PullScan::default();
         let (now, mode) = (view.now, m.in_force.mode);
         let slowest = match view.working {
             Some(working) => least(m.members.active().map(|(w, m)| working.member(w, m).clock())),
             None => m.members.slowest(),
         };
         let changed = match changed {
-            Changed::Bucket(..) | Changed::Member(_) if view.working.is_some() => Changed::All,
-            // Whatever it comes of: pulls that came before the shard had its weights were not looked at, and another may come
-            // between the last of those and the word of it.
-            _ if !self.begun => Changed::All,
+            PullTrigger::Bucket(..) | PullTrigger::Member(_) if view.working.is_some() => PullTrigger::All,
+            // Before the shard has its weights no pull is scanned, and a pull may arrive between the last initial
+            // bucket and its event. So the first scan is of all pulls.
+            _ if !self.begun => PullTrigger::All,
             changed => changed,
         };
         self.begun = true;
@@ -202,14 +204,14 @@ impl Pulls {
                 let Some(member) = member.filter(|_| m.started) else { continue };
                 let mut held = (view.waits_in_round)(pull.worker, pull.done);
                 let mut ready = |bucket: usize| {
-                    // A worker reads its own writes; the rule decides about everyone else's.
+                    // A worker reads its own writes; the rule decides about the pushes of the others.
                     let own = member.step(bucket).is_some_and(|s| s >= pull.done);
                     let may = own && mode.may_proceed(m.members.slowest_in(bucket), pull.done);
                     held |= own && !may;
                     may
                 };
                 let buckets: Vec<usize> = match &changed {
-                    Changed::Bucket(b, _) => {
+                    PullTrigger::Bucket(b, _) => {
                         p.todo.get(b).copied().filter(|b| ready(*b)).into_iter().collect()
                     }
                     _ => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
@@ -223,25 +225,32 @@ impl Pulls {
                 if !buckets.is_empty() {
                     let of_part = || least(buckets.iter().map(|b| m.members.slowest_in(*b)));
                     let slowest = if pull.part { of_part() } else { slowest };
-                    looked.go.push(Ready { pull, held, buckets, whole, slowest, in_force: m.in_force });
+                    looked.go.push(ReleasedPull {
+                        pull,
+                        held,
+                        buckets,
+                        whole,
+                        slowest,
+                        in_force: m.in_force,
+                    });
                 }
                 continue;
             }
-            // Of a part of the buckets, only their clocks count: the others may have no push of this step yet.
+            // A partial pull checks the clocks of its buckets only: the others may have no push of this step yet.
             let part = pull.part.then_some(&p.todo);
             let clock = |w, m| view.working.map_or(m, |working| working.member(w, m)).clock_of(part);
             let own = member.map(|m| clock(pull.worker, m));
             let slowest = part.map_or(slowest, |_| least(m.members.active().map(|(w, m)| clock(w, m))));
             let may = if pull.last {
-                // The final weights are the same for everyone, whoever leads when the last one asks.
+                // The final weights are the same for every worker, whichever leader answers the last pull.
                 looked.last_waits |= !view.level;
                 let finished = || m.members.unfinished().next().is_none();
                 view.level && *all_finished.get_or_insert_with(finished)
             } else {
                 let reads_own = m.started && own.is_some_and(|own| own >= pull.done);
                 let may = mode.may_proceed(slowest, pull.done);
-                // Held back by others, not by the replication of its own push: in BSP that is an open
-                // round, since there a push is applied only together with the others'.
+                // Held back by others, not by the replication of its own push. In BSP that is an open round,
+                // because a push is applied only together with the others'.
                 let held = reads_own && !may || (view.waits_in_round)(pull.worker, pull.done);
                 p.count_if(held && !pull.barrier, now, &mut looked.waited);
                 reads_own && may
@@ -249,33 +258,40 @@ impl Pulls {
             if may {
                 let (buckets, held) = (std::mem::take(&mut p.todo).into_iter().collect(), p.held);
                 self.closed(conn);
-                looked.go.push(Ready { pull, held, buckets, whole: true, slowest, in_force: m.in_force });
+                looked.go.push(ReleasedPull {
+                    pull,
+                    held,
+                    buckets,
+                    whole: true,
+                    slowest,
+                    in_force: m.in_force,
+                });
             }
         }
         looked
     }
 
-    /// Those that may go now, if what has changed is what they wait for. An update lets its own workers read their writes; the
-    /// others only where it was the slowest's. So does what else is said of a member: of a thousand that join, finish or leave
-    /// one after the other, each would have a thousand pulls looked at.
+    /// The pulls that this event may release. An update lets its own workers read their writes; it affects other
+    /// pulls only if it was the slowest member's. The same holds for other member events: otherwise each of a
+    /// thousand joins would scan a thousand pulls.
     fn candidates(
         &mut self,
-        changed: &Changed,
+        changed: &PullTrigger,
         m: &Meta,
         conn_of: impl Fn(WorkerId) -> Option<ConnId>,
     ) -> Vec<ConnId> {
         match changed {
-            Changed::Pull(conn) => vec![*conn],
-            Changed::Initial => Vec::new(),
-            Changed::All => self.all(Decisive::of(m)),
-            Changed::Member(worker) => {
-                let now = Decisive::of(m);
+            PullTrigger::Pull(conn) => vec![*conn],
+            PullTrigger::Initial => Vec::new(),
+            PullTrigger::All => self.all(DecisiveState::of(m)),
+            PullTrigger::Member(worker) => {
+                let now = DecisiveState::of(m);
                 match self.decided.as_ref() == Some(&now) {
                     true => conn_of(*worker).into_iter().collect(),
                     false => self.all(now),
                 }
             }
-            Changed::Bucket(bucket, workers) => {
+            PullTrigger::Bucket(bucket, workers) => {
                 let slowest = m.members.slowest_in(*bucket);
                 if self.slowest.insert(*bucket, slowest) != Some(slowest) {
                     self.decided = None;
@@ -290,28 +306,28 @@ impl Pulls {
         }
     }
 
-    /// All are looked at, with the state as it is.
-    fn all(&mut self, decides: Decisive) -> Vec<ConnId> {
+    /// Scans all pulls, and stores the state that decides.
+    fn all(&mut self, decides: DecisiveState) -> Vec<ConnId> {
         self.decided = Some(decides);
         self.slowest.clear();
         self.by_conn.keys().copied().collect()
     }
 }
 
-/// A pull, or a part of one, that goes out now.
+/// A pull, or a part of one, that is answered now.
 #[derive(Clone, Debug)]
-pub struct Ready {
-    /// What was asked for.
+pub struct ReleasedPull {
+    /// The request.
     pub pull: Arc<Pull>,
     /// Since when it waited for others.
     pub held: Option<Instant>,
-    /// Local buckets, in the order in which they go out.
+    /// Local buckets, in the order in which they are sent.
     pub buckets: Vec<usize>,
-    /// Nothing is left of it.
+    /// Nothing of the pull remains.
     pub whole: bool,
-    /// The slowest member when the rule let it go.
+    /// The slowest member when the rule released it.
     pub slowest: Step,
-    /// The mode then.
+    /// The mode at that time.
     pub in_force: InForce,
 }
 
@@ -328,9 +344,10 @@ mod tests {
     enum Op {
         /// A worker's push to a bucket is applied.
         Applied(u32, usize),
-        /// It asks: so many steps behind what it has pushed, for a checkpoint or not, at the barrier or not, some buckets or all.
+        /// A worker pulls: its lag behind its pushes, for a checkpoint or not, at the barrier or not, some buckets
+        /// or all.
         Ask(u32, u64, bool, bool, Vec<usize>),
-        /// It asks for the final weights.
+        /// A worker asks for the final weights.
         Last(u32),
         Pause(u32),
         Resume(u32),
@@ -361,19 +378,19 @@ mod tests {
     }
 
     proptest! {
-        /// A leader looks at the pulls that what has happened may have let go, and lets those go that it would if it looked at
-        /// all: each bucket once, never before the rule holds for it, and its worker's own push is in it.
+        /// The scan of candidates releases the same pulls as a scan of all: each bucket once, never before the rule
+        /// holds for it, and with the worker's own push in it.
         #[test]
         fn a_pull_that_nobody_looks_at_is_one_that_may_not_go(
             ops in prop::collection::vec(op(), 1..150), mode in prop::sample::select(vec![Mode::Bsp, Mode::Ssp(1), Mode::Asp]),
-            // Of what comes before the shard has its weights nothing is looked at.
+            // The first events, before the shard has its weights, are not scanned.
             unseen in 0..6usize,
         ) {
             let mut m = Meta::default();
             m.started = true;
             m.in_force = InForce::first(mode, None);
             (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), BUCKETS, false));
-            let (mut some, mut all) = (Pulls::default(), Pulls::default());
+            let (mut some, mut all) = (WaitingPulls::default(), WaitingPulls::default());
             let mut owed: BTreeMap<ConnId, BTreeSet<usize>> = BTreeMap::new();
             let mut barriers = BTreeSet::new();
             let now = Instant::now();
@@ -383,7 +400,7 @@ mod tests {
                         let worker = WorkerId(w);
                         let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(bucket)) else { continue };
                         m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
-                        Changed::Bucket(bucket, vec![worker])
+                        PullTrigger::Bucket(bucket, vec![worker])
                     }
                     Op::Ask(w, ahead, checkpoint, barrier, only) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
@@ -398,7 +415,7 @@ mod tests {
                             let pull = Pull { conn, worker, done, last: false, checkpoint, barrier, records: false, have, part };
                             pulls.ask(pull, todo.clone());
                         }
-                        Changed::Pull(conn)
+                        PullTrigger::Pull(conn)
                     }
                     Op::Last(w) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
@@ -409,29 +426,29 @@ mod tests {
                                 Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false };
                             pulls.ask(pull, (0..BUCKETS).collect());
                         }
-                        Changed::Pull(conn)
+                        PullTrigger::Pull(conn)
                     }
-                    Op::Pause(w) => { m.members.pause(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
-                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Changed::Member(WorkerId(w)) }
-                    Op::Finish(w) => { m.members.finish(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
-                    Op::Leave(w) => { m.members.leave(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
+                    Op::Pause(w) => { m.members.pause(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
+                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); PullTrigger::Member(WorkerId(w)) }
+                    Op::Finish(w) => { m.members.finish(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
+                    Op::Leave(w) => { m.members.leave(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
                     Op::Join(w) if m.members.get(WorkerId(w)).is_some() => continue,
-                    Op::Join(w) => { m.members.join(WorkerId(w), SessionId(1), BUCKETS, false); Changed::Member(WorkerId(w)) }
+                    Op::Join(w) => { m.members.join(WorkerId(w), SessionId(1), BUCKETS, false); PullTrigger::Member(WorkerId(w)) }
                     Op::Closed(w) => {
                         [&mut some, &mut all].into_iter().for_each(|p| p.closed(u64::from(w)));
                         owed.remove(&u64::from(w));
-                        Changed::Initial
+                        PullTrigger::Initial
                     }
                 };
                 if i < unseen {
                     continue;
                 }
                 let view = View { working: None, level: true, conn_of: &conn_of, waits_in_round: &|_, _| false, now };
-                let said = |looked: &Looked| {
+                let said = |looked: &PullScan| {
                     looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
                 };
-                let few = some.look(changed, &m, &view);
-                let many = all.look(Changed::All, &m, &view);
+                let few = some.scan(changed, &m, &view);
+                let many = all.scan(PullTrigger::All, &m, &view);
                 prop_assert_eq!(said(&few), said(&many));
                 prop_assert_eq!(some.waiting().count(), all.waiting().count());
                 for go in few.go {

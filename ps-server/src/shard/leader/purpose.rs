@@ -1,18 +1,18 @@
-//! What a leader has asked of its group, and for what: it hears the outcome by a number.
+//! The purposes of a leader's proposals and confirmations. Their outcomes are reported by number.
 
-use super::{messages::ConnId, pulls::Ready};
+use super::{messages::ConnId, pulls::ReleasedPull};
 use crate::shard::command::{Command, Contribution};
 use paraft_common::{Step, WorkerId};
 use paraft_trace::Moment;
 
-/// What a proposal or a confirmation is for.
+/// The purpose of a proposal or confirmation.
 #[derive(Debug)]
 pub enum Purpose {
-    /// Everything that this leader has proposed before is applied.
+    /// Fence: everything that this leader proposed before is applied.
     Fence,
-    /// It leads, and has applied everything.
+    /// Confirms that this replica leads and has applied everything.
     CatchUp,
-    /// A worker comes with a session that this leader does not know.
+    /// A worker opens a stream with a session that this leader does not know.
     Session(ConnId),
     /// The first worker brings the job.
     Configure {
@@ -25,50 +25,50 @@ pub enum Purpose {
     Join(ConnId),
     /// An update.
     Update {
-        /// Of this local bucket.
+        /// The local bucket.
         bucket: usize,
-        /// Whose pushes.
+        /// The pushes in it.
         contributions: Vec<Contribution>,
         /// For its span.
-        of: Proposed,
+        of: ProposalSpan,
     },
     /// A worker's session ends.
     Leave {
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
-        /// It has asked for it, on this stream.
+        /// The stream on which the worker asked for it, if it did.
         asks: Option<ConnId>,
     },
     /// A pull that the log must hold.
-    Pull(Ready),
+    Pull(ReleasedPull),
     /// The mode is switched.
     SwitchMode,
     /// A person ends the job.
     Stop,
-    /// A worker goes on.
+    /// A worker resumes.
     Resume(ConnId),
     /// A part of a state delta.
     DeltaPart,
-    /// Its marker.
-    Delta(Proposed),
+    /// The marker of a state delta.
+    Delta(ProposalSpan),
     /// A bucket's initial state.
     Init,
-    /// A member says how far it is: it advances, pauses or finishes.
+    /// A member reports its progress: it advances, pauses or finishes.
     Member(WorkerId),
-    /// Nothing that a round or a pull waits for.
+    /// No round or pull waits for the outcome.
     Other,
 }
 
-/// What a worker has said behind its pushes.
-pub type Said = (Purpose, Command);
+/// A command that waits behind its worker's pushes.
+pub type DeferredCommand = (Purpose, Command);
 
-/// What the span of a proposal says of it.
+/// The span of a proposal.
 #[derive(Clone, Copy, Debug)]
-pub struct Proposed {
-    /// When it was proposed, or its delta was begun.
+pub struct ProposalSpan {
+    /// When it was proposed, or its delta was started.
     pub began: Moment,
-    /// The latest that it has.
+    /// The latest step in it.
     pub step: Step,
-    /// Payload.
+    /// Payload bytes.
     pub bytes: u64,
 }

@@ -1,12 +1,12 @@
 //! Pushes: admission, BSP's rounds, the global norm over all shards, and the deltas at the level `leader`.
 
 use super::{
-    Computed, Computing, ConnId, Leader, MAX_AHEAD, Message, Proposed, Purpose, Reply, Task,
+    Computed, Computing, ConnId, Leader, MAX_AHEAD, Message, ProposalSpan, Purpose, Reply, Task,
     admission::{Admission, admit},
-    deltas::Next,
+    deltas::DeltaProposal,
     outcomes::changes_nothing,
     pending::Push,
-    pulls::Changed,
+    pulls::PullTrigger,
     rounds::Key,
     working::add,
 };
@@ -16,7 +16,7 @@ use crate::shard::{
     delta::DeltaId,
     members::Member,
     round::{self, Part, Sum},
-    state::Configured,
+    state::ShardConfig,
 };
 use paraft_common::{
     Payload, SessionId, Step, TensorKind, WorkerId,
@@ -28,25 +28,25 @@ use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::Stage;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-/// What an update that is to be proposed holds.
-struct Applies {
+/// What a proposed update holds.
+struct UpdatePlan {
     contributions: Vec<Contribution>,
     factor: f32,
     closes: bool,
     payload: Payload,
     rate: Option<f64>,
-    /// None of them is applied.
+    /// No push of it is applied.
     skip: bool,
 }
 
-impl Applies {
-    /// A push that is an update of its own.
+impl UpdatePlan {
+    /// A push that is an update by itself.
     fn alone(part: Part, factor: f32) -> Self {
         let Part { contribution, payload, rate, skip } = part;
         Self { contributions: vec![contribution], factor, closes: false, payload, rate, skip }
     }
 
-    /// A round, multiplied by this beside what makes its mean.
+    /// A round; its mean is multiplied by `clipped`.
     fn round(sum: Sum, clipped: f32, closes: bool) -> Self {
         let Sum { contributions, payload, factor, rate, skip, .. } = sum;
         Self { contributions, factor: clipped * factor, closes, payload, rate, skip }
@@ -54,7 +54,7 @@ impl Applies {
 }
 
 impl Leader {
-    /// A push has come.
+    /// Handles a push.
     pub(super) fn push(&mut self, conn: ConnId, worker: WorkerId, session: SessionId, message: Message) {
         let Message::Push {
             seq,
@@ -91,13 +91,13 @@ impl Leader {
             arrived,
             precedes_weights,
         };
-        // A round has room, but a worker's pushes keep their order.
+        // A round always has room, but the pushes of a worker keep their order.
         let has_room = averages && !e.pending.waits_for_room(worker)
             || !e.pending.any_waits_for_room() && e.deltas.has_room(&conf.job, now);
         if has_room {
             return self.take_push(push);
         }
-        // All that a worker keeps may come again at once, and the step that it is in.
+        // A worker may resend all its kept pushes and those of its current step at once.
         let most = (MAX_AHEAD as usize + 2) * conf.buckets.len() + 1;
         if !e.pending.wait_for_room(push, most) {
             let why = "more pushes wait than the consistency rule lets a worker have outstanding";
@@ -106,14 +106,15 @@ impl Leader {
         }
     }
 
-    /// Whether a push of a step comes to a round. Where the job clips by the norm of the whole gradient, one that brings that norm is
-    /// applied by itself in every mode: so are all of its worker's of that step, and no step is split by a switch.
-    fn averages(&self, conf: &Configured, step: Step, sum_of_squares: f64) -> bool {
+    /// Whether a push of a step joins a round. If the job clips by the norm of the whole gradient, a push that
+    /// carries the norm is applied by itself in every mode. The same holds for all pushes of that worker and step,
+    /// so a switch never splits a step.
+    fn averages(&self, conf: &ShardConfig, step: Step, sum_of_squares: f64) -> bool {
         let alone = conf.job.clip.norm.is_some() && sum_of_squares > 0.0;
         !alone && self.shard.read(|m| m.in_force.of_push(step)).averages()
     }
 
-    /// Takes the pushes that wait for room, as long as there is some.
+    /// Accepts the pushes that wait for room, while there is room.
     pub(super) fn take_if_room(&mut self, any: bool) {
         let now = self.now.at;
         if !any && !self.leading().is_some_and(|e| e.pending.any_waits_for_room()) {
@@ -124,19 +125,19 @@ impl Leader {
         let push = if e.deltas.has_room(&conf.job, now) { e.pending.next_for_room() } else { None };
         match push {
             Some(push) => self.next([Task::Take(push), Task::Room]),
-            None if any => self.next([Task::Pulls(Changed::All)]),
+            None if any => self.next([Task::Pulls(PullTrigger::All)]),
             None => {}
         }
     }
 
-    /// Decides over one push and applies it to the working copy, proposes it, or adds it to its round.
+    /// Decides on one push: applies it to the working copy, proposes it, or adds it to its round.
     pub(super) fn take_push(&mut self, push: Push) {
         let now = self.now.at;
         let Some(conf) = self.shard.configured() else { return };
         let averages = self.averages(&conf, push.contribution.step, push.sum_of_squares);
         let Some(e) = &mut self.epoch else { return };
         if e.broken {
-            return; // it comes again
+            return; // a retry
         }
         let (conn, mut c, bucket) = (push.conn, push.contribution, push.bucket);
         let target = &conf.buckets[bucket];
@@ -145,8 +146,9 @@ impl Leader {
         let working = leader_acks.then(|| e.deltas.working().data(&conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
         if leader_acks {
-            // What a leader shows at this level may not be replicated yet, so after a change of leadership a worker may
-            // come with a version of a state that is gone: with the first push, or later, where it computes at weights before the latest.
+            // At this level a leader serves weights that may not be replicated yet. After a failover a worker may
+            // therefore name a version that is lost: with its first push, or later if it computes at weights before
+            // the latest.
             c.pulled = c.pulled.min(current);
         }
         let mut lost = 0;
@@ -154,15 +156,15 @@ impl Leader {
             let replicated = m.members.in_session(c.worker, c.session)?;
             let working = e.deltas.working_mut();
             if leader_acks && push.precedes_weights && (1..=MAX_STEP).contains(&c.step.0) {
-                // Steps that an earlier leader acknowledged and took down with it. The worker does not have them any
-                // more; they are counted, and it goes on.
+                // An earlier leader acknowledged these steps and lost them. The worker no longer has them: they are
+                // counted, and it continues.
                 lost = working.skip(&conf, replicated, c.worker, bucket, Step(c.step.0 - 1), now);
             }
             Some(admit(working.member(c.worker, replicated), bucket, c.step, c.pulled, current, in_flight))
         });
         self.report_lost(c.worker, lost);
         let waits = match decision {
-            // Its round is closed, and not applied yet: then it will be too late.
+            // Its round is closed and not applied yet; the push will be too late.
             Some(Admission::Accept) => self.is_closed(&conf, bucket, c.step),
             Some(Admission::WrongStep { .. }) => !leader_acks && self.is_early(bucket, &c),
             _ => false,
@@ -207,9 +209,9 @@ impl Leader {
                     None => {
                         let of = (bucket, c.step, Some(c.worker));
                         self.note(Stage::Queue, push.arrived, of, push.payload.len() as u64);
-                        self.update(&conf, bucket, Applies::alone(push.part(), factor));
+                        self.update(&conf, bucket, UpdatePlan::alone(push.part(), factor));
                     }
-                    // Its image would say that the bucket has its initial weights.
+                    // Its image would claim that the bucket has its initial weights.
                     Some(false) => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
                     Some(true) => self.push_working(&conf, push, factor),
                 }
@@ -217,14 +219,14 @@ impl Leader {
         }
     }
 
-    /// Whether a push follows another of its worker that is taken and not applied yet, or waits here too: its worker does not
-    /// wait for acks.
+    /// Whether a push follows another push of its worker that is admitted and not applied, or that waits here.
+    /// Workers push ahead without waiting for acks.
     fn is_early(&self, bucket: usize, c: &Contribution) -> bool {
         let Some(e) = &self.epoch else { return false };
         let in_flight = e.pending.last_taken(c.worker, bucket);
         let applied =
             self.shard.read(|m| m.members.in_session(c.worker, c.session).and_then(|m| m.step(bucket)));
-        // Those before it: of a retry, its first try may wait here too.
+        // Only the pushes before it count: the first try of a retry may wait here too.
         let (waiting, last_waiting) = e.pending.early(c, bucket);
         let last = in_flight.max(applied).max(last_waiting);
         (in_flight.is_some() || waiting > 0)
@@ -232,23 +234,23 @@ impl Leader {
             && last.is_some_and(|last| last.next() == c.step)
     }
 
-    /// Whether the round of this step, or of a later one, was closed without some of its pushes and is on its way.
-    fn is_closed(&self, conf: &Configured, bucket: usize, step: Step) -> bool {
+    /// Whether the round of this step, or of a later one, was closed without some of its pushes and is in flight.
+    fn is_closed(&self, conf: &ShardConfig, bucket: usize, step: Step) -> bool {
         let drops_late = conf.job.round.drops_late();
         drops_late && self.epoch.as_ref().is_some_and(|e| e.rounds.is_closed(bucket, step))
     }
 
     pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {
         if lost > 0 {
-            let why = "acknowledged pushes went down with an earlier leader";
+            let why = "an earlier leader lost acknowledged pushes";
             tracing::warn!(shard = self.shard.id().0, worker = worker.0, pushes = lost, "{why}");
         }
     }
 
-    fn update(&mut self, conf: &Configured, bucket: usize, update: Applies) {
-        let Applies { contributions, factor, closes, payload, rate, skip } = update;
+    fn update(&mut self, conf: &ShardConfig, bucket: usize, update: UpdatePlan) {
+        let UpdatePlan { contributions, factor, closes, payload, rate, skip } = update;
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
-        // Nobody waits for what those have pushed whose sessions are over.
+        // Pushes of sessions that are over are not reported.
         let heard =
             |c: &&Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
         let heard: Vec<_> = contributions.iter().filter(heard).copied().collect();
@@ -264,14 +266,14 @@ impl Leader {
             false => Command::of_pushes(entry),
         };
         let step = command.latest_step().unwrap_or_default();
-        let of = Proposed { began: self.now.moment, step, bytes: payload.len() as u64 };
+        let of = ProposalSpan { began: self.now.moment, step, bytes: payload.len() as u64 };
         self.propose(Purpose::Update { bucket, contributions, of }, Proposal { command, payload });
     }
 
     // ---- rounds ----
 
-    /// Closes every round that is complete. Called after anything that may complete one: a push, an apply, a
-    /// member that left.
+    /// Closes every complete round. Called after everything that may complete one: a push, an apply, a member that
+    /// left.
     pub(super) fn close_rounds(&mut self) {
         let Some(e) = self.epoch.as_mut().filter(|e| !e.rounds.is_empty()) else { return };
         let Some(conf) = self.shard.configured() else { return };
@@ -286,7 +288,8 @@ impl Leader {
                 .collect();
             late.into_iter().for_each(|(conn, seq)| self.send(conn, Reply::Dropped { seq }));
         }
-        // The mode has been switched: each is an update of its own now, unless a later round is on its way that passes it over.
+        // The mode was switched: each push is now an update by itself, unless a later round that passes it over is
+        // in flight.
         let in_force = self.shard.read(|m| m.in_force);
         let Some(e) = &mut self.epoch else { return };
         let mut over: Vec<Key> =
@@ -299,7 +302,7 @@ impl Leader {
                 if let Some((part, arrived)) = left {
                     let of = (bucket, step, Some(worker));
                     self.note(Stage::Queue, arrived, of, part.payload.len() as u64);
-                    self.update(&conf, bucket, Applies::alone(part, 1.0));
+                    self.update(&conf, bucket, UpdatePlan::alone(part, 1.0));
                 }
             }
         }
@@ -318,7 +321,7 @@ impl Leader {
             return;
         }
         let drops_late = conf.job.round.drops_late();
-        // A later round that is on its way drops the pushes of those who are in this one.
+        // A later round in flight drops the pushes in this one.
         if drops_late && e.rounds.is_closed(bucket, step) {
             return;
         }
@@ -336,19 +339,19 @@ impl Leader {
         self.compute(bytes, Computing::Round(round), Box::new(work));
     }
 
-    /// A closed round is summed.
+    /// Handles the sum of a closed round.
     pub(super) fn summed(&mut self, (step, bucket): Key, sum: Sum) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         if conf.job.clip.norm.is_none() || conf.buckets[bucket].spec.kind != TensorKind::Param {
             let closes = conf.job.round.drops_late();
-            return self.update(&conf, bucket, Applies::round(sum, 1.0, closes));
+            return self.update(&conf, bucket, UpdatePlan::round(sum, 1.0, closes));
         }
         if self.shard.read(|m| changes_nothing(&m.members, bucket, &sum)) {
             return self.give_up(bucket, &sum);
         }
-        // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
-        // norm; with several, the workers add the parts up and send the sum to every shard, so that no server has to know
-        // another shard's leader.
+        // All trained buckets of a step are summed, so this shard's part of the global norm is known. With one
+        // shard it is the norm. With several, the workers add the parts and send the sum to every shard, so no
+        // server needs another shard's leader.
         let is_in = |b| self.shard.read(|m| m.members.behind(b, step) == 0);
         let Some(partial) = e.norms.summed(&conf, step, bucket, sum, is_in) else { return };
         let layout = conf.job.layout();
@@ -359,31 +362,32 @@ impl Leader {
         self.send_to_all(|| Reply::RoundNorm { step, sum_of_squares: partial });
     }
 
-    /// The norm over all shards is known: every bucket of the step is applied with the same factor. Later
-    /// copies, from the other workers, find nothing to do.
+    /// Handles the norm over all shards: the same factor scales every bucket of the step. Copies from other workers
+    /// have no effect.
     pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let Some(max) = conf.job.clip.norm else { return };
-        // Before all of the step is summed here it says nothing of it; who has said this is asked then, and says it again.
+        // Before all of the step is summed, the norm is of an incomplete sum. Its worker is asked later, and sends
+        // it again.
         if !e.norms.is_known(&conf, step) {
             return;
         }
         let closes = conf.job.round.drops_late();
         for (bucket, sum) in e.norms.take(step) {
             let clipped = norm_factor(max, sum_of_squares);
-            self.update(&conf, bucket, Applies::round(sum, clipped, closes));
+            self.update(&conf, bucket, UpdatePlan::round(sum, clipped, closes));
         }
     }
 
     // ---- the level `leader` ----
 
-    /// Applies an admitted push to the leader's working copy; it is acknowledged when that is done.
-    fn push_working(&mut self, conf: &Arc<Configured>, push: Push, scale: f32) {
+    /// Applies an admitted push to the leader's working copy. It is acknowledged once that is done.
+    fn push_working(&mut self, conf: &Arc<ShardConfig>, push: Push, scale: f32) {
         let Push { conn, contribution: c, bucket, payload, rate, skip, arrived, .. } = push;
         let (encoding, bytes) = (conf.encoding(bucket), payload.len());
         self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), bytes as u64);
         let Some(e) = &mut self.epoch else { return };
-        // As it is now: a session that ends while the push is computed has pushed it all the same.
+        // The member as it is now: a session that ends during the computation has still made the push.
         let found = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
             Some((replicated.clone(), m.members.active_count()))
@@ -393,12 +397,12 @@ impl Leader {
         if skip {
             let version = working.skipped(conf, &replicated, active, bucket, &c, self.now.at);
             self.send(conn, Reply::Ack { seq: c.seq, version });
-            return self.next([Task::Pulls(Changed::Bucket(bucket, vec![c.worker]))]);
+            return self.next([Task::Pulls(PullTrigger::Bucket(bucket, vec![c.worker]))]);
         }
         let staleness = self.counters.staleness.clone();
         let data = working.data(conf, bucket);
         let seen = staleness.before(bucket, Some(c), data.version, &data.weights);
-        drop(data); // or the update would copy the bucket
+        drop(data); // otherwise the update would copy the bucket
         let (mut data, own) = (working.lend(conf, bucket), conf.clone());
         let touched = (conf.buckets[bucket].spec.len * F32_BYTES).max(bytes) as u64;
         let work = move || {
@@ -414,7 +418,7 @@ impl Leader {
         self.compute(touched, of, Box::new(work));
     }
 
-    /// The working copy has it.
+    /// Handles a push that the working copy now contains.
     pub(super) fn push_computed(
         &mut self,
         conn: ConnId,
@@ -449,14 +453,14 @@ impl Leader {
         }
         while let Some(next) = self.leading().and_then(|e| e.deltas.propose(&conf)) {
             match next {
-                Next::Part(part) => self.propose(Purpose::DeltaPart, part),
-                Next::Marker(marker, began, behind) => {
+                DeltaProposal::Part(part) => self.propose(Purpose::DeltaPart, part),
+                DeltaProposal::Marker(marker, began, behind) => {
                     let bytes = match &marker.command {
                         Command::Delta { record, .. } => record.bytes,
                         _ => 0,
                     };
                     let step = marker.command.latest_step().unwrap_or_default();
-                    self.propose(Purpose::Delta(Proposed { began, step, bytes }), marker);
+                    self.propose(Purpose::Delta(ProposalSpan { began, step, bytes }), marker);
                     behind.into_iter().for_each(|(purpose, proposal)| self.propose(purpose, proposal));
                 }
             }

@@ -1,4 +1,4 @@
-//! What a leader needs of its group, and all that it knows of Raft.
+//! What a leader needs of its Raft group, and all that it knows of Raft.
 
 use crate::{
     raft::{Leadership, ProposeError},
@@ -9,12 +9,12 @@ use tokio::sync::watch;
 
 /// A replica's group.
 pub trait Replication: Send + Sync + 'static {
-    /// Proposes; proposals are applied in the order in which they were made. The inner future gives the outcome once the
-    /// entry is applied here.
-    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<Waits, ProposeError>>;
+    /// Proposes an entry. Entries are applied in the order of the proposals. The inner future returns the outcome
+    /// once the entry is applied here.
+    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<OutcomeFuture, ProposeError>>;
     /// Returns when this replica leads and has applied everything that was committed before the call.
     fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>>;
-    /// Follows who leads; closes when the replica shuts down.
+    /// Watches the leadership; closes when the replica shuts down.
     fn leadership(&self) -> watch::Receiver<Leadership>;
     /// The leader's address, if one is known and it is not this replica.
     fn leader_address(&self) -> Option<String>;
@@ -22,11 +22,11 @@ pub trait Replication: Send + Sync + 'static {
     fn is_asleep(&self) -> bool {
         false
     }
-    /// Whether it has slept since the last call: a leader that has may have been deposed without its knowing.
+    /// Whether it has slept since the last call: a leader may be deposed in its sleep without its knowledge.
     fn has_slept(&self) -> bool {
         false
     }
-    /// Puts the group to sleep, if it has nothing to do; says whether it sleeps.
+    /// Puts the group to sleep if it is idle; returns whether it sleeps.
     fn sleep(&self) -> BoxFuture<'static, bool> {
         std::future::ready(false).boxed()
     }
@@ -37,4 +37,4 @@ pub trait Replication: Send + Sync + 'static {
 }
 
 /// A proposal's outcome, once it is known.
-pub type Waits = BoxFuture<'static, Result<Outcome, ProposeError>>;
+pub type OutcomeFuture = BoxFuture<'static, Result<Outcome, ProposeError>>;

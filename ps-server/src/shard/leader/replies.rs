@@ -1,27 +1,27 @@
-//! What workers wait for and get: weights, chunks, the image for a checkpoint.
+//! Replies to workers: weights, chunks, the image for a checkpoint.
 
 use super::{
-    Later, Leader, Purpose, Reply, Standing, Weights,
-    checkpoint::{Due, lowest},
-    effects::Fetched,
-    messages::Taken,
-    pulls::{Changed, Ready, View},
+    DeferredWeights, GroupStatus, Leader, Purpose, Reply, Weights,
+    checkpoint::{PartRequest, lowest},
+    effects::FetchResult,
+    messages::BucketWeights,
+    pulls::{PullTrigger, ReleasedPull, View},
 };
 use crate::shard::{
     command::{Closed, Command},
-    state::Configured,
+    state::ShardConfig,
 };
 use bytes::Bytes;
 use paraft_common::{ShardId, Step, WorkerId};
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-/// Pulls whose answers may hold weights until their stream sends them, at most: a worker that pushes and pulls ahead has two on the way.
+/// Maximum of replies per stream that hold unsent weights. A worker that pushes and pulls ahead has two in flight.
 const UNREAD_PULLS: usize = 3;
 
 impl Leader {
-    /// Answers every pull that may go.
-    pub(super) fn answer_pulls(&mut self, changed: Changed) {
+    /// Answers every pull that may be answered.
+    pub(super) fn answer_pulls(&mut self, changed: PullTrigger) {
         let now = self.now.at;
         if self.epoch.as_ref().is_none_or(|e| e.pulls.is_empty()) {
             return;
@@ -37,20 +37,20 @@ impl Leader {
             now,
         };
         let looked = self.shard.view(|now, m| {
-            // It is deposed, or a snapshot was installed: these clocks are not those of its buckets.
+            // The leader is deposed, or a snapshot was installed: these clocks do not belong to its buckets.
             if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) || e.term < self.shard.term() {
                 return Default::default();
             }
-            e.pulls.look(changed, m, &view)
+            e.pulls.scan(changed, m, &view)
         });
         if looked.last_waits {
-            e.deltas.hurry();
+            e.deltas.request_delta();
         }
         self.counters.pulls_waited.fetch_add(looked.waited, Relaxed);
         let sections = looked.go.iter().filter(|g| g.pull.checkpoint);
         let pulls: Vec<_> = sections.map(|g| (g.pull.worker, g.pull.done)).collect();
         if !pulls.is_empty() {
-            let due = Due { pulls: &pulls, last_proposed: e.pending.last_proposed(), now };
+            let due = PartRequest { pulls: &pulls, last_proposed: e.pending.last_proposed(), now };
             e.kept.keep(&self.shard, &conf, due);
         }
         for go in looked.go {
@@ -58,7 +58,7 @@ impl Leader {
             if go.whole && !go.pull.last {
                 let lead = go.pull.done.0.saturating_sub(go.slowest.0);
                 e.tally.pulled(go.held, lead, now);
-                // In a round it is known better.
+                // In a round the arrival times of the pushes are more exact.
                 if let Some(held) = go.held.filter(|_| !go.in_force.of_push(go.pull.done).averages()) {
                     let waited = now.saturating_duration_since(held);
                     self.counters.progress.lock().waited(go.pull.worker, waited);
@@ -66,7 +66,7 @@ impl Leader {
                 self.counters.max_step_lead.fetch_max(lead, Relaxed);
             }
             match go.pull.records {
-                // What it gets is what the log says that it got.
+                // The log decides which weights the worker gets.
                 true => e.pulls.record(go),
                 false => self.answer(&conf, go, false),
             }
@@ -91,9 +91,9 @@ impl Leader {
     }
 
     /// At the level `leader`: a worker that comes from another leader and asks for weights after a step has pushed
-    /// everything up to it, so what is missing here was acknowledged there and went down. Without this it would wait for
-    /// ever for its own writes.
-    fn count_lost_steps(&mut self, conf: &Configured) {
+    /// everything up to it. Pushes that are missing here were acknowledged there and lost. Without this count the
+    /// worker would wait forever for its own writes.
+    fn count_lost_steps(&mut self, conf: &ShardConfig) {
         let now = self.now.at;
         let Some(e) = self.epoch.as_mut().filter(|_| conf.job.durability.is_leader()) else { return };
         let mut found = Vec::new();
@@ -115,9 +115,9 @@ impl Leader {
         found.into_iter().for_each(|(worker, lost)| self.report_lost(worker, lost));
     }
 
-    /// `recorded`: the worker gets what the log says that it got.
-    pub(super) fn answer(&mut self, conf: &Arc<Configured>, go: Ready, recorded: bool) {
-        let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
+    /// `recorded`: the log has decided which weights the worker gets.
+    pub(super) fn answer(&mut self, conf: &Arc<ShardConfig>, go: ReleasedPull, recorded: bool) {
+        let ReleasedPull { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
         let (unread, mark) = e.streams.unread(pull.conn);
         if unread >= UNREAD_PULLS * conf.buckets.len() {
@@ -138,8 +138,9 @@ impl Leader {
             let members = m.members.iter().map(|(w, _)| w);
             let share =
                 evaluates.then(|| e.shares.of(pull.worker, (clock.max(pull.done), pull.barrier), members));
-            // The last pull is answered by the state, and a report by its proposal's outcome, which may be heard later: the worker is to
-            // know whether its final weights are evaluated. It hears nothing of what was evaluated before the checkpoint it goes on from.
+            // The state answers the last pull, and a proposal's outcome answers a report, possibly later: so the
+            // pull itself tells the worker whether its final weights are evaluated. Evaluations before the
+            // checkpoint that it resumed from do not count.
             let evaluated = m
                 .evaluated
                 .filter(|e| is_first && pull.last && whole && before < Some(e.epoch))
@@ -147,7 +148,7 @@ impl Leader {
             (m.stop, clock, f, skipped, share, evaluated)
         });
         if let Some(stream) = e.streams.get(pull.conn) {
-            e.deltas.answers(stream.worker);
+            e.deltas.mark_answered(stream.worker);
         }
         if let Some(evaluated) = evaluated {
             self.send(pull.conn, Reply::Evaluated(evaluated));
@@ -156,11 +157,12 @@ impl Leader {
         for (i, bucket) in (1..).zip(buckets) {
             let Some(e) = &self.epoch else { return };
             let have = pull.have.get(bucket).copied();
-            // What the log says that it got, and what only this leader has, cannot be taken later. In rounds a worker may push the next step
-            // before it reads these weights, and is to get those of this one.
+            // Two kinds of weights cannot be taken later: those that the log assigned, and those that only this
+            // leader has. In rounds a worker may push the next step before it reads these weights, and must get
+            // those of this step.
             let rounds = in_force.mode.averages() || in_force.of_push(pull.done).averages();
             let now = recorded || rounds || conf.job.durability.is_leader();
-            let later = Later {
+            let later = DeferredWeights {
                 shard: Arc::downgrade(&self.shard),
                 conf: Arc::downgrade(conf),
                 term: e.term,
@@ -183,12 +185,12 @@ impl Leader {
                 }
                 false => {
                     let version = conf.buckets[bucket].version();
-                    (Taken { version, not_modified: false, payload: Bytes::new() }, Some(later))
+                    (BucketWeights { version, not_modified: false, payload: Bytes::new() }, Some(later))
                 }
             };
-            let Taken { version, not_modified, payload } = taken;
+            let BucketWeights { version, not_modified, payload } = taken;
             let last = whole && i == count;
-            // Behind a part of the weights a worker is in the middle of a step.
+            // After a part of the weights the worker is in the middle of a step.
             let save = last && !pull.last && !pull.part && self.saves(pull.worker);
             let weights = Weights {
                 bucket: conf.buckets[bucket].id,
@@ -214,21 +216,21 @@ impl Leader {
         }
     }
 
-    /// Whether this worker is to write a checkpoint of now, which it is told once.
+    /// Whether this worker must write a checkpoint of this moment. True once per request.
     fn saves(&self, worker: WorkerId) -> bool {
         let wanted = || self.counters.save.load(Relaxed);
         wanted() && lowest(&self.shard) == Some(worker) && self.counters.save.swap(false, Relaxed)
     }
 
-    /// Answers every ask for a chunk that the state has an answer for.
+    /// Answers every chunk request that the state has an answer for.
     pub(super) fn answer_asks(&mut self) {
         let Some(e) = self.epoch.as_mut().filter(|e| !e.asks.is_empty()) else { return };
-        let answers = self.shard.read(|m| e.asks.answers(m));
+        let answers = self.shard.read(|m| e.asks.take_answers(m));
         answers.into_iter().for_each(|(conn, reply)| self.send(conn, reply));
     }
 
-    /// Hands the image for a checkpoint out; `now`: one of this moment.
-    pub(super) fn fetch_part(&mut self, group: &dyn Standing, step: Step, now: bool) -> Fetched {
+    /// Hands out the image for a checkpoint; `now`: an image of this moment.
+    pub(super) fn fetch_part(&mut self, group: &dyn GroupStatus, step: Step, now: bool) -> FetchResult {
         let shard = self.shard.id();
         let none = RefusalKind::NoPart { shard, step };
         let Some(e) = &mut self.epoch else { return Err(self.not_leader(group)) };

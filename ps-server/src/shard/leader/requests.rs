@@ -1,8 +1,8 @@
-//! What people and the rule ask of a job that runs: another mode, its end.
+//! Requests of people and of the rule to a running job: switch the mode, stop.
 
 use super::{
-    Effect, Leader, Purpose, Standing, Wanted,
-    effects::{Asker, Switched},
+    Effect, GroupStatus, Leader, Purpose, RequestedMode,
+    effects::{ReplyHandle, SwitchResult},
     epoch::Phase,
 };
 use crate::shard::{command::Command, state::Meta};
@@ -12,13 +12,13 @@ use paraft_common::{
 };
 
 impl Leader {
-    /// Somebody asks for a switch of the mode.
+    /// Handles a request to switch the mode.
     pub(super) fn switch_asked(
         &mut self,
-        group: &dyn Standing,
+        group: &dyn GroupStatus,
         number: Option<u64>,
-        wanted: Wanted,
-        asker: Option<Asker<Switched>>,
+        wanted: RequestedMode,
+        asker: Option<ReplyHandle<SwitchResult>>,
     ) {
         let now = self.shard.read(|m| m.in_force);
         let conf = self.shard.configured();
@@ -26,10 +26,10 @@ impl Leader {
             (Some(e), Some(conf)) => e.switching.ask(number, wanted, asker, now, &conf.job),
             _ => asker.map(|asker| (asker, Err(self.not_leader(group)))),
         };
-        self.out.extend(answer.map(|(asker, switched)| Effect::Switched(asker, switched)));
+        self.out.extend(answer.map(|(asker, switched)| Effect::SwitchResult(asker, switched)));
     }
 
-    /// Where the rule chooses the mode: puts what was counted where this server's reports to the control group take it from.
+    /// Publishes the counts for the rule, for this server's reports to the control group.
     pub(super) fn tell_counts(&mut self) {
         let in_force = self.shard.read(|m| m.in_force);
         let Some(loosest) = in_force.auto else { return };
@@ -44,7 +44,7 @@ impl Leader {
         *told = Some(Report { term, rule, number, mode, loosest, members, counted });
     }
 
-    /// The job is to end where it is. Asked again and again until it has.
+    /// Ends the job now. The request is repeated until the job has ended.
     pub(super) fn stop_asked(&mut self) {
         let leads = self.epoch.as_ref().is_some_and(|e| e.phase == Phase::Leads);
         if leads && self.shard.configured().is_some() && !self.shard.read(|m| m.stop) {
@@ -52,7 +52,7 @@ impl Leader {
         }
     }
 
-    /// Takes the next step of a switch that is in progress.
+    /// Takes the next step of a switch in progress.
     pub(super) fn propose_switch(&mut self) {
         if self.epoch.as_ref().is_none_or(|e| !e.switching.is_under_way()) {
             return;
@@ -61,9 +61,10 @@ impl Leader {
         let Some(e) = self.epoch.as_mut().filter(|e| e.phase == Phase::Leads) else { return };
         let Some((number, mode, auto)) = e.switching.propose() else { return };
         let after = match conf.job.clip.norm {
-            // To a mode that averages it is in force at once: who hears of it sends no norm any more, and a round needs none.
+            // A mode that averages is in force at once: workers that learn of it send no norm, and a round needs
+            // none.
             Some(_) if !mode.averages() => {
-                // The step of which nobody has the weights after it, nor will before what is proposed now is applied.
+                // The first step whose weights no worker can have before this proposal is applied.
                 let steps = |m: &Meta| m.members.iter().flat_map(|(_, m)| m.steps().iter().copied()).max();
                 self.shard.read(steps).max(e.pending.last_proposed()).unwrap_or_default().next()
             }

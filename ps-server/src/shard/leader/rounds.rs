@@ -1,7 +1,8 @@
-//! BSP's open rounds: who has pushed a step of a bucket, and which rounds close. The pushes themselves wait in `pending`.
+//! BSP's open rounds: which workers have pushed a step of a bucket, and which rounds close. `pending` holds the
+//! pushes.
 //!
-//! A push costs the same with any number of rounds: who looks for rounds that close looks at those where something has
-//! changed since the last look ([`Rounds::touch`]). Leader-only: may vanish at any moment.
+//! A push costs the same with any number of rounds: only rounds that changed since the last check are checked
+//! ([`Rounds::touch`]). Leader-only: it may be lost at any moment.
 
 use crate::shard::members::{Member, Members};
 use paraft_common::{Step, WorkerId, round::RoundConfig};
@@ -13,40 +14,40 @@ pub type Key = (Step, usize);
 /// All rounds of a shard that are not applied.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
-    /// Who is in those that are open, by local bucket and step.
+    /// The workers in each open round, by local bucket and step.
     open: BTreeMap<(usize, Step), BTreeSet<WorkerId>>,
-    /// Those that may close now, or whose missing pushes may be dropped; some of them twice, or closed by now.
+    /// Rounds that may close now, or whose missing pushes may be dropped. May hold duplicates and closed rounds.
     touched: Vec<Key>,
-    /// Those that are closed without some of their pushes, and not applied yet, by local bucket.
+    /// Rounds that closed without some of their pushes and are not applied yet, by local bucket.
     closed: BTreeSet<(usize, Step)>,
 }
 
 impl Rounds {
-    /// A worker's push comes to its round.
+    /// Adds a worker's push to its round.
     pub fn add(&mut self, step: Step, bucket: usize, worker: WorkerId) {
         self.touched.push((step, bucket));
         self.open.entry((bucket, step)).or_default().insert(worker);
     }
 
-    /// Something has changed that decides over the rounds of a bucket: an update of it is applied.
+    /// Marks the rounds of a bucket as changed, after an update of it.
     pub fn touch(&mut self, bucket: usize) {
         let rounds = self.open.range((bucket, Step(0))..=(bucket, Step(u64::MAX)));
         self.touched.extend(rounds.map(|((b, s), _)| (*s, *b)));
     }
 
-    /// Something has changed that decides over every round: who takes part, or the mode.
+    /// Marks every round as changed, after a change of the members or the mode.
     pub fn touch_all(&mut self) {
         self.touched.extend(self.open.keys().map(|(b, s)| (*s, *b)));
     }
 
-    /// Drops what a worker that left has pushed into open rounds.
+    /// Drops the pushes of a worker that left from the open rounds.
     pub fn forget(&mut self, worker: WorkerId) {
         let own = self.open.iter().filter(|(_, r)| r.contains(&worker)).map(|((b, s), _)| (*s, *b));
         let own: Vec<Key> = own.collect();
         own.into_iter().for_each(|key| self.remove(key, worker));
     }
 
-    /// Takes out the members that a later round was applied without, of the rounds that were touched.
+    /// Removes from the touched rounds the members that a later round was applied without.
     pub fn take_dropped(&mut self, members: &Members) -> Vec<(Key, WorkerId)> {
         let late =
             |(step, bucket): &Key, w: WorkerId| members.get(w).is_some_and(|m| m.is_dropped(*bucket, *step));
@@ -61,7 +62,7 @@ impl Rounds {
         found
     }
 
-    /// Takes one worker out of a round, and the round, where that was its last.
+    /// Removes a worker from a round, and an empty round.
     fn remove(&mut self, key: Key, worker: WorkerId) {
         let Some(round) = self.open.get_mut(&(key.1, key.0)) else { return };
         round.remove(&worker);
@@ -84,19 +85,19 @@ impl Rounds {
         self.touched.dedup();
     }
 
-    /// Those that were touched and are open, by step and local bucket.
+    /// The touched rounds that are open, by step and local bucket.
     pub fn touched(&mut self) -> impl Iterator<Item = Key> {
         self.sort_touched();
         self.touched.iter().copied().filter(|key| self.round(*key).is_some())
     }
 
-    /// Takes an open round out: who is in it.
+    /// Removes an open round and returns its workers.
     pub fn take(&mut self, key: Key) -> BTreeSet<WorkerId> {
         self.open.remove(&(key.1, key.0)).unwrap_or_default()
     }
 
-    /// The rounds that close now, of those that were touched: those for which as many active members' pushes are in as
-    /// `rule` needs. `leaving` are members whose Leave is proposed; who calls touches every round when they change.
+    /// The touched rounds that close now: those with the pushes of as many active members as `rule` needs.
+    /// `leaving`: members whose Leave is proposed; the caller touches every round when they change.
     pub fn complete(
         &mut self,
         members: &Members,
@@ -114,17 +115,18 @@ impl Rounds {
             let left = leaving.iter().filter(|w| members.get(**w).is_some_and(is_behind)).count();
             let active = members.behind(bucket, step) - left;
             let needs = rule.needs(active);
-            // Members are looked at only where there may be enough.
+            // Members are checked only if there may be enough.
             let arrived = if round.len() < needs { 0 } else { round.iter().filter(|w| expects(w)).count() };
             if arrived >= needs {
                 closing.push(key);
             }
         }
-        self.touched = look; // as long as it was: a push would need another otherwise
+        self.touched = look; // keeps its capacity, so a push allocates nothing
         closing
     }
 
-    /// Closes a round: who is in it. Where rounds pass members over, it is known as closed until it is applied.
+    /// Closes a round and returns its workers. If rounds pass members over, it is remembered as closed until it is
+    /// applied.
     pub fn close(&mut self, key: Key, drops_late: bool) -> BTreeSet<WorkerId> {
         let workers = self.take(key);
         if drops_late && !workers.is_empty() {
@@ -133,12 +135,13 @@ impl Rounds {
         workers
     }
 
-    /// Whether the round of this step, or of a later one, was closed without some of its pushes and is not applied yet.
+    /// Whether the round of this step, or of a later one, was closed without some of its pushes and is not applied
+    /// yet.
     pub fn is_closed(&self, bucket: usize, step: Step) -> bool {
         self.closed.range((bucket, step)..=(bucket, Step(u64::MAX))).next().is_some()
     }
 
-    /// Its update is applied, or refused.
+    /// Records that its update is applied or refused.
     pub fn applied(&mut self, bucket: usize, step: Step) {
         self.closed.remove(&(bucket, step));
     }
@@ -176,7 +179,7 @@ mod tests {
     }
 
     proptest! {
-        /// A leader looks at the rounds where something has changed, and closes those that it would close if it looked at all.
+        /// A check of the touched rounds closes the same rounds as a check of all.
         #[test]
         fn a_round_that_nobody_looks_at_is_one_that_does_not_close(
             ops in prop::collection::vec(op(), 1..120), rule in rule(),
@@ -192,7 +195,7 @@ mod tests {
                         let worker = WorkerId(w);
                         let Some(m) = members.get(worker).filter(|m| m.is_active()) else { continue };
                         let step = m.step(bucket).unwrap_or_default().next();
-                        // Admission lets it wait until that one is applied.
+                        // Admission makes it wait until that round is applied.
                         if !some.is_closed(bucket, step) {
                             some.add(step, bucket, worker);
                             all.add(step, bucket, worker);

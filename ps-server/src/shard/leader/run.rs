@@ -1,5 +1,5 @@
-//! The task of one replica's [`Leader`]: waits for what it hears, and carries out what it wants done. The only place here with
-//! a clock, channels and a runtime.
+//! The task of one replica's [`Leader`]: it waits for inputs and carries out effects. Only this module of the
+//! leader has a clock, channels and a runtime.
 
 use super::{ConnId, Counters, DrawSession, Effect, Event, Input, Leader, Now, Replication, Reply};
 use crate::{
@@ -16,13 +16,13 @@ use tokio::{
     time::Instant,
 };
 
-/// Messages that may wait for the leader; streams wait (and so do their workers) when it is full.
+/// Messages that may wait for the leader. If the queue is full, streams and their workers wait.
 pub const EVENT_QUEUE: usize = 1024;
 
-/// Messages that are taken at once where they are there, before outcomes and deadlines are looked at again.
-const AT_ONCE: usize = 32;
+/// Messages that are taken in one go before outcomes and deadlines are checked again.
+const MAX_EVENT_BATCH: usize = 32;
 
-/// Random numbers of sessions.
+/// Draws session ids at random.
 pub fn random_sessions() -> DrawSession {
     Box::new(|| SessionId(rand::random_range(1..=u64::MAX)))
 }
@@ -39,18 +39,18 @@ pub fn spawn(
     let leadership = group.leadership();
     let job = shard.name().job().0;
     let leader = Leader::new(shard, counters, founding, draw_session);
-    let task = Task { leader, job, group, lines: Lines::default(), done: FuturesUnordered::new() };
+    let task = Task { leader, job, group, lines: ReplySenders::default(), done: FuturesUnordered::new() };
     tokio::spawn(task.run(events, leadership));
     tx
 }
 
-/// Where each stream's answers go.
+/// The reply channel of each stream.
 #[derive(Default)]
-pub(crate) struct Lines(BTreeMap<ConnId, mpsc::Sender<Reply>>);
+pub(crate) struct ReplySenders(BTreeMap<ConnId, mpsc::Sender<Reply>>);
 
-impl Lines {
-    /// What an event is to the leader. The room that a message with a payload has taken is given back: from here on the rule
-    /// of the shard bounds it.
+impl ReplySenders {
+    /// Converts an event to the leader's input. Returns the room of a message with a payload: from here on the
+    /// shard's own rule bounds it.
     pub fn input(&mut self, event: Event) -> Input {
         match event {
             Event::Open { conn, tx, worker, session, job, liveness } => {
@@ -68,8 +68,8 @@ impl Lines {
         }
     }
 
-    /// Sends. False where the stream had to be closed: its queue holds everything that a worker may have outstanding, so a
-    /// full one is a worker that does not read.
+    /// Sends a reply. Returns false if the stream had to be closed: its queue holds everything that a worker may
+    /// have outstanding, so a full queue means that the worker does not read.
     pub fn send(&mut self, conn: ConnId, reply: Reply) -> bool {
         let sent = self.0.get(&conn).is_none_or(|tx| tx.try_send(reply).is_ok());
         if !sent {
@@ -78,7 +78,7 @@ impl Lines {
         sent
     }
 
-    /// Ends a stream.
+    /// Closes a stream.
     pub fn close(&mut self, conn: ConnId) {
         self.0.remove(&conn);
     }
@@ -86,10 +86,10 @@ impl Lines {
 
 struct Task {
     leader: Leader,
-    /// Whose turns its computations take.
+    /// The job whose share of computation time it uses.
     job: u32,
     group: Arc<dyn Replication>,
-    lines: Lines,
+    lines: ReplySenders,
     done: FuturesUnordered<BoxFuture<'static, Input>>,
 }
 
@@ -119,8 +119,8 @@ impl Task {
                 }
             };
             self.handle(input).await;
-            // To wait for all that may come costs as much as many an input.
-            for _ in 0..AT_ONCE {
+            // Waiting on all sources costs as much as many inputs.
+            for _ in 0..MAX_EVENT_BATCH {
                 let Ok(event) = events.try_recv() else { break };
                 let input = self.lines.input(event);
                 self.handle(input).await;
@@ -128,7 +128,7 @@ impl Task {
         }
     }
 
-    /// One input, and those that follow from it at once.
+    /// Handles one input, and those that its effects return at once.
     async fn handle(&mut self, input: Input) {
         let (mut next, mut inputs) = (Some(input), Vec::new());
         while let Some(input) = next.take().or_else(|| inputs.pop()) {
@@ -144,10 +144,10 @@ impl Task {
         }
     }
 
-    /// Gives what the leader must hear of it before anything else.
+    /// Carries out an effect. Returns an input that the leader must handle before anything else.
     async fn carry_out(&mut self, effect: Effect) -> Option<Input> {
         match effect {
-            Effect::Send(..) => {} // where it comes out
+            Effect::Send(..) => {} // the caller sends it
             Effect::Close(conn) => self.lines.close(conn),
             Effect::Propose(number, proposal) => {
                 let waits = self.group.propose(proposal).await;
@@ -168,8 +168,8 @@ impl Task {
             Effect::Compute(bytes, work) => {
                 return Some(Input::Computed(compute::run(self.job, bytes, work).await));
             }
-            Effect::Switched(asker, switched) => asker.answer(switched),
-            Effect::Fetched(asker, fetched) => asker.answer(fetched),
+            Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep => self.done.push(self.group.sleep().map(|_| Input::SleepOrWake).boxed()),
             Effect::Wake => self.done.push(self.group.ensure_awake().map(|_| Input::SleepOrWake).boxed()),
         }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// A stranger who tries a million numbers a second for a year has one chance in 500,000.
+    /// An attacker that tries a million numbers a second for a year has one chance in 500,000.
     #[test]
     fn the_numbers_of_sessions_cannot_be_guessed() {
         let mut draw = random_sessions();

@@ -1,6 +1,6 @@
-//! Streams of workers and the sessions on them: opening and attaching them, leases, losing them.
+//! Workers' streams and their sessions: open, attach, lease expiry and loss.
 
-use super::{ConnId, Effect, Leader, Liveness, Purpose, Reply, Standing};
+use super::{ConnId, Effect, GroupStatus, Leader, Liveness, Purpose, Reply};
 use crate::shard::{begin::JOB_FORM, command::Command};
 use paraft_common::{
     SessionId, WorkerId,
@@ -9,14 +9,14 @@ use paraft_common::{
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-/// A job of few workers may have so many more than it was begun with; another one, twice as many.
+/// A small job may have this many more workers than it started with; a larger one, twice as many.
 const MORE_WORKERS: usize = 64;
 
-/// Who opens a stream: the worker, the session that it wants to take up again, its signs of life.
-type Opens = (WorkerId, Option<SessionId>, Arc<Liveness>);
+/// A request to open a stream: the worker, the session that it wants to resume, its signs of life.
+type OpenRequest = (WorkerId, Option<SessionId>, Arc<Liveness>);
 
 impl Leader {
-    pub(super) fn open(&mut self, group: &dyn Standing, conn: ConnId, who: Opens, job: String) {
+    pub(super) fn open(&mut self, group: &dyn GroupStatus, conn: ConnId, who: OpenRequest, job: String) {
         let (worker, session, liveness) = who;
         if let Some(e) = &mut self.epoch {
             e.streams.open(conn, worker, session);
@@ -28,7 +28,8 @@ impl Leader {
         if self.leading().is_none() {
             let refusal = match &self.epoch {
                 Some(e) if !e.again => RefusalKind::Unavailable("the new leader is still catching up".into()),
-                // One that begins again may have been deposed: its workers should look at the others.
+                // A leader that restarts its epoch may have been deposed: its workers should ask the other
+                // replicas.
                 _ => self.not_leader(group),
             };
             self.refuse(conn, refusal);
@@ -40,10 +41,10 @@ impl Leader {
         }
     }
 
-    /// Somebody comes while the group sleeps. A leader may have been deposed meanwhile: it begins again, and who came comes
-    /// once more. Otherwise the leader is told, wherever it is.
-    fn woken_by(&mut self, group: &dyn Standing, conn: ConnId) -> bool {
-        // Also one that another replica has woken meanwhile.
+    /// Handles a stream that opens while the group sleeps. A leader may have been deposed meanwhile: it restarts
+    /// its epoch, and the worker opens the stream again. Otherwise the leader is notified, wherever it is.
+    fn woken_by(&mut self, group: &dyn GroupStatus, conn: ConnId) -> bool {
+        // Also if another replica has woken the group meanwhile.
         let slept = group.has_slept();
         if group.is_asleep() {
             self.under_way += 1;
@@ -75,8 +76,8 @@ impl Leader {
                 if self.shard.read(|m| m.members.in_session(worker, session).is_some()) {
                     self.attach(conn, worker, session);
                 } else {
-                    // Its worker throws away what it keeps when it hears that its session is over. A leader that was
-                    // deposed and does not know it must not say so of a session that began under its successor.
+                    // A worker discards its kept pushes when it learns that its session is over. A deposed leader
+                    // must not say that of a session that started under its successor.
                     self.confirm(Purpose::Session(conn));
                 }
             }
@@ -95,17 +96,17 @@ impl Leader {
         }
     }
 
-    /// Whether there are as many workers as the job may have. What one pulls and does not take stays in memory for a while, so that their
-    /// number has a bound, wide enough for workers that take the places of others.
+    /// Whether the job has its maximum of workers. Weights that a worker pulls and does not read stay in memory for
+    /// a while, so the number of workers is bounded, with room for workers that replace others.
     fn is_full(&self) -> bool {
         let expected = self.shard.configured().map_or(1, |conf| conf.job.workers as usize);
         let most = (2 * expected).max(expected + MORE_WORKERS);
         let open = self.epoch.as_ref().map_or(0, |e| e.streams.len());
-        // The stream of who asks is open already.
+        // The stream of the requester is already open.
         open > most || self.shard.read(|m| m.members.unfinished().count()) >= most
     }
 
-    /// What this replica knows of the session is so.
+    /// Handles a confirmation: this replica's record of the session is correct.
     pub(super) fn open_confirmed(&mut self, conn: ConnId) {
         let stream = self.epoch.as_ref().and_then(|e| e.streams.get(conn));
         if let Some((stream, session)) = stream.and_then(|s| Some((s, s.session?))) {
@@ -130,7 +131,7 @@ impl Leader {
 
     pub(super) fn attach(&mut self, conn: ConnId, worker: WorkerId, session: SessionId) {
         let Some(e) = &mut self.epoch else { return };
-        // With what this leader has applied and not yet replicated: it is what the next push must follow.
+        // With the pushes that this leader has applied and not yet replicated: the next push must follow them.
         let known = self.shard.view(|conf, m| {
             let m = e.deltas.working().member(worker, m.members.in_session(worker, session)?);
             let initialised = conf.is_some_and(|c| c.is_initialised());
@@ -139,14 +140,14 @@ impl Leader {
         let Some((last_seq, clock, initialised)) = known else {
             return self.refuse(conn, RefusalKind::UnknownSession { worker, session });
         };
-        // Only now: a session that is over must not take the place of the one that is not.
+        // Attached last: a session that is over must not replace one that is not.
         if let Some(old) = e.streams.attach(worker, conn) {
             e.leases.closed(old);
             e.pulls.closed(old);
             e.asks.closed(old);
             self.out.push_back(Effect::Close(old));
         }
-        e.leases.here(worker);
+        e.leases.mark_present(worker);
         let (term, founding) = (e.term, self.founding);
         let norms = self.shard.configured().map(|conf| e.norms.known(&conf)).unwrap_or_default();
         self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term, founding });
@@ -155,8 +156,7 @@ impl Leader {
         }
     }
 
-    /// Where the worker has a stream whose session the log has ended meanwhile, it hears so: nothing that it waits for will
-    /// come.
+    /// Refuses a worker's stream whose session the log has ended meanwhile: nothing that it waits for will arrive.
     pub(super) fn session_over(&mut self, worker: WorkerId) {
         let Some(e) = &self.epoch else { return };
         let Some(conn) = e.streams.of(worker) else { return };
@@ -166,7 +166,7 @@ impl Leader {
         }
     }
 
-    /// A stream is closed.
+    /// Handles a closed stream.
     pub(super) fn closed(&mut self, conn: ConnId) {
         let (conf, now) = (self.shard.configured(), self.now.at);
         let Some(e) = &mut self.epoch else { return };
@@ -176,12 +176,12 @@ impl Leader {
         e.asks.closed(conn);
         let waited_for = |worker| self.shard.read(|m| m.members.get(worker).is_some_and(|m| !m.finished));
         if let Some(silence) = silence.filter(|_| own && waited_for(stream.worker)) {
-            e.leases.missed(stream.worker, silence, conf.as_ref().map(|c| &c.job), now);
+            e.leases.mark_absent(stream.worker, silence, conf.as_ref().map(|c| &c.job), now);
         }
     }
 
-    /// Looks at the leases, if it is time, and closes the streams of members whose lease is over:
-    /// [`Self::absent_too_long`] takes them out.
+    /// Checks the leases, if it is time, and closes the streams of members whose lease is over.
+    /// [`Self::absent_too_long`] removes those members.
     pub(super) fn check_leases(&mut self) {
         let now = self.now.at;
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
@@ -189,7 +189,7 @@ impl Leader {
         let members: Vec<_> = self
             .shard
             .read(|m| m.members.unfinished().filter_map(|(w, _)| Some((w, e.streams.of(w)?))).collect());
-        let Some(looked) = e.leases.look(lease, members, now) else { return };
+        let Some(looked) = e.leases.check(lease, members, now) else { return };
         *self.counters.leases.lock() = looked.left;
         self.counters.queued.store(e.pending.bytes(), Relaxed);
         for (worker, conn) in looked.over {
@@ -197,18 +197,18 @@ impl Leader {
                 shard = self.shard.id().0,
                 worker = worker.0,
                 ?lease,
-                "a member was silent for its lease"
+                "a member was silent for its lease; its stream is closed"
             );
             self.closes(conn);
             if let Some(e) = &mut self.epoch {
-                e.leases.over(worker, now);
+                e.leases.expire(worker, now);
             }
         }
     }
 
     pub(super) fn absent_too_long(&mut self) {
         let now = self.now.at;
-        let gone = self.epoch.as_mut().map(|e| e.leases.gone(now)).unwrap_or_default();
+        let gone = self.epoch.as_mut().map(|e| e.leases.take_expired(now)).unwrap_or_default();
         for worker in gone {
             let session =
                 self.shard.read(|m| m.members.get(worker).filter(|m| !m.finished).map(|m| m.session));
@@ -216,16 +216,17 @@ impl Leader {
             tracing::warn!(
                 shard = self.shard.id().0,
                 worker = worker.0,
-                "a member's lease is over; the others go on"
+                "a member's lease is over; the other members continue"
             );
             self.take_out(worker, session, None);
         }
     }
 
-    /// Ends a session, behind everything that was pushed in it; who has asked for it is told on its stream.
+    /// Ends a session, behind everything that was pushed in it. A worker that asked for it gets the answer on its
+    /// stream.
     fn take_out(&mut self, worker: WorkerId, session: SessionId, asks: Option<ConnId>) {
         let Some(e) = &mut self.epoch else { return };
-        e.leases.leaves(worker);
+        e.leases.mark_leaving(worker);
         e.rounds.touch_all();
         e.pending.forget_room(worker);
         let leave = Command::Leave { worker, session };
@@ -233,7 +234,7 @@ impl Leader {
     }
 }
 
-/// What differs between two jobs, in the words of both: of their fingerprints the facts that do, else the first line.
+/// What differs between two jobs, as text: the fingerprint fields that differ, else the first line.
 fn difference(there: &ServerJob, here: &ServerJob) -> Option<String> {
     let only = |a: &ServerJob, b: &ServerJob| facts_missing(&a.fingerprint, &b.fingerprint);
     let texts = || Some((there.to_toml().ok()?, here.to_toml().ok()?));

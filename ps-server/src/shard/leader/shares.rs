@@ -1,26 +1,28 @@
-//! Who evaluates which of the held-out samples behind an epoch: those who are members when the first of them has done its last
-//! step; behind the last epoch, when all have. So the share of a worker that was lost is the others'. Leader-only: where another leads
-//! between two answers, and somebody has joined or was lost too, one evaluation may miss samples and have some twice.
+//! The share of held-out samples that each worker evaluates after an epoch. The members when the first worker
+//! finishes the epoch's last step divide the samples; after the last epoch, the members when all have finished. So
+//! the others take over the share of a lost worker. Leader-only: if the leader changes between two answers while a
+//! worker joins or is lost, one evaluation may miss some samples and count others twice.
 
 use paraft_common::{Share, Step, WorkerId};
 use std::collections::VecDeque;
 
-/// More than that many changes of who is there lie between the first and the last worker only where somebody is lost all the time:
+/// More changes of the members between the first and the last worker are rare: the oldest is then forgotten.
 /// the oldest is forgotten then.
 const MAX_CUTS: usize = 64;
 
-/// How the samples are cut, by step.
+/// The division of the samples, by step.
 #[derive(Debug, Default)]
 pub struct Shares {
-    /// From this step on for these, by rising worker.
+    /// From this step on, the samples are divided among these workers (ascending).
     cuts: VecDeque<(Step, Vec<WorkerId>)>,
     furthest: Step,
-    /// The step at which all were waited for.
+    /// The step at which all members were waited for.
     met: Option<Step>,
 }
 
 impl Shares {
-    /// What a worker evaluates that has done this step, if that ends an epoch; with `barrier` all have. `members` by rising worker.
+    /// The share of a worker that has done this step, if the step ends an epoch; with `barrier` all have done it.
+    /// `members`: ascending.
     pub fn of(
         &mut self,
         worker: WorkerId,
@@ -28,7 +30,7 @@ impl Shares {
         members: impl Iterator<Item = WorkerId> + Clone,
     ) -> Share {
         let begins = self.cuts.is_empty();
-        // Some may be gone since the first of them came by; nobody has evaluated anything before all were there.
+        // Some members may be gone since the first one finished; no worker evaluated anything before all arrived.
         let meets = barrier && self.met != Some(done);
         if begins || meets || done > self.furthest {
             let changed = !self.cuts.back().is_some_and(|(_, now)| members.clone().eq(now.iter().copied()));
@@ -63,7 +65,7 @@ mod tests {
         let mut shares = Shares::default();
         assert_eq!(at(&mut shares, 1, 8, &[0, 1, 2]), (1, 3));
         assert_eq!(at(&mut shares, 2, 8, &[0, 1, 2]), (2, 3));
-        // The first is lost before it comes by: its share of this evaluation too, of the next one it is the others'.
+        // The first worker is lost before it asks: the others take its share of this evaluation and of the next.
         assert_eq!(at(&mut shares, 2, 8, &[1, 2]), (2, 3));
         assert_eq!(at(&mut shares, 1, 16, &[1, 2]), (0, 2));
         assert_eq!(at(&mut shares, 2, 16, &[1, 2]), (1, 2));
@@ -75,7 +77,7 @@ mod tests {
         assert_eq!(at(&mut shares, 0, 8, &[0]), (0, 1));
         assert_eq!(at(&mut shares, 3, 8, &[0, 3]), (1, 1), "the first has it all");
         assert_eq!(at(&mut shares, 0, 9, &[0, 3]), (0, 2));
-        // Slower ones come by where the fastest has been long ago.
+        // Slower workers ask for a step that the fastest asked for long ago.
         assert_eq!(at(&mut shares, 3, 7, &[0, 3]), (1, 1));
         assert_eq!(at(&mut shares, 3, 9, &[3]), (1, 2));
     }

@@ -1,4 +1,4 @@
-//! The streams that are open at a leader: whose they are, and in which session. What is sent on them is not its business.
+//! The open streams of a leader: the worker and session of each. What is sent on them is handled elsewhere.
 
 use super::messages::ConnId;
 use paraft_common::{SessionId, WorkerId};
@@ -7,29 +7,29 @@ use std::{collections::BTreeMap, sync::Arc};
 /// One stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
-    /// The session that it wants to take up again, or has.
+    /// The session that it wants to resume, or has.
     pub session: Option<SessionId>,
 }
 
-/// All of them.
+/// All open streams.
 #[derive(Debug, Default)]
 pub struct Streams {
     by_conn: BTreeMap<ConnId, Stream>,
-    /// One count of each stream's mark stands for an answer with weights that it has not sent yet.
+    /// Each clone of a stream's mark represents one unsent reply with weights.
     unread: BTreeMap<ConnId, Arc<()>>,
-    /// The stream that each member has now.
+    /// The current stream of each member.
     by_worker: BTreeMap<WorkerId, ConnId>,
 }
 
 impl Streams {
-    /// A stream has said what it wants.
+    /// Opens a stream.
     pub fn open(&mut self, conn: ConnId, worker: WorkerId, session: Option<SessionId>) {
         self.by_conn.insert(conn, Stream { worker, session });
     }
 
-    /// It is closed. Gives whose it was, and whether it was its member's.
+    /// Closes a stream. Returns it, and whether it was its member's current one.
     pub fn close(&mut self, conn: ConnId) -> Option<(Stream, bool)> {
         let stream = self.by_conn.remove(&conn)?;
         self.unread.remove(&conn);
@@ -40,12 +40,13 @@ impl Streams {
         Some((stream, own))
     }
 
-    /// A stream, if it is open.
+    /// The stream, if it is open.
     pub fn get(&self, conn: ConnId) -> Option<Stream> {
         self.by_conn.get(&conn).copied()
     }
 
-    /// A mark for an answer that holds weights until the stream has sent it, and how many there are already.
+    /// A mark for a reply that holds weights until the stream has sent it, and the number of such replies before
+    /// it.
     pub fn unread(&mut self, conn: ConnId) -> (usize, Arc<()>) {
         if !self.by_conn.contains_key(&conn) {
             return (0, Arc::default());
@@ -54,13 +55,14 @@ impl Streams {
         (Arc::strong_count(mark) - 1, mark.clone())
     }
 
-    /// A stream gets its session. False where it is closed.
-    pub fn begins(&mut self, conn: ConnId, session: SessionId) -> bool {
+    /// Sets a stream's session. Returns false if the stream is closed.
+    pub fn set_session(&mut self, conn: ConnId, session: SessionId) -> bool {
         let stream = self.by_conn.get_mut(&conn);
         stream.map(|s| s.session = Some(session)).is_some()
     }
 
-    /// It is its member's from now on. Gives the one that was, which is closed: its worker has come back by another.
+    /// Makes a stream its member's current one. Returns the previous one, which is closed: its worker has
+    /// reconnected.
     #[must_use]
     pub fn attach(&mut self, worker: WorkerId, conn: ConnId) -> Option<ConnId> {
         let old = self.by_worker.insert(worker, conn).filter(|old| *old != conn)?;
@@ -69,44 +71,44 @@ impl Streams {
         Some(old)
     }
 
-    /// The stream that the member has now.
+    /// The member's current stream.
     pub fn of(&self, worker: WorkerId) -> Option<ConnId> {
         self.by_worker.get(&worker).copied()
     }
 
-    /// That, where it is of this session.
+    /// The member's current stream, if it is of this session.
     pub fn of_session(&self, worker: WorkerId, session: SessionId) -> Option<ConnId> {
         self.of(worker).filter(|conn| self.get(*conn).is_some_and(|s| s.session == Some(session)))
     }
 
-    /// Who sends on it, and in which session; `None` where it is not its member's.
+    /// The worker and session of a stream; `None` if it is not its member's current stream.
     pub fn member(&self, conn: ConnId) -> Option<(WorkerId, SessionId)> {
         let Stream { worker, session } = self.get(conn)?;
         (self.of(worker) == Some(conn)).then_some(())?;
         Some((worker, session?))
     }
 
-    /// Those of all members.
+    /// The current streams of all members.
     pub fn attached(&self) -> impl Iterator<Item = ConnId> {
         self.by_worker.values().copied()
     }
 
-    /// Whether any member has one.
+    /// Whether any member has a stream.
     pub fn any_attached(&self) -> bool {
         !self.by_worker.is_empty()
     }
 
-    /// All, whosever they are.
+    /// All open streams, attached or not.
     pub fn all(&self) -> impl Iterator<Item = ConnId> {
         self.by_conn.keys().copied()
     }
 
-    /// How many are open.
+    /// The number of open streams.
     pub fn len(&self) -> usize {
         self.by_conn.len()
     }
 
-    /// Whether none is.
+    /// Whether no stream is open.
     pub fn is_empty(&self) -> bool {
         self.by_conn.is_empty()
     }
@@ -118,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A member has one stream, the last that was attached and is not closed; and only on that it is heard.
+        /// A member has one stream, the last attached one that is open; only messages on that stream count.
         #[test]
         fn a_member_has_the_last_of_its_streams(ops in prop::collection::vec((0u8..3, 0u64..6, 0u32..2), 1..80)) {
             let mut streams = Streams::default();

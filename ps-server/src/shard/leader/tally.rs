@@ -1,25 +1,25 @@
-//! What the rule that chooses the staleness bound goes by ([`paraft_common::auto`]), counted by the leader of shard 0: what its
-//! workers wait for, how late their pushes are and what their loss is. What follows from it the leader of the control group
-//! decides.
+//! Counts for the rule that chooses the staleness bound ([`paraft_common::auto`]), made by the leader of shard 0:
+//! how long its workers wait, how stale their pushes are, and their loss. The leader of the control group decides
+//! with them.
 
 use paraft_common::{Version, auto::Counted};
 use std::time::Instant;
 
-/// What was counted since the leadership began, or since the mode was last switched.
+/// The counts since the epoch started, or since the last switch of the mode.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// `None`: no pull yet.
+    /// When the first pull was answered.
     began: Option<Instant>,
     counted: Counted,
 }
 
 impl Tally {
-    /// Another mode is in force: what was seen under the one before says nothing of it.
+    /// Restarts the counts for a new mode: counts of the old mode do not apply to it.
     pub fn begin(&mut self, now: Instant) {
         *self = Self { began: Some(now), counted: Counted::default() };
     }
 
-    /// A worker says its loss.
+    /// Adds a worker's loss.
     pub fn loss(&mut self, loss: Option<f32>) {
         if let Some(loss) = loss.filter(|l| l.is_finite()) {
             self.counted.losses.0 += f64::from(loss);
@@ -27,13 +27,13 @@ impl Tally {
         }
     }
 
-    /// A push is applied that was computed from weights of the version `pulled`; `version` is its bucket's after it.
+    /// Adds an applied push that was computed from weights of version `pulled`; `version` is the bucket's after it.
     pub fn pushed(&mut self, version: Version, pulled: Version) {
         let (sum, n) = self.counted.delays;
         self.counted.delays = (sum + version.0.saturating_sub(pulled.0 + 1), n + 1);
     }
 
-    /// A pull is answered whole. `held`: since when it waited for others; `lead`: steps that its worker is ahead.
+    /// Adds a fully answered pull. `held`: since when it waited for others; `lead`: steps that its worker is ahead.
     pub fn pulled(&mut self, held: Option<Instant>, lead: u64, now: Instant) {
         let began = *self.began.get_or_insert(now);
         let c = &mut self.counted;
@@ -45,7 +45,7 @@ impl Tally {
         }
     }
 
-    /// What there is; the next leads count from here.
+    /// Returns the counts; the next leads count from here.
     pub fn take(&mut self) -> Counted {
         let counted = self.counted;
         self.counted.lead = 0;
@@ -60,7 +60,7 @@ mod tests {
     use std::time::Duration;
 
     proptest! {
-        /// Nobody waits for longer than the counting has lasted, each lead is told once, and nothing else goes back.
+        /// No wait is longer than the counting, each lead is reported once, and all other counts only grow.
         #[test]
         fn counts_grow_and_waits_are_within_what_has_passed(
             ops in prop::collection::vec((0u8..6, 0u64..50, 0u64..80), 1..120),

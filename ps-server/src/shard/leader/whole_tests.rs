@@ -1,4 +1,4 @@
-//! The leader as a whole, one input after the other: what single schedules of the simulation seldom come to.
+//! Tests of the whole leader, one input at a time: sequences that the simulation seldom reaches.
 
 use super::{tests::first_shard_of, *};
 use crate::{
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 struct Alone;
 
-impl Standing for Alone {
+impl GroupStatus for Alone {
     fn leads(&self) -> bool {
         true
     }
@@ -29,15 +29,15 @@ impl Standing for Alone {
     }
 }
 
-/// A leader and its log, which the test commits.
+/// A leader and its log. The test commits the entries.
 struct World {
     shard: Arc<Shard>,
     leader: Leader,
     now: Instant,
     job: String,
-    /// Proposed and not committed.
+    /// Proposals that are not committed.
     log: VecDeque<(u64, Proposal)>,
-    /// What was committed, in its order.
+    /// Committed commands, in order.
     committed: Vec<Command>,
     sent: Vec<(ConnId, Reply)>,
     closed: Vec<ConnId>,
@@ -53,7 +53,7 @@ impl World {
         Self::of(1, mode, change)
     }
 
-    /// The first of so many shards.
+    /// The first of `shards` shards.
     fn of(shards: u32, mode: Mode, change: impl FnOnce(&mut ServerJob)) -> Self {
         let mut job = ServerJob { workers: 1, ..ServerJob::new("whole", mode, 8, 8) };
         change(&mut job);
@@ -95,15 +95,15 @@ impl World {
                     Effect::Send(conn, reply) => self.sent.push((conn, reply)),
                     Effect::Close(conn) => self.closed.push(conn),
                     Effect::Compute(_, work) => inputs.push(Input::Computed(Ok(work()))),
-                    Effect::Switched(asker, switched) => asker.answer(switched),
-                    Effect::Fetched(asker, fetched) => asker.answer(fetched),
+                    Effect::SwitchResult(asker, switched) => asker.answer(switched),
+                    Effect::FetchResult(asker, fetched) => asker.answer(fetched),
                     Effect::Sleep | Effect::Wake => inputs.push(Input::SleepOrWake),
                 }
             }
         }
     }
 
-    /// Applies what was proposed first; the leader does not hear of it yet.
+    /// Applies the first proposal; the leader does not receive the outcome yet.
     fn applies(&mut self) -> Input {
         let (number, proposal) = self.log.pop_front().expect("something is proposed");
         let outcome = self.shard.apply(&proposal);
@@ -111,7 +111,7 @@ impl World {
         Input::Outcome(number, Ok(outcome))
     }
 
-    /// All that is proposed is committed and applied, and the leader hears of each.
+    /// Commits and applies all proposals; the leader receives each outcome.
     fn commit(&mut self) {
         while !self.log.is_empty() {
             let outcome = self.applies();
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// Its bucket gets its weights.
+    /// Sets the initial weights of the bucket.
     fn init(&mut self) {
         self.init_bucket(0);
     }
@@ -176,7 +176,7 @@ impl World {
         self.hears(Input::Message(1, pull));
     }
 
-    /// What was sent since the last call, and read by its worker.
+    /// Replies since the last call; the worker has read them.
     fn sent(&mut self) -> &'static [(ConnId, Reply)] {
         for (_, reply) in &mut self.sent {
             if let Reply::Weights(w) = reply {
@@ -186,7 +186,7 @@ impl World {
         Vec::leak(std::mem::take(&mut self.sent))
     }
 
-    /// The steps that were acknowledged since the last call.
+    /// Steps that were acknowledged since the last call.
     fn acks(&mut self) -> Vec<u64> {
         let ack = |(_, reply): &(ConnId, Reply)| match reply {
             Reply::Ack { seq, .. } => Some(seq.0),
@@ -201,7 +201,7 @@ impl World {
 }
 
 #[test]
-fn a_leader_that_something_of_a_successor_is_applied_at_says_nothing_more_than_that_it_does_not_lead() {
+fn deposed_leader_answers_only_not_leader() {
     let mut world = World::new(Mode::Asp);
     world.pull(0);
     assert!(matches!(world.sent(), [(1, Reply::Weights(_))]));
@@ -213,13 +213,13 @@ fn a_leader_that_something_of_a_successor_is_applied_at_says_nothing_more_than_t
     let [(1, Reply::Refused(refusal))] = sent else { panic!("{sent:?}") };
     assert!(matches!(refusal.kind, RefusalKind::NotLeader { .. }), "{refusal:?}");
     assert_eq!(world.closed, [1]);
-    // Nor does it hear what has become of what it proposed.
+    // It does not receive the outcomes of its proposals either.
     let outcome = world.applies();
     world.hears(outcome);
     assert!(world.sent().is_empty());
 }
 
-/// An answer in the queue holds no weights: an update copies nothing for it, and what is sent is the newest.
+/// A queued reply holds no weights: an update needs no copy for it, and the worker gets the newest weights.
 #[test]
 fn answer_takes_its_weights_when_it_is_sent() {
     let mut world = World::new(Mode::Asp);
@@ -233,7 +233,8 @@ fn answer_takes_its_weights_when_it_is_sent() {
     assert_eq!((w.version, w.not_modified, w.payload.is_empty()), (Version(1), false, false));
 }
 
-/// In rounds an answer holds the weights of its step: a worker that reads none keeps three versions at most.
+/// In rounds, a reply holds the weights of its step: for a worker that does not read, the leader keeps three
+/// versions at most.
 #[test]
 fn pull_behind_three_unread_answers_ends_the_stream() {
     let mut world = World::new(Mode::Bsp);
@@ -253,7 +254,7 @@ fn pull_behind_three_unread_answers_ends_the_stream() {
 }
 
 #[test]
-fn pushes_that_come_again_all_at_once_are_taken_one_after_the_other() {
+fn pushes_resent_at_once_are_taken_in_order() {
     let mut world = World::new(Mode::Asp);
     (1..=4).for_each(|step| world.push(step));
     assert_eq!(world.log.len(), 1, "each waits for the one before");
@@ -276,7 +277,7 @@ fn the_rate_that_a_worker_says_is_in_the_log() {
 }
 
 #[test]
-fn a_skipped_step_is_acknowledged_and_lets_its_worker_go_with_the_weights_that_it_has() {
+fn skipped_step_is_acked_and_pull_returns_current_weights() {
     let leader = |job: &mut ServerJob| job.durability = Durability::Leader;
     for (mode, change) in [(Mode::Bsp, None), (Mode::Asp, None), (Mode::Asp, Some(leader))] {
         let mut world = World::with(mode, |job| change.into_iter().for_each(|change| change(job)));
@@ -301,7 +302,7 @@ fn a_skipped_step_is_acknowledged_and_lets_its_worker_go_with_the_weights_that_i
     }
 }
 
-/// Of a job that clips by the norm of the whole gradient, which is in two buckets.
+/// A job that clips by the norm of the whole gradient, which is in two buckets.
 fn clips(mode: Mode) -> World {
     let mut world = World::with(mode, |job| {
         (job.params_len, job.clip.norm) = (16, Some(1.0));
@@ -326,14 +327,14 @@ fn a_step_whose_pushes_bring_the_norm_is_not_split_by_a_switch() {
     world.push_to(1, 1, 4.0, None, false);
     world.commit();
     assert!(is_answered(&mut world, 1), "both buckets of the step are applied");
-    // And of the next one none brings it.
+    // No push of the next step has the norm.
     (0..2).for_each(|bucket| world.push_to(bucket, 2, 0.0, None, false));
     world.commit();
     assert!(is_answered(&mut world, 2));
 }
 
 #[test]
-fn a_norm_that_comes_before_all_of_a_step_is_summed_takes_nothing_of_it_apart() {
+fn early_norm_does_not_split_a_step() {
     let mut world = clips(Mode::Bsp);
     world.push_to(0, 1, 0.0, None, false);
     world.commit();
@@ -344,11 +345,11 @@ fn a_norm_that_comes_before_all_of_a_step_is_summed_takes_nothing_of_it_apart() 
     assert!(is_answered(&mut world, 1));
 }
 
-/// Whoever was told a step's norm may die before it has told all shards, and others of its worker do the step again.
+/// A worker that got a step's norm may die before it sent it to all shards; its successor pushes the step again.
 #[test]
-fn a_step_that_waits_for_its_norm_is_pushed_again_by_who_takes_its_worker_s_place() {
+fn step_waiting_for_norm_is_pushed_again_by_successor() {
     for told in [None, Some(0), Some(1)] {
-        // Two of four buckets are here.
+        // This shard has two of the four buckets.
         let change = |job: &mut ServerJob| (job.params_len, job.clip.norm) = (32, Some(1.0));
         let mut world = World::of(2, Mode::Bsp, change);
         (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
@@ -362,7 +363,7 @@ fn a_step_that_waits_for_its_norm_is_pushed_again_by_who_takes_its_worker_s_plac
         world.hears(Input::Open { conn: 2, worker, session: None, job, liveness });
         world.commit();
         assert_eq!(waits(world.sent()), 0, "what its predecessor has pushed is of no norm any more");
-        // As from a session that has heard the norm of its predecessor's pushes, at any moment.
+        // As from a session that got the norm of its predecessor's pushes, at any moment.
         let tells = |world: &mut World, at| {
             if told == Some(at) {
                 world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
@@ -382,7 +383,7 @@ fn a_step_that_waits_for_its_norm_is_pushed_again_by_who_takes_its_worker_s_plac
 }
 
 #[test]
-fn a_leader_that_goes_on_with_a_step_of_which_some_is_in_asks_for_the_norm_of_the_rest() {
+fn new_leader_asks_for_norm_of_remaining_buckets() {
     let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
     (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
     world.commit();
@@ -390,7 +391,7 @@ fn a_leader_that_goes_on_with_a_step_of_which_some_is_in_asks_for_the_norm_of_th
     let first = world.applies();
     world.hears(first);
     assert_eq!(world.acks(), [1]);
-    // The other entry is lost with the leadership.
+    // The other entry is lost with the epoch.
     let (number, _) = world.log.pop_front().expect("it is proposed");
     world.hears(Input::Outcome(number, Err(ProposeError::new("lost"))));
     world.now = world.leader.deadline().expect("it comes back");
@@ -410,7 +411,7 @@ fn a_leader_that_goes_on_with_a_step_of_which_some_is_in_asks_for_the_norm_of_th
 }
 
 #[test]
-fn a_worker_that_goes_on_behind_a_step_that_waits_for_its_norm_can_finish() {
+fn worker_resuming_behind_a_waiting_norm_can_finish() {
     let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
     (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
     world.commit();
@@ -423,7 +424,7 @@ fn a_worker_that_goes_on_behind_a_step_that_waits_for_its_norm_can_finish() {
 }
 
 #[test]
-fn a_push_stays_in_flight_when_the_outcome_of_the_one_before_is_heard_after_it_was_taken() {
+fn late_outcome_leaves_the_next_push_in_flight() {
     let mut world = World::new(Mode::Asp);
     world.push(1);
     let first = world.applies();
@@ -448,7 +449,7 @@ fn what_a_worker_says_last_is_in_the_log_behind_its_pushes() {
 }
 
 #[test]
-fn a_leader_begins_again_behind_a_fence_and_gives_up_where_nobody_answers() {
+fn restarted_leader_fences_and_gives_up_without_answers() {
     let mut world = World::new(Mode::Ssp(1));
     world.push(1);
     let (number, _) = world.log.pop_front().expect("it is proposed");
@@ -490,7 +491,7 @@ fn workers_beyond_the_bound_of_a_job_are_refused() {
             other => panic!("{other:?}"),
         }
     };
-    // The job was begun with one, which has stream 1.
+    // The job's first worker has stream 1.
     let taken = (2..200).take_while(|conn| open(*conn)).count();
     assert_eq!(taken, 64);
     world.hears(Input::Message(2, Message::Finish));

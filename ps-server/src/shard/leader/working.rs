@@ -1,19 +1,19 @@
-//! The copies to which a leader applies pushes at once at the level `leader`, and what it must write down of them.
-//! Leader-only: may vanish at any moment. What of it has been acknowledged is bounded by the window.
+//! The working copies to which a leader applies pushes at once at the level `leader`, and the record for the next
+//! delta. Leader-only: it may be lost at any moment. The window bounds how much of it is acknowledged.
 //!
 //! ```text
-//!  push ─▶ open window ──becomes a delta──▶ window under way ──marker committed──▶ replicated
+//!  push ─▶ open window ──becomes a delta──▶ window in flight ──marker committed──▶ replicated
 //! ```
 //!
-//! One delta is under way at a time: pushes that come meanwhile share the next one. The leader is the only one
-//! that calls, so the copies that `delta` takes between two pushes are consistent with each other and with the record.
+//! One delta is in flight at a time: pushes that arrive meanwhile share the next one. Only the leader calls this
+//! module, so the copies that `delta` takes between two pushes are consistent with each other and with the record.
 
 use crate::shard::{
     bucket::{BucketData, Incoming, vector_bytes},
     command::{Command, Contribution, Proposal},
-    delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorOf},
+    delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorId},
     members::{Member, Members},
-    state::Configured,
+    state::ShardConfig,
 };
 use paraft_common::{Payload, SessionId, Step, Version, WorkerId, optim::Gradient};
 use std::{
@@ -22,18 +22,17 @@ use std::{
     time::Instant,
 };
 
-/// Everything ahead of the replicated state.
+/// All state that is ahead of the replicated state.
 #[derive(Debug, Default)]
-pub struct Working {
+pub struct WorkingCopies {
     /// Local buckets that are ahead.
     buckets: BTreeMap<usize, Arc<BucketData>>,
-    /// Members as they are with the pushes applied here.
+    /// Members, including the pushes applied here.
     members: BTreeMap<WorkerId, Member>,
-    /// What no delta holds yet.
+    /// The pushes that no delta holds yet.
     open: Window,
-    under_way: Option<UnderWay>,
-    /// Of the members' steps, those that were skipped. The log does not have them: with the leader that took them goes their
-    /// count.
+    under_way: Option<DeltaInFlight>,
+    /// Skipped steps per session. The log does not hold them: the count is lost with the leader.
     skipped: BTreeMap<(WorkerId, SessionId), u64>,
 }
 
@@ -41,7 +40,7 @@ pub struct Working {
 struct Window {
     buckets: BTreeSet<usize>,
     record: DeltaRecord,
-    /// When the first push came.
+    /// When the first push arrived.
     since: Option<Instant>,
 }
 
@@ -51,49 +50,49 @@ impl Window {
     }
 }
 
-/// A delta that is being proposed, part by part, or waits for its marker to be committed.
+/// A delta whose parts are being proposed, or whose marker is not committed yet.
 #[derive(Debug)]
-struct UnderWay {
+struct DeltaInFlight {
     window: Window,
     delta: DeltaId,
     images: BTreeMap<usize, Arc<BucketData>>,
-    /// Parts to come: local buckets and vectors.
+    /// Parts still to propose: local buckets and vectors.
     parts: VecDeque<Vec<(usize, u32)>>,
     proposed: u32,
     marker: Option<Command>,
 }
 
-/// What to propose next of a delta.
+/// The next proposal of a delta.
 #[derive(Debug, PartialEq)]
-pub enum Piece {
+pub enum DeltaPiece {
     /// A part.
     Part(Proposal),
-    /// The marker: nothing comes behind it.
+    /// The marker, which is the last.
     Marker(Proposal),
 }
 
-impl Working {
-    /// The member as it is with the pushes applied here; `replicated` is the same worker's replicated record.
+impl WorkingCopies {
+    /// The member including the pushes applied here; `replicated` is the worker's replicated record.
     pub fn member<'a>(&'a self, worker: WorkerId, replicated: &'a Member) -> &'a Member {
         self.members.get(&worker).filter(|m| m.session == replicated.session).unwrap_or(replicated)
     }
 
-    /// A local bucket as it is with the pushes applied here.
-    pub fn data(&self, conf: &Configured, bucket: usize) -> Arc<BucketData> {
+    /// A local bucket including the pushes applied here.
+    pub fn data(&self, conf: &ShardConfig, bucket: usize) -> Arc<BucketData> {
         self.buckets.get(&bucket).cloned().unwrap_or_else(|| conf.buckets[bucket].image())
     }
 
-    /// The working copy of a bucket, for a push. Until it comes back with [`Self::pushed`] there is none here.
-    pub fn lend(&mut self, conf: &Configured, bucket: usize) -> Arc<BucketData> {
+    /// Lends the working copy of a bucket for a push. Until [`Self::pushed`] returns it there is no copy here.
+    pub fn lend(&mut self, conf: &ShardConfig, bucket: usize) -> Arc<BucketData> {
         self.buckets.remove(&bucket).unwrap_or_else(|| conf.buckets[bucket].image())
     }
 
-    /// Takes back what [`Self::lend`] gave and [`add`] has changed, and writes the push down; gives the version that
-    /// contains it.
+    /// Takes back the copy that [`Self::lend`] returned and [`add`] changed, and records the push. Returns the
+    /// version that contains the push.
     #[allow(clippy::too_many_arguments)] // what a push is, and the time
     pub fn pushed(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         bucket: usize,
         c: &Contribution,
@@ -111,10 +110,10 @@ impl Working {
         version
     }
 
-    /// Takes a push in that brings nothing: of the copy the schedule's clock alone goes on. `active`: members that train.
+    /// Records a push without a gradient: only the copy's schedule clock advances. `active`: members that train.
     pub fn skipped(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         active: usize,
         bucket: usize,
@@ -122,7 +121,7 @@ impl Working {
         now: Instant,
     ) -> Version {
         let mut data = self.lend(conf, bucket);
-        Arc::make_mut(&mut data).pass(1, active);
+        Arc::make_mut(&mut data).skip_update(1, active);
         let version = data.version;
         self.is_in(conf, replicated, bucket, c, data, now);
         if bucket == 0 {
@@ -131,15 +130,15 @@ impl Working {
         version
     }
 
-    /// How many steps of a session were skipped here.
+    /// Number of steps of a session that were skipped here.
     pub fn skips_of(&self, worker: WorkerId, session: SessionId) -> u64 {
         self.skipped.get(&(worker, session)).copied().unwrap_or_default()
     }
 
-    /// A push is in this copy of its bucket.
+    /// Records that this copy of the bucket contains a push.
     fn is_in(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         bucket: usize,
         c: &Contribution,
@@ -157,11 +156,11 @@ impl Working {
         }
     }
 
-    /// Counts the steps between the member's last one and `upto` as lost: an earlier leader acknowledged them and went
-    /// down before a majority had them. Gives how many pushes that is.
+    /// Counts the steps between the member's last one and `upto` as lost: an earlier leader acknowledged them and
+    /// failed before a majority had them. Returns the number of lost pushes.
     pub fn skip(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         worker: WorkerId,
         bucket: usize,
@@ -179,7 +178,7 @@ impl Working {
 
     fn step(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         replicated: &Member,
         worker: WorkerId,
         bucket: usize,
@@ -203,7 +202,7 @@ impl Working {
         m
     }
 
-    /// Takes over what the log has changed in the members meanwhile: who joined, left or went on.
+    /// Adopts the changes of the members in the log: joins, leaves and resumes.
     pub fn follow(&mut self, members: &Members) {
         self.members.retain(|w, m| {
             let Some(now) = members.in_session(*w, m.session) else { return false };
@@ -213,12 +212,11 @@ impl Working {
         self.skipped.retain(|(w, s), _| members.in_session(*w, *s).is_some());
     }
 
-    /// Closes the open window into a delta: its pieces come from [`Self::next`], its parts hold at most `part_bytes`, or one
-    /// vector. False where there is nothing to write, or
-    /// a delta is under way.
+    /// Turns the open window into a delta. [`Self::next`] returns its pieces; a part holds at most `part_bytes`, or
+    /// one vector. Returns false if there is nothing to write, or a delta is in flight.
     pub fn delta(
         &mut self,
-        conf: &Configured,
+        conf: &ShardConfig,
         delta: DeltaId,
         after: Option<DeltaId>,
         part_bytes: usize,
@@ -243,24 +241,25 @@ impl Working {
         let marker =
             Command::Delta { delta, after, parts: parts.len() as u32, buckets, record: record.clone() };
         window.record = DeltaRecord { pushes: record.pushes, ..DeltaRecord::default() };
-        self.under_way = Some(UnderWay { window, delta, images, parts, proposed: 0, marker: Some(marker) });
+        self.under_way =
+            Some(DeltaInFlight { window, delta, images, parts, proposed: 0, marker: Some(marker) });
         true
     }
 
-    /// What to propose next of the delta under way, if anything is left of it.
-    pub fn next(&mut self, conf: &Configured) -> Option<Piece> {
+    /// The next proposal of the delta in flight, if any remains.
+    pub fn next(&mut self, conf: &ShardConfig) -> Option<DeltaPiece> {
         let u = self.under_way.as_mut()?;
         let Some(part) = u.parts.pop_front() else {
-            return u.marker.take().map(|m| Piece::Marker(m.into()));
+            return u.marker.take().map(|m| DeltaPiece::Marker(m.into()));
         };
         let payload = payload(&u.images, &part);
-        let vectors: Vec<VectorOf> = part.iter().map(|(b, v)| (conf.buckets[*b].id, *v)).collect();
+        let vectors: Vec<VectorId> = part.iter().map(|(b, v)| (conf.buckets[*b].id, *v)).collect();
         let command = Command::DeltaPart { delta: u.delta, part: u.proposed, vectors };
         u.proposed += 1;
-        Some(Piece::Part(Proposal { command, payload }))
+        Some(DeltaPiece::Part(Proposal { command, payload }))
     }
 
-    /// The marker of the delta under way is committed and applied.
+    /// Records that the marker of the delta in flight is committed and applied.
     pub fn committed(&mut self) {
         let Some(u) = self.under_way.take() else { return };
         for bucket in u.images.keys().filter(|b| !self.open.buckets.contains(b)) {
@@ -268,18 +267,18 @@ impl Working {
         }
     }
 
-    /// Pushes applied here that no majority is known to hold.
+    /// Pushes applied here that may not be on a majority.
     pub fn unreplicated(&self) -> u64 {
         let under_way = self.under_way.as_ref().map_or(0, |u| u.window.record.pushes);
         self.open.record.pushes + under_way
     }
 
-    /// When the oldest of them came.
+    /// When the oldest of them arrived.
     pub fn oldest(&self) -> Option<Instant> {
         self.under_way.as_ref().and_then(|u| u.window.since).or(self.open.since)
     }
 
-    /// The open window: when its first push came, how many pushes and payload bytes it holds. `None` where it is empty.
+    /// The open window: the time of its first push, its pushes and its payload bytes. `None` if it is empty.
     pub fn open(&self) -> Option<(Instant, u64, u64)> {
         self.open.since.map(|s| (s, self.open.record.pushes, self.open.record.bytes))
     }
@@ -289,26 +288,26 @@ impl Working {
         self.under_way.is_some()
     }
 
-    /// Whether a part or the marker of the delta under way is still to be proposed.
+    /// Whether a part or the marker of the delta in flight is not proposed yet.
     pub fn proposing(&self) -> bool {
         self.under_way.as_ref().is_some_and(|u| u.marker.is_some())
     }
 
-    /// Whether it knows any member otherwise than the log does.
+    /// Whether any member here differs from the log.
     pub fn has_members(&self) -> bool {
         !self.members.is_empty()
     }
 
-    /// Whether the replicated state holds everything.
+    /// Whether the replicated state contains everything.
     pub fn is_level(&self) -> bool {
         self.open.is_empty() && self.under_way.is_none()
     }
 }
 
-/// Adds a push to a working copy, with the arithmetic of every replica. `active` is the number of members that train.
+/// Adds a push to a working copy, with the same arithmetic as every replica. `active`: members that train.
 pub fn add(
     data: &mut Arc<BucketData>,
-    conf: &Configured,
+    conf: &ShardConfig,
     bucket: usize,
     active: usize,
     c: &Contribution,
@@ -320,7 +319,7 @@ pub fn add(
     Arc::make_mut(data).update(conf.buckets[bucket].spec, update);
 }
 
-/// Vectors into parts: large ones alone, small ones together, which saves entries.
+/// Groups vectors into parts: a large one alone, small ones together, which saves entries.
 fn pack(images: &BTreeMap<usize, Arc<BucketData>>, part_bytes: usize) -> VecDeque<Vec<(usize, u32)>> {
     let mut parts: VecDeque<Vec<(usize, u32)>> = VecDeque::new();
     let mut room = 0;

@@ -1,15 +1,15 @@
-//! Raft, modelled by what it promises: what is committed stays; a leader has everything that is committed; of what a
-//! leader that is lost had proposed and not committed, its successor has a beginning, or nothing.
+//! A model of Raft by its guarantees: committed entries stay; a leader has every committed entry; of the
+//! uncommitted proposals of a lost leader, its successor has a prefix or nothing.
 //!
-//! It is told when to commit, apply, elect; it decides nothing.
+//! The test decides when to commit, apply and elect.
 
 use crate::{
     raft::{Leadership, ProposeError, RawImage, Replicated, Role},
     shard::{
         Command, Contribution, Outcome, Proposal, Shard,
         leader::{
-            Counters, Effect, Event, Input, Leader, Now, Standing,
-            run::{EVENT_QUEUE, Lines},
+            Counters, Effect, Event, GroupStatus, Input, Leader, Now,
+            run::{EVENT_QUEUE, ReplySenders},
         },
     },
 };
@@ -26,13 +26,13 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// More inputs than this in one moment: a leader that never comes to rest.
-const RESTLESS: usize = 100_000;
+/// More inputs than this at one moment mean that a leader never becomes idle.
+const MAX_INPUTS: usize = 100_000;
 
-/// A push that was not applied, for it or another of its round brought nothing.
+/// A push that was not applied because it, or another of its round, had no gradient.
 pub type Skipped = (BucketId, WorkerId, SessionId, Step);
 
-/// Who made a proposal: the node, in which incarnation, and its number there.
+/// The origin of a proposal: the node, its incarnation, and the proposal's number there.
 type Source = (usize, u64, u64);
 
 #[derive(Clone)]
@@ -43,39 +43,39 @@ pub struct Entry {
     source: Source,
 }
 
-/// A replica: its state, its leader's work, and its part in the group.
+/// A replica: its state, its leader, and its role in the group.
 pub struct Node {
     pub shard: Arc<Shard>,
-    /// What streams send it.
+    /// The channel for its streams' events.
     pub events: mpsc::Sender<Event>,
     /// Counts its incarnations.
     pub incarnation: u64,
-    /// Entries that it has applied.
+    /// Number of entries that it has applied.
     pub applied: usize,
-    /// The term in which it believes to lead.
+    /// The term in which it believes that it leads.
     pub believes: Option<u64>,
     leader: Leader,
     pub counters: Arc<Counters>,
     came: mpsc::Receiver<Event>,
-    lines: Lines,
-    /// What its leader's work hears next: outcomes.
+    lines: ReplySenders,
+    /// The next inputs of its leader: outcomes.
     inputs: VecDeque<Input>,
-    standing: Believed,
-    /// Its leader's work has not heard who leads.
+    standing: KnownLeader,
+    /// Its leader was not notified of the current leadership.
     news: bool,
     /// Numbers of proposals whose outcomes it does not know.
     waiting: BTreeSet<u64>,
-    /// In which term, after how many entries, the number of what is to be confirmed.
+    /// Pending confirmations: the term, the number of entries to apply, and the confirmation's number.
     barriers: Vec<(u64, usize, u64)>,
 }
 
-/// Who leads, as a node has heard.
-struct Believed {
+/// The leadership as a node knows it.
+struct KnownLeader {
     node: usize,
     leadership: Leadership,
 }
 
-impl Standing for Believed {
+impl GroupStatus for KnownLeader {
     fn leads(&self) -> bool {
         self.leadership.leads
     }
@@ -97,19 +97,19 @@ impl Standing for Believed {
 pub struct Group {
     pub nodes: Vec<Node>,
     pub committed: Vec<Entry>,
-    /// What the leader has proposed and not committed.
+    /// Proposals of the leader that are not committed.
     open: VecDeque<Entry>,
     pub term: u64,
     pub leader: usize,
     /// The index of the term's first entry, once it is committed.
     first: Option<usize>,
-    /// Applies every entry as it is committed: what is true.
+    /// A shard that applies every entry on commit: the true state.
     pub truth: Shard,
-    /// Pushes that were skipped, by bucket: entry by entry, and all of them.
+    /// Skipped pushes by bucket: entry by entry, and all of them.
     pub skipped: (Vec<(BucketId, Vec<Contribution>)>, BTreeSet<Skipped>),
-    /// What the truth was after each entry.
+    /// The digest of the true state after each entry.
     pub digests: Vec<u64>,
-    /// Sessions given out by all its leaders.
+    /// Session ids drawn by all its leaders.
     sessions: Arc<AtomicU64>,
     began: Instant,
     now: Instant,
@@ -127,9 +127,9 @@ pub fn address(node: usize) -> String {
 }
 
 impl Cluster {
-    /// Replicas with empty logs, of which the first leads.
+    /// Replicas with empty logs; the first one leads.
     pub fn new(nodes: usize) -> Self {
-        let now = Instant::now(); // only what is between two moments counts
+        let now = Instant::now(); // only differences between two times matter
         let group = Group {
             nodes: Vec::new(),
             committed: Vec::new(),
@@ -168,26 +168,26 @@ impl Cluster {
             applied: 0,
             believes: None,
             came,
-            lines: Lines::default(),
+            lines: ReplySenders::default(),
             inputs: VecDeque::new(),
-            standing: Believed { node, leadership: Leadership::default() },
+            standing: KnownLeader { node, leadership: Leadership::default() },
             news: true,
             waiting: BTreeSet::new(),
             barriers: Vec::new(),
         }
     }
 
-    /// Lets every node do what it can.
-    pub fn works(&self) {
-        self.0.lock().works();
+    /// Lets every node do its pending work.
+    pub fn run_pending(&self) {
+        self.0.lock().run_pending();
     }
 
-    /// Time, in which every node does what it has waited for.
-    pub fn passes(&self, ms: u64) {
+    /// Advances time; every node handles its deadlines.
+    pub fn advance_time(&self, ms: u64) {
         let g = &mut *self.0.lock();
         let until = g.now + Duration::from_millis(ms);
         loop {
-            g.works();
+            g.run_pending();
             let next = g.nodes.iter().filter_map(|n| n.leader.deadline()).min().filter(|at| *at <= until);
             let Some(next) = next else { break };
             g.now = g.now.max(next);
@@ -195,7 +195,7 @@ impl Cluster {
         g.now = until;
     }
 
-    /// Commits so many of the leader's open entries.
+    /// Commits this many of the leader's open entries.
     pub fn commit(&self, count: usize) {
         let mut g = self.0.lock();
         for _ in 0..count {
@@ -221,7 +221,7 @@ impl Cluster {
         }
     }
 
-    /// Applies so many committed entries on a node.
+    /// Applies this many committed entries on a node.
     pub fn apply(&self, node: usize, count: usize) {
         let mut g = self.0.lock();
         for _ in 0..count {
@@ -241,7 +241,7 @@ impl Cluster {
         g.pass_barriers();
     }
 
-    /// Another node, or the same one again, leads in a new term; `kept` of the open entries were in its log.
+    /// Elects a node, possibly the same one, in a new term; its log had `kept` of the open entries.
     pub fn elect(&self, node: usize, kept: usize) {
         let mut g = self.0.lock();
         g.term += 1;
@@ -256,7 +256,7 @@ impl Cluster {
         g.nodes[node].hears(lead);
     }
 
-    /// A node that does not lead hears who does.
+    /// Notifies a node that does not lead of the leader.
     pub fn hears(&self, node: usize) {
         let mut g = self.0.lock();
         if node == g.leader {
@@ -269,12 +269,12 @@ impl Cluster {
         n.hears(Leadership { term, leader, leads: false, role: Role::Follower });
     }
 
-    /// The outcomes of a node's proposals become unknown to it, whatever becomes of them.
-    pub fn doubt(&self, node: usize) {
+    /// Makes the outcomes of a node's proposals unknown to it.
+    pub fn lose_outcomes(&self, node: usize) {
         self.0.lock().nodes[node].refuse("no answer");
     }
 
-    /// A node loses its memory and begins again as a follower.
+    /// Restarts a node as a follower without its memory.
     pub fn crash(&self, node: usize) {
         let incarnation = self.0.lock().nodes[node].incarnation + 1;
         let new = self.node(node, incarnation);
@@ -282,7 +282,7 @@ impl Cluster {
         self.hears(node);
     }
 
-    /// A node that does not lead gets the state instead of the entries, through the bytes of a snapshot.
+    /// Gives a node that does not lead the state instead of the entries, through the bytes of a snapshot.
     pub fn snapshot(&self, node: usize) {
         let mut g = self.0.lock();
         if g.nodes[node].believes.is_some() {
@@ -308,7 +308,7 @@ impl Node {
         self.inputs.extend(proposals.chain(barriers).map(lost));
     }
 
-    /// What its leader's work hears next, if anything is there.
+    /// The next input of its leader, if there is any.
     fn next(&mut self, now: Instant) -> Option<Input> {
         if let Some(input) = self.inputs.pop_front() {
             return Some(input);
@@ -339,8 +339,8 @@ impl Group {
         }
     }
 
-    fn works(&mut self) {
-        for _ in 0..RESTLESS {
+    fn run_pending(&mut self) {
+        for _ in 0..MAX_INPUTS {
             let nodes = 0..self.nodes.len();
             if nodes.filter(|node| self.turn(*node)).count() == 0 {
                 return;
@@ -349,7 +349,7 @@ impl Group {
         panic!("a leader does not come to rest");
     }
 
-    /// One input of a node, if there is any, and those that follow from it at once.
+    /// Handles one input of a node, if there is any, and those that its effects return at once.
     fn turn(&mut self, node: usize) -> bool {
         let moment = Moment((self.now - self.began).as_nanos() as u64);
         let now = Now { at: self.now, moment };
@@ -377,7 +377,7 @@ impl Group {
                 None => n.inputs.push_back(not_leading(number)),
                 Some(believes) => {
                     n.waiting.insert(number);
-                    // Those of a leader that was deposed without its knowing reach nobody.
+                    // Proposals of a leader that was deposed without its knowledge reach no other node.
                     if believes == term {
                         let (change, source) = (Some(proposal), (node, n.incarnation, number));
                         self.open.push_back(Entry { term, change, source });
@@ -392,8 +392,8 @@ impl Group {
                 self.pass_barriers();
             }
             Effect::Compute(_, work) => return Some(Input::Computed(Ok(work()))),
-            Effect::Switched(asker, switched) => asker.answer(switched),
-            Effect::Fetched(asker, fetched) => asker.answer(fetched),
+            Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep | Effect::Wake => n.inputs.push_back(Input::SleepOrWake),
         }
         None

@@ -1,5 +1,5 @@
-//! A worker: the session that real ones have, and what a training loop does with it. Between it and the leaders are streams
-//! that keep their order, may be slow, and may break at any message; a broken one may still deliver what was sent on it, long
+//! A worker: the real session code, with a model of the training loop. The streams between it and the leaders keep
+//! their order, may be slow, and may break at any message. A broken stream may still deliver its messages long
 //! after the worker has another.
 
 use super::{
@@ -18,7 +18,7 @@ use paraft_common::{
     BucketId, Mode, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob, retry::RetryPolicy,
 };
 use paraft_proto::{Advice, Init, Open, RefusalKind, ToShard, WithBulk, to_shard::Kind};
-use paraft_session::{Arrived, Effect, Event as Heard, Input, Options, Pull, Pulled, Session};
+use paraft_session::{Arrived, Effect, Event as SessionEvent, Input, Options, Pull, Pulled, Session};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
@@ -28,51 +28,53 @@ use tokio::sync::mpsc;
 
 /// Buckets of the shard.
 pub const BUCKETS: usize = 2;
-/// Values in a bucket: the number of steps that the workers may push, all together.
+/// Values in a bucket: the number of steps that all workers together may push.
 pub const PLACES: usize = 256;
 
 const SHARD: ShardId = ShardId(0);
-/// A session waits for nothing here: it dials again at once, and gives up never. Time passes for it only where it loses its
-/// patience with a leader.
-const NOW: Duration = Duration::ZERO;
-/// More than it has.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Delays of a session: it redials at once and never gives up. Time passes for it only when it loses patience with
+/// a leader.
+const NO_DELAY: Duration = Duration::ZERO;
+/// More than its patience.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A stream, and what was sent on it and has not arrived.
+/// A stream, and the messages on it that have not arrived.
 pub struct Stream {
     owner: mpsc::Sender<Event>,
-    /// Of the node that it goes to.
+    /// The shard of its node.
     shard: Arc<Shard>,
     conn: u64,
     node: usize,
     liveness: Arc<Liveness>,
-    sent: VecDeque<Sent>,
-    /// The node's side says here what it cannot read. Only the owner keeps the stream open.
+    sent: VecDeque<StreamMessage>,
+    /// Channel for the refusals of the node's side. Only the owner keeps the stream open.
     refusals: mpsc::WeakSender<Reply>,
 }
 
-enum Sent {
+enum StreamMessage {
     Event(Event),
     Message(ToShard),
 }
 
 impl Stream {
-    /// Delivers so many messages; false where nobody is there any more or nothing is left.
+    /// Delivers this many messages; returns false if the receiver is gone or nothing is left.
     pub fn deliver(&mut self, count: usize) -> bool {
         for _ in 0..count {
             let Some(sent) = self.sent.pop_front() else { return false };
             self.liveness.heard();
             let event = match sent {
-                Sent::Event(event) => event,
-                Sent::Message(message) => match convert::message(&self.shard, WithBulk::from(message)) {
-                    Ok(Some(message)) => Event::Message(self.conn, message),
-                    Ok(None) => continue,
-                    Err(refusal) => {
-                        let refused = |tx: mpsc::Sender<Reply>| tx.try_send(Reply::Refused(refusal));
-                        self.refusals.upgrade().map(refused);
-                        continue;
+                StreamMessage::Event(event) => event,
+                StreamMessage::Message(message) => {
+                    match convert::message(&self.shard, WithBulk::from(message)) {
+                        Ok(Some(message)) => Event::Message(self.conn, message),
+                        Ok(None) => continue,
+                        Err(refusal) => {
+                            let refused = |tx: mpsc::Sender<Reply>| tx.try_send(Reply::Refused(refusal));
+                            self.refusals.upgrade().map(refused);
+                            continue;
+                        }
                     }
-                },
+                }
             };
             if self.owner.try_send(event).is_err() {
                 return false;
@@ -81,28 +83,28 @@ impl Stream {
         true
     }
 
-    /// Whether it goes to this node.
+    /// Whether its receiver is this node.
     pub fn is_to(&self, node: usize) -> bool {
         self.node == node
     }
 
-    /// A heartbeat.
-    pub fn beats(&self) {
+    /// Sends a heartbeat.
+    pub fn send_heartbeat(&self) {
         self.liveness.heard();
     }
 
-    /// The last that was sent does not arrive. In the end the owner hears that the stream has ended.
-    pub fn breaks(mut self, lost: usize) -> Self {
+    /// Breaks the stream: the last `lost` messages do not arrive. The owner then sees its end.
+    pub fn break_off(mut self, lost: usize) -> Self {
         self.sent.truncate(self.sent.len().saturating_sub(lost));
-        self.sent.push_back(Sent::Event(Event::Closed(self.conn)));
+        self.sent.push_back(StreamMessage::Event(Event::Closed(self.conn)));
         self
     }
 }
 
-/// What an owner has sent on a stream, and its worker has not read.
+/// Replies that an owner has sent on a stream and its worker has not read.
 struct Replies {
     from: mpsc::Receiver<Reply>,
-    /// With the last session that anyone had been told of before each was sent.
+    /// Each with the last session that any worker knew when it was sent.
     sent: VecDeque<(Reply, SessionId)>,
 }
 
@@ -110,12 +112,12 @@ pub struct Worker {
     pub id: WorkerId,
     job: String,
     steps: u64,
-    /// It skips every so many of them; 0: none.
+    /// The worker skips every n-th step; 0: none.
     skips: u64,
     session: Session,
-    /// What the session wants to dial.
+    /// The dial that the session wants.
     dials: Option<(u64, Box<Open>, String)>,
-    /// A leader was named where it wants to go.
+    /// A leader was named as the target.
     named: bool,
     /// The session's number of the stream.
     dial: u64,
@@ -123,27 +125,27 @@ pub struct Worker {
     /// The leader has answered on it.
     open: bool,
     replies: Option<Replies>,
-    /// Whom the session wants to ask about it, and the stream on which it does.
+    /// The node that the session wants to ask about its leader, and the stream for it.
     asks: Option<(u64, Box<Open>)>,
     beside: Option<(u64, Stream, Replies)>,
-    /// Streams that it has let go, beside what its functions give.
+    /// Streams that it has released, beside those that its functions return.
     pub gone: Vec<Stream>,
     /// How often it has left a silent leader.
     pub turns: u64,
     now: Duration,
-    /// Pushes that are not acknowledged, by seq: what was sent, and where they count.
+    /// Pushes that are not acknowledged, by sequence number: the message, the place and the bucket.
     pushed: BTreeMap<u64, (ToShard, usize, usize)>,
-    /// The place of the step that is pushed.
+    /// The place of the current step.
     place: usize,
     done: Step,
     /// The step whose weights came last.
     asked: Step,
     last: bool,
     pub finished: bool,
-    /// It stands still, heartbeats and all; its streams stay open.
+    /// It is suspended, including its heartbeats; its streams stay open.
     pub hangs: bool,
     weights: BTreeMap<usize, (Version, Bytes)>,
-    /// The modes in force when each bucket was let go.
+    /// The mode in force when each bucket was released.
     modes: BTreeMap<usize, Mode>,
 }
 
@@ -155,7 +157,7 @@ fn session(id: u32, job: &str) -> Session {
         worker: WorkerId(id),
         job: ServerJob::decode(job).expect("a job of this simulation"),
         job_text: job.into(),
-        retry: RetryPolicy { base: NOW, max: NOW, deadline: Duration::MAX },
+        retry: RetryPolicy { base: NO_DELAY, max: NO_DELAY, deadline: Duration::MAX },
         handover: Duration::MAX,
         stages: None,
         draw: Box::new(|| 0.0),
@@ -182,7 +184,7 @@ impl Worker {
             beside: None,
             gone: Vec::new(),
             turns: 0,
-            now: NOW,
+            now: NO_DELAY,
             pushed: BTreeMap::new(),
             place: 0,
             done: Step(0),
@@ -197,7 +199,7 @@ impl Worker {
         worker
     }
 
-    /// Opens a stream to a node: where it was told to go, or to `node`.
+    /// Opens a stream to the named leader, or to `node`.
     pub fn connect(
         &mut self,
         node: usize,
@@ -227,32 +229,32 @@ impl Worker {
         let liveness = Arc::new(Liveness::default());
         let open =
             Event::Open { conn, tx, worker: self.id, session, job: open.job, liveness: liveness.clone() };
-        let sent = VecDeque::from([Sent::Event(open)]);
+        let sent = VecDeque::from([StreamMessage::Event(open)]);
         let stream = Stream { owner, shard, conn, node, liveness, sent, refusals };
         (stream, Replies { from: rx, sent: VecDeque::new() })
     }
 
-    /// Its leader has said nothing for long, or so it seems.
+    /// Its leader has been silent for long, as far as it knows.
     pub fn is_impatient(&mut self) {
-        self.now += PATIENCE;
+        self.now += SESSION_TIMEOUT;
         self.session.handle(self.now, Input::Tick);
         let old = self.carry_out(None);
         self.gone.extend(old);
     }
 
-    /// Opens a stream to a node beside its own, if it wants one.
+    /// Opens a second stream to a node, if the session wants one.
     pub fn connect_beside(&mut self, node: usize, at: (mpsc::Sender<Event>, Arc<Shard>), conn: u64) {
         let Some((dial, open)) = self.asks.take() else { return };
         let (stream, replies) = self.line(node, at, conn, *open);
         self.beside = Some((dial, stream, replies));
     }
 
-    /// Whether it wants a stream beside its own.
+    /// Whether the session wants a second stream.
     pub fn wants_beside(&self) -> bool {
         self.asks.is_some()
     }
 
-    /// Its streams, that of its leader first.
+    /// Its streams, its leader's first.
     pub fn streams(&mut self) -> impl Iterator<Item = &mut Stream> {
         self.stream.iter_mut().chain(self.beside.as_mut().map(|(_, stream, _)| stream))
     }
@@ -262,13 +264,13 @@ impl Worker {
         self.gone.extend(self.beside.take().map(|(_, stream, _)| stream));
     }
 
-    /// Its stream breaks; it will open another.
+    /// Breaks its stream; it will open another.
     pub fn disconnect(&mut self, history: &mut History) -> Option<Stream> {
         let old = self.hangs_up();
         if old.is_some() {
             let (shard, dial, cause) = (SHARD, self.dial, "it broke".into());
             self.session.handle(self.now, Input::Broken { shard, dial, cause });
-            self.goes_on(SessionId(0), history);
+            self.handle_events(SessionId(0), history);
         }
         old
     }
@@ -278,8 +280,8 @@ impl Worker {
         self.stream.take()
     }
 
-    /// It dies, and another process takes its place.
-    pub fn dies(&mut self, history: &mut History) -> Option<Stream> {
+    /// Kills its process; another takes its place.
+    pub fn kill(&mut self, history: &mut History) -> Option<Stream> {
         history.forgets(self.id);
         let stream = self.hangs_up();
         self.asks_no_more();
@@ -289,7 +291,7 @@ impl Worker {
         stream
     }
 
-    /// Whether it has had weights.
+    /// Whether it has received weights.
     pub fn has_begun(&self) -> bool {
         self.done > Step(0) || self.finished
     }
@@ -299,7 +301,7 @@ impl Worker {
         (session > 0).then_some(SessionId(session))
     }
 
-    /// Where it is, for a person to read.
+    /// Its state as text.
     pub fn state(&self) -> String {
         let Self { id, done, last, finished, .. } = self;
         let (stream, unacked) = (self.stream.as_ref().map(|s| s.node), self.pushed.len());
@@ -310,13 +312,13 @@ impl Worker {
         )
     }
 
-    /// Sends again what it keeps, though nothing is broken.
+    /// Resends everything that it keeps, without a fault.
     pub fn repeats(&mut self) {
         let Some(stream) = self.stream.as_mut().filter(|_| self.open) else { return };
-        stream.sent.extend(self.pushed.values().map(|(push, ..)| Sent::Message(push.clone())));
+        stream.sent.extend(self.pushed.values().map(|(push, ..)| StreamMessage::Message(push.clone())));
     }
 
-    /// Does what the session wants; gives a stream that it has let go.
+    /// Carries out the session's commands; returns a stream that it has released.
     fn carry_out(&mut self, mut history: Option<&mut History>) -> Option<Stream> {
         let mut old = None;
         while let Some(effect) = self.session.next_effect() {
@@ -346,14 +348,18 @@ impl Worker {
                         }
                         _ => {}
                     }
-                    self.stream.iter_mut().for_each(|s| s.sent.push_back(Sent::Message(message.clone())));
+                    self.stream
+                        .iter_mut()
+                        .for_each(|s| s.sent.push_back(StreamMessage::Message(message.clone())));
                 }
                 Effect::SendInitial(_) => {
                     for bucket in 0..BUCKETS as u32 {
                         let payload = vec![0u8; PLACES * 4].into();
                         let init = Kind::Init(Init { bucket, payload, ..Init::default() });
                         let message = ToShard { kind: Some(init) };
-                        self.stream.iter_mut().for_each(|s| s.sent.push_back(Sent::Message(message.clone())));
+                        self.stream
+                            .iter_mut()
+                            .for_each(|s| s.sent.push_back(StreamMessage::Message(message.clone())));
                     }
                 }
                 Effect::InitialKnown(_) | Effect::Acked(_) => {}
@@ -362,21 +368,21 @@ impl Worker {
         old
     }
 
-    /// What comes of what it waits for, and what it does then; `told`: the last session that anyone had been told of when this
-    /// was sent.
-    fn goes_on(&mut self, told: SessionId, history: &mut History) -> Option<Stream> {
+    /// Handles the events of the session, and its reactions; `told`: the last session that any worker knew when
+    /// they were sent.
+    fn handle_events(&mut self, told: SessionId, history: &mut History) -> Option<Stream> {
         let mut old = None;
         loop {
             let polled = self.session.poll(self.now);
             old = self.carry_out(Some(history)).or(old);
             match polled {
                 Ok(None) => return old,
-                Ok(Some(Heard::Joined(start))) => {
+                Ok(Some(SessionEvent::Joined(start))) => {
                     self.done = start;
                     self.session.pull(self.now, Pull::of(start), false);
                 }
-                Ok(Some(Heard::Weights(w))) => self.arrived(w),
-                Ok(Some(Heard::Pulled(pulled))) => {
+                Ok(Some(SessionEvent::Weights(w))) => self.arrived(w),
+                Ok(Some(SessionEvent::Pulled(pulled))) => {
                     self.pulled(&pulled, told, history);
                     if self.finished {
                         return self.hangs_up().or(old);
@@ -438,8 +444,8 @@ impl Worker {
         self.session.pull(self.now, Pull::of(self.done), true);
     }
 
-    /// The leaders have worked: what they have sent was sent when nobody knew of a session after `told`. Gives the last
-    /// session that is told of here.
+    /// Receives the leaders' replies. They were sent when no session after `told` was known. Returns the last
+    /// session in them.
     pub fn sent(&mut self, told: SessionId) -> SessionId {
         let mut last = told;
         let beside = self.beside.as_mut().map(|(_, _, replies)| replies);
@@ -454,8 +460,8 @@ impl Worker {
         last
     }
 
-    /// Reads what the one has said that was asked about its leader.
-    fn hears_beside(&mut self, history: &mut History) {
+    /// Reads the replies of the node that it asked about its leader.
+    fn read_beside(&mut self, history: &mut History) {
         while let Some((dial, _, replies)) = &mut self.beside {
             let (shard, dial) = (SHARD, *dial);
             let (input, told) = match replies.sent.pop_front() {
@@ -474,14 +480,14 @@ impl Worker {
                 None => return,
             };
             self.session.handle(self.now, input);
-            let old = self.goes_on(told, history);
+            let old = self.handle_events(told, history);
             self.gone.extend(old);
         }
     }
 
-    /// Reads what has come; gives the stream if it is of no use any more.
+    /// Reads the replies; returns the stream if it is of no use any more.
     pub fn hears(&mut self, history: &mut History) -> Option<Stream> {
-        self.hears_beside(history);
+        self.read_beside(history);
         loop {
             let replies = self.replies.as_mut()?;
             match replies.sent.pop_front() {
@@ -490,7 +496,7 @@ impl Worker {
                     let message = convert::reply(0, reply).into();
                     let (shard, dial) = (SHARD, self.dial);
                     self.session.handle(self.now, Input::Message { shard, dial, message });
-                    if let Some(old) = self.goes_on(told, history) {
+                    if let Some(old) = self.handle_events(told, history) {
                         return Some(old);
                     }
                 }
@@ -502,11 +508,11 @@ impl Worker {
         }
     }
 
-    /// What the promises are checked against.
+    /// Records a reply for the invariants.
     fn notes(&mut self, reply: &Reply, history: &mut History) {
         let (_, term) = self.session.session_of(SHARD);
         match reply {
-            // One of an earlier term is deposed and does not know: the session goes elsewhere.
+            // A leader of an earlier term is deposed without its knowledge: the session goes elsewhere.
             Reply::Opened { session, term: now, .. } if *now >= term => {
                 history.opened(self.id, *session, self.had());
                 self.open = true;

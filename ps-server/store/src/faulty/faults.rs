@@ -1,4 +1,4 @@
-//! A disk that gets full, slow or dies.
+//! A disk that can become full, slow or dead.
 
 use crate::disk::{Access, Disk, DiskFile, DiskLock};
 use parking_lot::Mutex;
@@ -12,8 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// A disk before another that does what it is told to suffer. Clones are the same disk; faults can be set while
-/// files are open.
+/// Wraps a disk and injects faults on request. Clones share the disk; faults can be set while files are open.
 #[derive(Clone, Debug)]
 pub struct FaultyDisk {
     inner: Arc<dyn Disk>,
@@ -28,27 +27,27 @@ struct Faults {
     changes_left: Option<u64>,
     changes: u64,
     sync_delay: Duration,
-    /// What every read fails with: a number of the operating system's.
+    /// The OS error number of every read.
     failing_reads: Option<i32>,
-    failing_changes: Option<Failing>,
-    /// Files that were changed, since somebody asked for that.
+    failing_changes: Option<FailingChanges>,
+    /// Changed files, if recording was requested.
     recorded: Option<BTreeSet<PathBuf>>,
 }
 
-/// Changes of which files fail, and with what.
-struct Failing {
+/// The files whose changes fail, and the error number.
+struct FailingChanges {
     number: i32,
     which: Box<dyn Fn(&Path) -> bool + Send>,
 }
 
-impl fmt::Debug for Failing {
+impl fmt::Debug for FailingChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Failing({})", self.number)
+        write!(f, "FailingChanges({})", self.number)
     }
 }
 
 impl Faults {
-    /// Counts a change of the file or folder `path`; it fails when the disk is dead.
+    /// Counts a change of the file or folder `path`; fails if the disk is dead.
     fn change(&mut self, path: &Path) -> io::Result<()> {
         if let Some(failing) = self.failing_changes.as_ref().filter(|f| (f.which)(path)) {
             return Err(io::Error::from_raw_os_error(failing.number));
@@ -62,45 +61,47 @@ impl Faults {
 }
 
 impl FaultyDisk {
-    /// `inner`, without faults so far.
+    /// Wraps `inner`, without faults.
     pub fn new(inner: Arc<dyn Disk>) -> FaultyDisk {
         FaultyDisk { inner, faults: Arc::default() }
     }
 
-    /// When files have grown by `bytes` more bytes the disk is full: a write that goes beyond is done in part and
-    /// fails with `ErrorKind::StorageFull`, and nothing can be reserved. What files have can be written over. `None`: there is room again.
+    /// Makes the disk full after files have grown by `bytes` more bytes: a write beyond that is done in part and
+    /// fails with `ErrorKind::StorageFull`, and nothing can be reserved. Existing bytes can be overwritten. `None`:
+    /// there is room again.
     pub fn full_after(&self, bytes: Option<u64>) {
         self.faults.lock().room = bytes;
     }
 
-    /// After `changes` more changes (opening to write, writing, syncing, resizing, renaming, removing) every
-    /// further one fails. `None`: it works again.
+    /// Makes every change fail after `changes` more changes (opening to write, writing, syncing, resizing,
+    /// renaming, removing). `None`: it works again.
     pub fn dead_after(&self, changes: Option<u64>) {
         self.faults.lock().changes_left = changes;
     }
 
-    /// Every sync takes this much longer.
+    /// Delays every sync by this much.
     pub fn slow_syncs(&self, delay: Duration) {
         self.faults.lock().sync_delay = delay;
     }
 
-    /// Every read of names or contents fails with this number of the operating system's (5: EIO). `None`: it works again.
+    /// Makes every read of names or contents fail with this OS error number (5: EIO). `None`: it works again.
     pub fn fail_reads(&self, number: Option<i32>) {
         self.faults.lock().failing_reads = number;
     }
 
-    /// Every change (opening to write, locking, writing, syncing, resizing, renaming, removing) fails with this number of the
-    /// operating system's (5: EIO, 30: EROFS). `None`: it works again.
+    /// Makes every change (opening to write, locking, writing, syncing, resizing, renaming, removing) fail with
+    /// this OS error number (5: EIO, 30: EROFS). `None`: it works again.
     pub fn fail_changes(&self, number: Option<i32>) {
         self.fail_changes_of(number, |_| true);
     }
 
-    /// As [`Self::fail_changes`], of the files (and folders) that `which` names by their paths.
+    /// As [`Self::fail_changes`], for the files (and folders) whose paths satisfy `which`.
     pub fn fail_changes_of(&self, number: Option<i32>, which: impl Fn(&Path) -> bool + Send + 'static) {
-        self.faults.lock().failing_changes = number.map(|number| Failing { number, which: Box::new(which) });
+        self.faults.lock().failing_changes =
+            number.map(|number| FailingChanges { number, which: Box::new(which) });
     }
 
-    /// From now on it is recorded which files are changed.
+    /// Starts to record which files are changed.
     pub fn record(&self) {
         self.faults.lock().recorded.get_or_insert_default();
     }
@@ -110,7 +111,7 @@ impl FaultyDisk {
         self.faults.lock().recorded.clone().unwrap_or_default()
     }
 
-    /// Changes made so far; the unit of [`dead_after`](Self::dead_after).
+    /// Number of changes so far; the unit of [`dead_after`](Self::dead_after).
     pub fn changes(&self) -> u64 {
         self.faults.lock().changes
     }
@@ -119,7 +120,7 @@ impl FaultyDisk {
         self.faults.lock().change(path)
     }
 
-    /// A change of the files themselves, not only of what is in them.
+    /// Counts a change of the file's name or existence, not only of its content.
     fn change_file(&self, path: &Path) -> io::Result<()> {
         let mut faults = self.faults.lock();
         if let Some(recorded) = faults.recorded.as_mut().filter(|r| !r.contains(path)) {
@@ -154,7 +155,7 @@ impl Disk for FaultyDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        // One change, of two names.
+        // One change of two names.
         let failing = {
             let mut faults = self.faults.lock();
             faults.recorded.iter_mut().for_each(|recorded| _ = recorded.insert(from.to_path_buf()));
@@ -211,7 +212,7 @@ impl DiskFile for FaultyFile {
         let allowed = {
             let mut faults = self.disk.faults.lock();
             faults.change(&self.path)?;
-            // What is within the file has its room already.
+            // Bytes within the file already have their room.
             let growth = (offset + wanted).saturating_sub(size).min(wanted);
             let allowed = faults.room.map_or(growth, |room| room.min(growth));
             faults.room = faults.room.map(|room| room - allowed);

@@ -1,4 +1,4 @@
-//! A disk in memory that loses what was not synced.
+//! An in-memory disk that loses unsynced data.
 
 use crate::disk::{Access, Disk, DiskFile, DiskLock};
 use parking_lot::Mutex;
@@ -10,24 +10,24 @@ use std::{
     sync::Arc,
 };
 
-/// Writes reach the medium in pieces of this size: a crash keeps or loses each as a whole.
+/// Sector size: a crash keeps or loses each sector as a whole.
 const SECTOR_BYTES: usize = 512;
 
-/// What a power failure leaves of what was not synced.
+/// The unsynced data that survives a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survivors {
     /// Nothing.
     Synced,
     /// Everything, as when only the process died.
     Everything,
-    /// Each sector, each change of size and each change of a name by the toss of a coin from this seed: disks
-    /// and file systems write in any order.
+    /// Each sector, each size change and each name change by a coin toss from this seed: disks and file systems
+    /// write in any order.
     Some(u64),
 }
 
-/// A file system in memory. It keeps what the process sees apart from what would be there after a power
-/// failure: contents become durable by [`DiskFile::sync`], names by [`Disk::sync_dir`]. Folders are durable at
-/// once. Clones are the same disk.
+/// An in-memory file system. It separates what the process sees from what a power failure would leave: contents
+/// become durable by [`DiskFile::sync`], names by [`Disk::sync_dir`]. Folders are durable at once. Clones share the
+/// disk.
 #[derive(Clone, Debug, Default)]
 pub struct ForgetfulDisk {
     state: Arc<Mutex<State>>,
@@ -38,14 +38,14 @@ struct State {
     nodes: Vec<Node>,
     names: Names,
     durable_names: Names,
-    /// Changes of names since their folder was synced, oldest first.
+    /// Name changes since their folder was synced, oldest first.
     renamed: Vec<NameChange>,
     dirs: BTreeSet<PathBuf>,
     locks: BTreeSet<PathBuf>,
     failing_syncs: u32,
 }
 
-/// Which file has a name.
+/// The file of each name.
 type Names = BTreeMap<PathBuf, usize>;
 
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ impl Change {
         }
     }
 
-    /// The parts that reach the medium or not, independently of each other.
+    /// The parts that reach the medium independently of each other.
     fn parts(&self) -> Vec<Change> {
         let Change::Write { offset, bytes } = self else { return vec![self.clone()] };
         let (mut parts, mut at) = (Vec::new(), 0);
@@ -126,7 +126,7 @@ fn missing(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("no file {}", path.display()))
 }
 
-/// Tosses coins, the same for the same seed (SplitMix64).
+/// Coin tosses, equal for equal seeds (SplitMix64).
 struct Coins(u64);
 
 impl Coins {
@@ -140,7 +140,7 @@ impl Coins {
 }
 
 impl ForgetfulDisk {
-    /// The disk that a process finds after a power failure at this moment. This one stays as it is.
+    /// The disk after a power failure at this moment. This disk does not change.
     pub fn crash(&self, survivors: Survivors) -> ForgetfulDisk {
         let mut coins = Coins(if let Survivors::Some(seed) = survivors { seed } else { 0 });
         let mut survives = || match survivors {
@@ -158,7 +158,7 @@ impl ForgetfulDisk {
         for node in &state.nodes {
             let mut found = node.durable.clone();
             if survivors == Survivors::Everything {
-                found.clone_from(&node.seen); // the page cache lives on, whatever a sync said
+                found.clone_from(&node.seen); // the page cache survives, regardless of syncs
             } else {
                 let parts = node.pending.iter().flat_map(Change::parts);
                 parts.filter(|_| survives()).for_each(|part| part.apply(&mut found));
@@ -168,19 +168,19 @@ impl ForgetfulDisk {
         ForgetfulDisk { state: Arc::new(Mutex::new(after)) }
     }
 
-    /// The next `times` syncs of files fail, as Linux does it after a write error: what was to be written stays
-    /// readable and counts as written, but never reaches the medium.
+    /// Makes the next `times` syncs of files fail as Linux does after a write error: the data stays readable and
+    /// counts as written, but never reaches the medium.
     pub fn fail_syncs(&self, times: u32) {
         self.state.lock().failing_syncs = times;
     }
 
-    /// What the process sees in the file `path`.
+    /// The contents of the file `path`, as the process sees them.
     pub fn contents(&self, path: &Path) -> Option<Vec<u8>> {
         let state = self.state.lock();
         state.names.get(path).map(|node| state.nodes[*node].seen.clone())
     }
 
-    /// Puts `contents` under the name `path`, durably, as damage does.
+    /// Sets the contents of `path`, durably, to simulate damage.
     pub fn put(&self, path: &Path, contents: Vec<u8>) {
         let mut state = self.state.lock();
         let node = state.nodes.len();
@@ -264,17 +264,17 @@ impl Disk for ForgetfulDisk {
         if !self.state.lock().locks.insert(path.to_path_buf()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        Ok(Box::new(Held { state: self.state.clone(), path: path.to_path_buf() }))
+        Ok(Box::new(HeldLock { state: self.state.clone(), path: path.to_path_buf() }))
     }
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldLock {
     state: Arc<Mutex<State>>,
     path: PathBuf,
 }
 
-impl Drop for Held {
+impl Drop for HeldLock {
     fn drop(&mut self) {
         self.state.lock().locks.remove(&self.path);
     }

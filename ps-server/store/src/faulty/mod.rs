@@ -1,8 +1,8 @@
-//! Disks that fail on purpose, for tests and for tools that torment a server.
+//! Disks with injected faults, for tests and for tools that stress a server.
 //!
-//! - [`ForgetfulDisk`] is in memory and knows what was synced: [`ForgetfulDisk::crash`] gives the disk that is
-//!   found after a power failure.
-//! - [`FaultyDisk`] stands before another disk, the real one too, and makes it full, slow or dead.
+//! - [`ForgetfulDisk`] is in memory and tracks what was synced: [`ForgetfulDisk::crash`] returns the disk after a
+//!   power failure.
+//! - [`FaultyDisk`] wraps another disk, including the real one, and makes it full, slow or dead.
 //!
 //! ```
 //! use paraft_store::{Access, Disk, faulty::{ForgetfulDisk, Survivors}};

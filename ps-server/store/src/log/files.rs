@@ -1,4 +1,4 @@
-//! The files of a log's folder beside its segments: the lock, the mark of a cut under way, spares and litter.
+//! The files of a log's folder beside its segments: the lock, the mark of a cut in progress, spares and leftovers.
 
 use super::{
     segment::{Segment, segment_path},
@@ -21,7 +21,7 @@ pub(super) fn lock(disk: &dyn Disk, dir: &Path) -> Result<DiskLock, StoreError> 
     })
 }
 
-/// The segment whose end was being cut off when the process died.
+/// The segment whose end was being cut when the process died.
 pub(super) fn read_cut(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError> {
     let path = dir.join(CUT_FILE);
     let Some(bytes) = read_small(disk, &path)? else { return Ok(None) };
@@ -29,7 +29,7 @@ pub(super) fn read_cut(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, Store
     first.map(Some).map_err(|_| StoreError::damaged(&path, 0, "it holds no number"))
 }
 
-/// Gives a segment that was being cut the length that it says, and ends the cut.
+/// Restores the length in the prefix of a segment that was being cut, and ends the cut.
 pub(super) fn lengthen(disk: &dyn Disk, dir: &Path, first: u64, segments: &[u64]) -> Result<(), StoreError> {
     if segments.contains(&first) {
         let path = segment_path(dir, first);
@@ -40,7 +40,7 @@ pub(super) fn lengthen(disk: &dyn Disk, dir: &Path, first: u64, segments: &[u64]
                 lengthened.map_err(StoreError::io("lengthen", &segment.path))?;
             }
             Ok(_) => {}
-            // It stays as it is, and whose damage that is has been found.
+            // The damage stays, and the affected groups are already known.
             Err(StoreError::Damaged { .. }) => {}
             Err(e) => return Err(e),
         }
@@ -49,10 +49,10 @@ pub(super) fn lengthen(disk: &dyn Disk, dir: &Path, first: u64, segments: &[u64]
     disk.remove(&mark).map_err(StoreError::io("remove", &mark))
 }
 
-/// What a folder lists, sorted out.
+/// The classified names of a folder.
 #[derive(Default)]
 pub(super) struct Names {
-    /// First numbers of segments, rising.
+    /// First numbers of segments, ascending.
     pub segments: Vec<u64>,
     pub spares: Vec<String>,
     pub litter: Vec<String>,

@@ -1,4 +1,4 @@
-//! The bytes of a segment: encoding and decoding, no files.
+//! The byte format of a segment: encoding and decoding, no files.
 //!
 //! ```text
 //! segment: magic "PARAFTLG" 8 | format version 4 | size 4 | salt 8 | first number 8 |
@@ -8,18 +8,19 @@
 //! table:   for each group: key 8 | flags 4 | turn 8 | first 8 | next 8 | purged 8 | bytes of the tag 4 | tag
 //! ```
 //!
-//! - *salt*: a random number of this use of the file. Segments are recycled: behind the last item lies what an
-//!   earlier use left, and the salt in the checksum keeps it from being taken for ours.
-//! - *size*: how long the file is at least, in blocks of 4 KiB. It is reserved before the segment has its name, and what is cut off its end is put back
-//!   as zeros: a file that is shorter was cut by someone else.
-//! - *number*: items are numbered through, whosever they are; a mark has that of the item that would be next.
-//! - *synced*: every item with a number below this one was durable when the item was written. It is what
-//!   tells a torn tail from damage.
-//! - *turn*: the items of one group are numbered through as well. Where the bytes of some items cannot be told any more, a
-//!   group whose turns go on after them had none there.
-//! - *table*: what every group had come to when the segment was begun, so that segments before it can go, and that
-//!   damage before it can be told from harm.
-//! - The lengths have a checksum of their own (with the rest of the head), so they are known good before
+//! - *salt*: a random number of this use of the file. Segments are recycled: after the last item lies data of an
+//!   earlier use, and the salt in the checksum keeps it from being taken for this use's.
+//! - *size*: the minimum length of the file, in blocks of 4 KiB. It is reserved before the segment gets its name,
+//!   and bytes that are cut off the end are replaced by zeros: so a shorter file was cut by another program.
+//! - *number*: items are numbered consecutively over all groups; a mark has the number of the next item.
+//! - *synced*: every item with a lower number was durable when this item was written. It distinguishes a torn tail
+//!   from damage.
+//! - *turn*: the items of one group are numbered as well. If some items are unreadable, a group whose turns
+//!   continue after them had none among them.
+//! - *table*: the state of every group when the segment was started, so that earlier segments can be removed, and
+//!   that damage in them can be recognised as harmless.
+//! - The lengths are covered by the head's own checksum, so they are verified before anything is allocated or
+//!   skipped.
 //!   anything is allocated or skipped.
 
 use super::{MAX_GROUPS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES};
@@ -27,19 +28,19 @@ use bytes::{Buf, BufMut, Bytes};
 use paraft_common::Payload;
 
 const MAGIC: [u8; 8] = *b"PARAFTLG";
-/// What every item begins with; its kind follows. Not UTF-8, and no float that weights would hold.
+/// The start of every item, before its kind. Not UTF-8, and no plausible float of a weight.
 pub(super) const ITEM_MAGIC: [u8; 3] = [0xF5, b'P', 0xF7];
 
-/// Of this layout. A change of it raises the number.
+/// The version of this format. Every change of the format raises it.
 pub(super) const VERSION: u32 = 1;
 
-/// Numbers and turns are below: what is counted on from them stays a number.
+/// Bound on numbers and turns, so that counting on from them cannot overflow.
 const MAX_NUMBER: u64 = 1 << 62;
 
 /// Sizes of segments are multiples of this.
 pub(super) const BLOCK_BYTES: u64 = 4 << 10;
 
-/// A table's entry without its tag.
+/// Bytes of a table entry without its tag.
 const ENTRY_BYTES: usize = 48;
 const MAX_TABLE_BYTES: usize = MAX_GROUPS * (ENTRY_BYTES + MAX_TAG_BYTES);
 
@@ -48,18 +49,18 @@ pub(super) const HEAD_BYTES: usize = 60;
 /// Bytes before a segment's table.
 pub(super) const PREFIX_BYTES: usize = 44;
 
-/// What a segment file says of itself.
+/// The start of a segment file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
     pub salt: u64,
     pub first: u64,
-    /// The file has at least so many bytes, a multiple of [`BLOCK_BYTES`]; 0 where the file system reserves nothing.
+    /// Minimum length of the file, a multiple of [`BLOCK_BYTES`]; 0 if the file system reserves nothing.
     pub reserved: u64,
     pub table_bytes: u32,
     pub table_crc: u32,
 }
 
-/// Why these are not the first bytes of a segment.
+/// Why the first bytes are not those of a segment.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum BadPrefix {
     Damaged(&'static str),
@@ -67,7 +68,7 @@ pub(super) enum BadPrefix {
 }
 
 impl Prefix {
-    /// As it is written.
+    /// Encodes the prefix.
     pub fn encode(&self) -> [u8; PREFIX_BYTES] {
         let mut out = [0; PREFIX_BYTES];
         out[..8].copy_from_slice(&MAGIC);
@@ -83,7 +84,7 @@ impl Prefix {
         out
     }
 
-    /// `bytes`: the first [`PREFIX_BYTES`] of the file, or all of them.
+    /// Decodes the first [`PREFIX_BYTES`] of a file, or all of a shorter one.
     pub fn decode(bytes: &[u8]) -> Result<Prefix, BadPrefix> {
         let Some(own) = bytes.get(..PREFIX_BYTES) else {
             return Err(BadPrefix::Damaged("it is shorter than an empty segment"));
@@ -108,30 +109,29 @@ impl Prefix {
         Ok(Prefix { salt, first, reserved, table_bytes, table_crc })
     }
 
-    /// Where the first item begins.
+    /// The position of the first item.
     pub fn start(&self) -> u64 {
         PREFIX_BYTES as u64 + u64::from(self.table_bytes)
     }
 }
 
-/// What a group had come to when a segment was begun.
+/// A group's state when a segment was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub key: u64,
-    /// Something of it could not be told any more.
+    /// Some of it may be lost.
     pub damaged: bool,
     /// The turn of its next item.
     pub turn: u64,
-    /// Index of its first record; where it has none, of the next.
+    /// Index of its first record; if it has none, of the next.
     pub first: u64,
     /// Index of its next record; `None`: any.
     pub next: Option<u64>,
     pub purged: Option<(u64, Bytes)>,
 }
 
-/// The key of an entry that stands for groups which are not listed: such may have begun where something could not be told any
-/// more.
-pub(super) const UNLISTED: u64 = u64::MAX;
+/// The key of an entry for unlisted groups: some may have started in an unreadable place.
+pub(super) const UNLISTED_KEY: u64 = u64::MAX;
 
 const DAMAGED: u32 = 1;
 
@@ -151,7 +151,7 @@ pub(super) fn encode_table(entries: &[Entry]) -> Vec<u8> {
     out
 }
 
-/// `None`: it is not what [`encode_table`] gives.
+/// Decodes what [`encode_table`] returns; else `None`.
 pub(super) fn decode_table(bytes: &[u8]) -> Option<Vec<Entry>> {
     let (mut rest, mut entries, mut last) = (bytes, Vec::new(), None);
     while !rest.is_empty() {
@@ -183,13 +183,13 @@ pub(super) enum Kind {
     Record,
     /// The log was closed here with everything durable.
     Mark,
-    /// A record once more, so that the segment where it was can go.
+    /// A copy of a record, so that its old segment can be removed.
     Moved,
-    /// The group's records from `index` on are gone.
+    /// The group's records from `index` on are truncated.
     Truncate,
-    /// Those up to and including `index` are purged; the header is the tag.
+    /// The records up to and including `index` are purged; the header is the tag.
     Purge,
-    /// The group is gone.
+    /// The group is removed.
     Remove,
 }
 
@@ -214,7 +214,7 @@ impl Kind {
     }
 }
 
-/// What stands before an item's bytes.
+/// The head of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub kind: Kind,
@@ -243,7 +243,7 @@ pub(super) fn body_crc(header: &[u8], payload: &Payload) -> u32 {
 }
 
 impl Head {
-    /// Everything before the item `number`, which would be next, is durable.
+    /// A mark: everything before item `number`, the next one, is durable.
     pub fn mark(number: u64) -> Head {
         Head {
             kind: Kind::Mark,
@@ -262,7 +262,7 @@ impl Head {
         u64::from(self.header_bytes) + u64::from(self.payload_bytes)
     }
 
-    /// As it is written.
+    /// Encodes the head.
     pub fn encode(&self, salt: u64) -> [u8; HEAD_BYTES] {
         let mut out = [0; HEAD_BYTES];
         let mut rest = &mut out[..];
@@ -279,7 +279,7 @@ impl Head {
         out
     }
 
-    /// `bytes`: at least [`HEAD_BYTES`].
+    /// Decodes the first [`HEAD_BYTES`] of `bytes`.
     pub fn decode(salt: u64, bytes: &[u8]) -> Option<Head> {
         let (body, mut crc) = bytes.get(..HEAD_BYTES)?.split_at(HEAD_BYTES - 4);
         let mut rest = body.strip_prefix(&ITEM_MAGIC)?;
@@ -325,7 +325,7 @@ mod tests {
         index: 5,
     };
 
-    /// Files of released versions must stay readable: whoever changes these bytes raises the version.
+    /// Files of released versions must stay readable: every change of these bytes raises the version.
     #[test]
     fn the_bytes_of_version_1_are_these() {
         let prefix = Prefix {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_bounds_is_refused_even_with_a_good_checksum() {
+    fn sizes_beyond_bounds_are_refused_despite_good_checksum() {
         let none = |head: Head| assert_eq!(Head::decode(1, &head.encode(1)), None, "{head:?}");
         for (header_bytes, payload_bytes) in
             [(u32::MAX, 0), (0, u32::MAX), ((16 << 20) + 1, 0), (0, (16 << 20) + 1)]
@@ -412,7 +412,7 @@ mod tests {
             mut bytes in prop::collection::vec(any::<u8>(), HEAD_BYTES), salt: u64, mend: bool
         ) {
             if mend {
-                // Past the checksum, so that the checks behind it are reached.
+                // With a valid checksum, so that the checks after it are reached.
                 bytes[..3].copy_from_slice(&ITEM_MAGIC);
                 bytes[3] = 1 + bytes[3] % 6;
                 let crc = head_crc(salt, &bytes[..HEAD_BYTES - 4]);

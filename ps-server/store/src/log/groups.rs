@@ -1,13 +1,13 @@
-//! What a shared log holds of each group: where its records lie, how far it is purged, whether it is damaged; and reading
-//! records back while the writer goes on.
+//! The state of each group in a shared log: the places of its records, its purge point, its damage; and reading
+//! records while the writer runs.
 //!
-//! The writer notes an item once it is in its file. Who reads looks places up, then reads the files without holding up
-//! appends; what would change bytes under it (a segment that becomes a spare) waits for the reads that began before, and
-//! happens only where no place points any more.
+//! The writer registers an item once it is in its file. A reader looks up places, then reads the files without
+//! blocking appends. A change of bytes under readers (a segment that becomes a spare) waits for the reads that
+//! started before, and concerns only segments without registered places.
 
 use super::{
     Record,
-    format::{Entry, HEAD_BYTES, Kind, UNLISTED},
+    format::{Entry, HEAD_BYTES, Kind, UNLISTED_KEY},
     segment::{Segment, segment_path},
 };
 use crate::{Disk, StoreError, disk::Access};
@@ -24,7 +24,7 @@ use std::{
     },
 };
 
-/// What is wrong with a file.
+/// A damaged place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     pub path: PathBuf,
@@ -38,38 +38,38 @@ impl Fault {
     }
 }
 
-/// Where a record lies.
+/// The place of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// First number of the segment.
+    /// First number of its segment.
     pub segment: u64,
     pub offset: u64,
-    /// Of header and payload; at most the bounds of both, so it fits.
+    /// Bytes of header and payload; the sum of both bounds fits.
     pub bytes: u32,
 }
 
 impl Place {
-    /// What it takes of its segment.
+    /// Bytes that the item takes in its segment.
     pub fn item_bytes(&self) -> u64 {
         HEAD_BYTES as u64 + u64::from(self.bytes)
     }
 }
 
-/// Records that a change has let go of.
-pub(super) type Gone = Vec<Place>;
+/// Places of records that a change gave up.
+pub(super) type FreedPlaces = Vec<Place>;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Group {
-    /// Somebody has its log open.
+    /// A handle of its log is open.
     pub open: bool,
     /// The turn of its next item.
     pub turn: u64,
     pub purged: Option<(u64, Bytes)>,
-    /// Index of its first record; where it has none, of the next.
+    /// Index of its first record; if it has none, of the next.
     pub first: u64,
     /// Index of its next record; `None`: any.
     pub next: Option<u64>,
-    /// Something of it cannot be told any more.
+    /// Some of it may be lost.
     pub damage: Option<Fault>,
     pub places: BTreeMap<u64, Place>,
     bytes: u64,
@@ -86,12 +86,12 @@ impl Group {
         Entry { key, damaged: self.damage.is_some(), turn, first, next, purged: self.purged.clone() }
     }
 
-    fn let_go(&mut self, gone: BTreeMap<u64, Place>) -> Gone {
+    fn free_places(&mut self, gone: BTreeMap<u64, Place>) -> FreedPlaces {
         self.bytes -= gone.values().map(|p| u64::from(p.bytes)).sum::<u64>();
         gone.into_values().collect()
     }
 
-    /// A record is written.
+    /// Registers a written record.
     pub fn put(&mut self, index: u64, place: Place) {
         if self.next.is_none() {
             self.first = index;
@@ -101,7 +101,8 @@ impl Group {
         self.places.insert(index, place);
     }
 
-    /// A record is written again; gives where it was. `None`, and nothing happens, where it is not there any more.
+    /// Registers the copy of a record; returns its old place. `None`, without effect, if the record is not there
+    /// any more.
     pub fn moved(&mut self, index: u64, place: Place) -> Option<Place> {
         if index < self.first || self.next.is_none_or(|next| index >= next) {
             return None;
@@ -111,8 +112,8 @@ impl Group {
         before
     }
 
-    /// The records from `gone` on are given up.
-    pub fn truncate(&mut self, gone: u64) -> Gone {
+    /// Truncates the records from `gone` on.
+    pub fn truncate(&mut self, gone: u64) -> FreedPlaces {
         if gone <= self.first {
             self.next = self.purged.as_ref().map(|(upto, _)| upto + 1);
             self.first = self.next.unwrap_or(0);
@@ -120,11 +121,11 @@ impl Group {
             self.next = Some(gone);
         }
         let gone = self.places.split_off(&gone);
-        self.let_go(gone)
+        self.free_places(gone)
     }
 
-    /// Those up to and including `upto` are purged.
-    pub fn purge(&mut self, upto: u64, tag: Bytes) -> Gone {
+    /// Purges the records up to and including `upto`.
+    pub fn purge(&mut self, upto: u64, tag: Bytes) -> FreedPlaces {
         self.purged = Some((upto, tag));
         if self.next.is_none_or(|next| next <= upto + 1) {
             self.next = Some(upto + 1);
@@ -132,16 +133,16 @@ impl Group {
         self.first = self.first.max(upto + 1);
         let kept = self.places.split_off(&(upto + 1));
         let gone = std::mem::replace(&mut self.places, kept);
-        self.let_go(gone)
+        self.free_places(gone)
     }
 
-    /// Forgets everything before record `index`, which is next.
+    /// Drops everything before record `index`, the next one.
     pub fn begin_again(&mut self, index: Option<u64>) {
         (self.places, self.bytes) = (BTreeMap::new(), 0);
         (self.first, self.next) = (index.unwrap_or(0), index);
     }
 
-    /// The first record that it should have and has not.
+    /// The first record that is missing.
     pub fn missing(&self) -> Option<u64> {
         let next = self.next?;
         let mut expected = self.first;
@@ -159,13 +160,13 @@ impl Group {
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     known: Mutex<BTreeMap<u64, Group>>,
-    /// Held by reads while they are at the files, and by whoever changes what is written already.
+    /// Read-locked during file reads, write-locked for changes of written data.
     files: RwLock<()>,
-    /// The writer has ended: another may be at the files.
+    /// The writer has ended: another process may use the files.
     dead: AtomicBool,
-    /// The segment whose end was being cut off when the last process died, while that is not mended.
+    /// The segment whose end was being cut when the last process died, until it is repaired.
     being_cut: Option<u64>,
-    /// Where groups may have begun of which nothing is known.
+    /// A place where unknown groups may have started.
     unlisted: Option<Fault>,
 }
 
@@ -174,7 +175,7 @@ impl Groups {
         Arc::new(Groups { known: Mutex::new(known), unlisted, being_cut, ..Groups::default() })
     }
 
-    /// Why something of a group may be lost.
+    /// The damage that may affect a group.
     pub fn damage(&self, key: u64) -> Option<Fault> {
         match self.known.lock().get(&key) {
             Some(group) => group.damage.clone(),
@@ -182,19 +183,19 @@ impl Groups {
         }
     }
 
-    /// All of them. Whoever holds this holds up the writer and readers.
+    /// The state of all groups. The lock blocks the writer and readers.
     pub fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Group>> {
         self.known.lock()
     }
 
-    /// What all have come to, for a segment's table.
+    /// The state of all groups, for a segment's table.
     pub fn table(&self) -> Vec<Entry> {
         let known = self.known.lock();
         let begun = known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some());
         let unlisted = self
             .unlisted
             .as_ref()
-            .map(|fault| Group { damage: Some(fault.clone()), ..Group::default() }.entry(UNLISTED));
+            .map(|fault| Group { damage: Some(fault.clone()), ..Group::default() }.entry(UNLISTED_KEY));
         begun.map(|(key, g)| g.entry(*key)).chain(unlisted).collect()
     }
 
@@ -202,17 +203,17 @@ impl Groups {
         self.known.lock().values().any(|g| g.damage.is_some())
     }
 
-    /// Nobody is at the files while the guard lives.
+    /// Excludes all file reads while the guard lives.
     pub fn alone(&self) -> RwLockWriteGuard<'_, ()> {
         self.files.write()
     }
 
-    /// No read begins any more.
+    /// Prevents further reads.
     pub fn die(&self) {
         self.dead.store(true, SeqCst);
     }
 
-    /// Records of a group, and the bytes of their headers and payloads.
+    /// The number of a group's records, and the bytes of their headers and payloads.
     pub fn length(&self, key: u64) -> (u64, u64) {
         self.known.lock().get(&key).map_or((0, 0), |g| (g.places.len() as u64, g.bytes))
     }
@@ -226,7 +227,7 @@ impl Groups {
         range: Range<u64>,
         most: u64,
     ) -> Result<Vec<Record>, StoreError> {
-        let _at_the_files = self.files.read(); // before the look-up: what is found stays
+        let _at_the_files = self.files.read(); // before the look-up, so that the places stay valid
         if self.dead.load(SeqCst) {
             return Err(StoreError::io("read the log in", dir)(gone()));
         }
@@ -258,7 +259,7 @@ impl Groups {
         Ok(records)
     }
 
-    /// Reads all records of a group, in order, some at a time.
+    /// Reads all records of a group in order, in parts.
     pub fn read_all(
         &self,
         disk: &dyn Disk,
@@ -291,21 +292,21 @@ impl Groups {
     }
 }
 
-/// A log that is opened is read in parts of so many bytes.
+/// Bytes per part when an opened log is read.
 const READ_BYTES: u64 = 4 << 20;
 
-/// The records that each segment still has to keep.
+/// The needed records of each segment.
 #[derive(Debug, Default)]
-pub(super) struct Live {
-    /// By the segment's first number: how many.
+pub(super) struct LiveRecords {
+    /// Number of records, by the segment's first number.
     counts: BTreeMap<u64, u64>,
-    /// What all of them take.
+    /// Bytes of all of them.
     pub bytes: u64,
 }
 
-impl Live {
-    pub fn of(groups: &Groups) -> Live {
-        let mut live = Live::default();
+impl LiveRecords {
+    pub fn of(groups: &Groups) -> LiveRecords {
+        let mut live = LiveRecords::default();
         groups.known().values().flat_map(|g| g.places.values()).for_each(|p| live.add(*p));
         live
     }
@@ -332,12 +333,12 @@ impl Live {
     }
 }
 
-/// Why a log whose thread ended does nothing more. Only a panic ends it early, such as one in a `done`.
+/// The error of a log whose thread ended early. Only a panic does that, such as one in a `done`.
 pub(super) fn gone() -> io::Error {
     io::Error::other("the log's writer has ended; open the log anew")
 }
 
-/// What the writer stopped with, as an error of its own for everyone who asks.
+/// The error that stopped the writer, as a new error for each caller.
 pub(super) fn stopped(dir: &Path, (kind, first): &(io::ErrorKind, String)) -> io::Error {
     io::Error::new(*kind, format!("the log in {} stopped: {first}", dir.display()))
 }

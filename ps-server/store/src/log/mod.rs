@@ -1,9 +1,9 @@
-//! The log of a server, on disk, which all its groups share.
+//! The log of a server on disk, which all its groups share.
 //!
-//! A folder of segments, append-only files that are named by the number of their first item. Each item is of one group: a
-//! record with its index, or that records were given up. One thread writes; everything that all groups queue while it
-//! waits for the disk shares its next sync (group commit). What is written can be read back while the log runs
-//! ([`Log::read`]): where each record lies is kept in memory, the records are not.
+//! A folder of segments: append-only files that are named by the number of their first item. Each item belongs to
+//! one group: it is a record with its index, or gives up records. One thread writes; everything that all groups
+//! queue while it waits for the disk shares its next sync (group commit). Written records can be read back while
+//! the log runs ([`Log::read`]): memory holds the place of each record, not the records.
 //!
 //! ```text
 //! 0000000000000000.log   sealed: full and durable as a whole
@@ -13,49 +13,51 @@
 //! LOCK                   held while a log is open here
 //! ```
 //!
-//! Each segment begins with a table: what every group had come to by then. So the oldest segment can go as soon as no group
-//! needs a record in it. Where a group that is seldom purged keeps old segments, and they take more than all records that are
-//! needed, what is needed of the oldest is written again at the log's end: no more over time than was given up.
+//! Each segment starts with a table: the state of every group at that time. So the oldest segment can be removed as
+//! soon as no group needs a record in it. If a seldom purged group keeps old segments, and they take more than all
+//! needed records, the needed records of the oldest are copied to the log's end: over time no more than was given
+//! up.
 //!
 //! # Spares
 //!
-//! Overwriting a file that has its blocks is much cheaper to sync than growing one, which must record the new
-//! size and blocks as well. Where this was written, 1 MiB with fdatasync: 0.5 ms over old blocks, 0.7 ms over
-//! reserved ones, 3 ms at the end of a growing file. So purged segments are written over, and new ones are
-//! reserved.
+//! A write over allocated blocks is much cheaper to sync than one that grows a file, which must record the new size
+//! and blocks as well. Measured on the development machine, 1 MiB with fdatasync: 0.5 ms over old blocks, 0.7 ms
+//! over reserved ones, 3 ms at the end of a growing file. So purged segments are reused, and new ones are reserved.
 //!
 //! # A torn tail and damage
 //!
-//! A crash may leave any part of what was not yet synced, in any order: of three items written together, the
-//! second may be missing. So an item that fails its checksum is not by itself damage, nor is a good one behind
-//! it proof of it. Every item says how far the log was durable when it was written, and that decides. A bad
+//! A crash may leave any part of the unsynced data, in any order: of three items written together, the second may
+//! be missing. So an item with a wrong checksum is not necessarily damage, and a valid item after it does not prove
+//! damage. Every item records up to where the log was durable when it was written, and that decides. An invalid
 //! item is
 //!
-//! - **damage**, if it is in a sealed segment, or if anything behind it in the last one says that it was durable
-//!   before; so is a file that is shorter than what was reserved for it;
-//! - **a torn tail** otherwise: it and what is behind it are cut. Nothing that was acknowledged is in there,
-//!   unless the disk lost it.
+//! - **damage**, if it is in a sealed segment, or if an item after it in the last segment records that it was
+//!   durable; so is a file that is shorter than its reserved size;
+//! - **a torn tail** otherwise: it and everything after it are cut. That contains nothing acknowledged, unless the
+//!   disk lost it.
 //!
-//! The last words are the limit. Items of the last batch, acknowledged but with nothing written after them,
-//! look the same when a crash tore them and when the disk damaged them later; they are cut, and
-//! [`SharedLog::open`] says that bytes were. A log that was closed in order ends with a mark, so after that every bad
-//! item is known to be damage. What also cannot be seen: zeros over the last segment from some item to its end;
-//! a last segment that was removed, or put back from an older copy; on a file system that reserves nothing, a last
-//! segment that was cut short.
+//! The exception is the limit of this method. Items of the last batch, acknowledged but with nothing written after
+//! them, look the same whether a crash tore them or the disk damaged them later. They are cut, and
+//! [`SharedLog::open`] returns the number of bytes. A properly closed log ends with a mark, so after that every
+//! invalid item is known to be damage. Three more cases cannot be detected: zeros over the last segment from some
+//! item to its end; a last segment that was removed, or replaced by an older copy; on a file system that reserves
+//! nothing, a last segment that was shortened.
 //!
-//! # Whose damage it is
+//! # The groups that damage affects
 //!
-//! [`SharedLog::open`] opens a log with damage; [`SharedLog::group`] refuses the groups that it may have hit, names file and
-//! offset, and lets the others go on. Where only what an item holds is bad, that is its group. Where nobody can tell any more
-//! whose items lay there (a head, a segment's beginning, a segment that is gone), it is every group but those whose own
-//! numbering of their items, in a later item or table, shows that none of theirs is missing, and those that have purged what was
-//! before. A group of which nothing is left at all may have begun there: it is refused until it is begun anew. Nothing of a damaged log is changed, and no segment goes while a group is damaged: [`SharedLog::keep`] copies what
-//! there is of the group elsewhere, [`SharedLog::remove`] lets the log go on without it.
+//! [`SharedLog::open`] opens a damaged log. [`SharedLog::group`] refuses the groups that the damage may affect,
+//! names file and offset, and serves the others. If only an item's body is bad, that affects its group. If the
+//! groups of the items in a place are unknown (a head, a segment's start, a missing segment), it affects every
+//! group, with two exceptions: groups whose turns in a later item or table show that none of their items is
+//! missing, and groups that have purged everything before. A group of which nothing is left may have started there:
+//! it is refused until it is started again. Nothing of a damaged log is changed, and no segment is removed while a
+//! group is damaged: [`SharedLog::keep`] copies the remains of the group elsewhere, and [`SharedLog::remove`] lets
+//! the log continue without it.
 
 mod files;
 mod format;
+mod group_copy;
 mod groups;
-mod keep;
 #[cfg(test)]
 mod properties;
 mod recover;
@@ -75,26 +77,26 @@ use std::{
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
-use writer::{Job, Request, Shared, Unanswered};
+use writer::{Job, PendingCallback, Request, Shared};
 
-/// A record's header has at most so many bytes.
+/// Maximum bytes of a record's header.
 pub const MAX_HEADER_BYTES: usize = 16 << 20;
-/// A record's payload has at most so many bytes.
+/// Maximum bytes of a record's payload.
 pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
 
-/// A purge point's tag has at most so many bytes.
+/// Maximum bytes of a purge point's tag.
 const MAX_TAG_BYTES: usize = 4 << 10;
-/// A log has at most so many groups.
+/// Maximum number of groups in a log.
 const MAX_GROUPS: usize = 4096;
 
 /// One record of a group. Indices are consecutive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its place in the log; below `u64::MAX`.
+    /// Its index in the group's log; below `u64::MAX`.
     pub index: u64,
-    /// What the record is, encoded by the caller; at most [`MAX_HEADER_BYTES`].
+    /// The caller's encoded header; at most [`MAX_HEADER_BYTES`].
     pub header: Bytes,
-    /// Bulk that belongs to it and is written as it is; at most [`MAX_PAYLOAD_BYTES`], may be empty.
+    /// Bulk data, written unchanged; at most [`MAX_PAYLOAD_BYTES`], may be empty.
     pub payload: Payload,
 }
 
@@ -104,16 +106,16 @@ impl Record {
     }
 }
 
-/// How a log is kept.
+/// Options of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogOptions {
-    /// A segment is full at about so many bytes at most; a single record may be longer. The first has 1 MiB, if that
-    /// is less, and each later one as much as the log has by then. That is also what is reserved at once, and the
-    /// grain of [`Log::purge`]: a log takes up to twice the disk of its records and five segments, and up to four segments
-    /// more for spares. Default 64 MiB; at least 4 KiB.
+    /// Approximate maximum size of a segment; a single record may be longer. The first has 1 MiB, if that is less,
+    /// and each later one has the log's size at that time. This is also the size reserved at once, and the
+    /// granularity of [`Log::purge`]: a log takes up to twice the disk space of its records plus five segments, and
+    /// up to four segments more for spares. Default 64 MiB; at least 4 KiB.
     pub segment_bytes: u64,
-    /// Records are synced before they are acknowledged. Without it a crash of the machine (not of the process)
-    /// costs acknowledged records. Default true.
+    /// Sync records before they are acknowledged. Without it a crash of the machine (not of the process) loses
+    /// acknowledged records. Default true.
     pub sync: bool,
 }
 
@@ -123,29 +125,29 @@ impl Default for LogOptions {
     }
 }
 
-/// What was in the log of a group.
+/// The recovered content of a group's log.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
-    /// How many records there are after the purge point. They are durable.
+    /// Number of records after the purge point. They are durable.
     pub records: u64,
-    /// The purge point and what [`Log::purge`] was given with it.
+    /// The purge point and the tag that [`Log::purge`] got with it.
     pub purged: Option<(u64, Bytes)>,
 }
 
-/// What a log has done since it was opened, for all its groups. Numbers only grow, but for `queued_bytes`.
+/// Counts of a log since it was opened, for all its groups. They only grow, except `queued_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
     /// Records written.
     pub records: u64,
     /// Bytes of their headers and payloads.
     pub bytes: u64,
-    /// Batches written; with [`LogOptions::sync`], each was one sync.
+    /// Written batches; with [`LogOptions::sync`], each is one sync.
     pub batches: u64,
-    /// Segments begun.
+    /// Started segments.
     pub segments: u64,
-    /// Segments begun by writing over a spare.
+    /// Segments that reused a spare.
     pub recycled: u64,
-    /// Records written again, so that the segment where they were could go.
+    /// Records that were copied so that their old segment could be removed.
     pub moved: u64,
     /// Bytes of headers and payloads that wait to be written.
     pub queued_bytes: u64,
@@ -154,11 +156,11 @@ pub struct LogStats {
 /// Called once with the outcome of an append.
 pub type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// A handle to the log of a server. Clones are the same log, and so are the handles to its groups; with the last of them it is
-/// closed: what is queued is written, the thread ends, the folder is free.
+/// A handle to the log of a server. Clones share the log, and so do the handles of its groups. Dropping the last
+/// one closes the log: queued data is written, the thread ends, and the folder is released.
 ///
-/// After the first failure of the disk the log is poisoned: every later call, of any group, fails with what happened first,
-/// nothing is written any more, and the folder is free. Open it anew when the disk is mended; what was acknowledged is there.
+/// The first disk error poisons the log: every later call, of any group, fails with that error, nothing more is
+/// written, and the folder is released. Open it again when the disk is repaired; everything acknowledged is there.
 #[derive(Clone, Debug)]
 pub struct SharedLog {
     inner: Arc<Inner>,
@@ -173,8 +175,8 @@ struct Inner {
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A handle to the log of one group within its server's. Clones are the same; with the last one it is closed, and what is
-/// queued is written.
+/// A handle to the log of one group within its server's. Clones share it; dropping the last one closes it, and
+/// queued data is written.
 #[derive(Clone, Debug)]
 pub struct Log {
     open: Arc<Open>,
@@ -187,9 +189,9 @@ struct Open {
 }
 
 impl SharedLog {
-    /// Opens the log in `dir`, or begins one there; the folder belongs to it alone. Cuts a torn tail, and gives how many bytes
-    /// of items that had begun that was: 0 after an orderly end, and mostly after a crash. Damage is told of the groups that it
-    /// may have hit ([`Self::group`]).
+    /// Opens the log in `dir`, or creates one; no other log may use the folder. Cuts a torn tail, and returns the
+    /// number of its bytes in started items: 0 after a proper close, and usually after a crash. Damage is reported
+    /// for the affected groups ([`Self::group`]).
     ///
     /// [`StoreError::Locked`] if it is open elsewhere.
     pub fn open(
@@ -206,14 +208,14 @@ impl SharedLog {
         Ok((SharedLog { inner: Arc::new(inner) }, torn_bytes))
     }
 
-    /// Opens the log of the group `key`, or begins one where there is none. Every record after the purge point is read, checked and given to
-    /// `each`, in order; on an error forget what was given.
+    /// Opens the log of group `key`, or creates it. Reads and checks every record after the purge point and passes
+    /// it to `each`, in order; on an error the caller must ignore these records.
     ///
-    /// [`StoreError::Damaged`]: something of it cannot be told any more; nothing was changed. [`StoreError::Locked`]: it is
-    /// open already.
+    /// [`StoreError::Damaged`]: some of it may be lost; nothing was changed. [`StoreError::Locked`]: it is already
+    /// open.
     pub fn group(&self, key: u64, each: &mut dyn FnMut(Record)) -> Result<(Log, Recovered), StoreError> {
         if self.inner.groups.known().get(&key).is_some_and(|g| g.open) {
-            // The last handle may have gone just now.
+            // Another thread may have just dropped the last handle.
             self.wait(key, Request::Append { records: Vec::new(), bytes: 0 }).map_err(self.at("open"))?;
         }
         let damage = self.inner.groups.damage(key);
@@ -248,71 +250,71 @@ impl SharedLog {
         Ok((log, Recovered { records: read?, purged }))
     }
 
-    /// Begins the log of a group that there never was.
+    /// Creates the log of a group that never existed.
     pub fn begin(&self, key: u64) -> Result<Log, StoreError> {
         self.inner.groups.known().entry(key).or_default();
         Ok(self.group(key, &mut |_| ())?.0)
     }
 
-    /// Whether there is anything of the group `key`, damaged or not.
+    /// Whether the log contains anything of group `key`, damaged or not.
     pub fn has(&self, key: u64) -> bool {
         self.inner.groups.known().get(&key).is_some_and(|g| g.turn > 0 || g.damage.is_some())
     }
 
-    /// The groups of which there is anything.
+    /// The groups in the log.
     pub fn keys(&self) -> Vec<u64> {
         let known = self.inner.groups.known();
         known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some()).map(|(key, _)| *key).collect()
     }
 
-    /// Copies what there is of a group into the folder `to`, which [`Log::look`] reads: where it is damaged, the segments in
-    /// which it may be, as they are. What was in the folder goes; the copy is durable when this returns. Nobody may write to
-    /// the group meanwhile. Waits for the disk.
+    /// Copies a group into the folder `to`, which [`Log::inspect`] reads: if the group is damaged, as the segments
+    /// that may contain it. Replaces what was in the folder; the copy is durable on return. The group must not be
+    /// written meanwhile. Waits for the disk.
     pub fn keep(&self, key: u64, to: &Path) -> Result<(), StoreError> {
         let damaged = self.inner.groups.known().get(&key).is_some_and(|g| g.damage.is_some());
         let copied = match damaged {
-            true => keep::damaged(self, key, to),
-            false => keep::whole(self, key, to),
+            true => group_copy::damaged(self, key, to),
+            false => group_copy::whole(self, key, to),
         };
         match copied {
-            // Found out only now.
+            // The damage was found only now.
             Err(StoreError::Damaged { path, offset, what }) if !damaged => {
                 if let Some(group) = self.inner.groups.known().get_mut(&key) {
                     group.damage = Some(groups::Fault { path, offset, what });
                 }
-                keep::damaged(self, key, to)
+                group_copy::damaged(self, key, to)
             }
             copied => copied,
         }
     }
 
-    /// Takes in the log of the group `there` in `dir` ([`Log::look`]) as a new group `key`. It is
-    /// durable when this returns; `dir` is not changed. Waits for the disk.
-    pub fn take_in(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
+    /// Imports the log of group `there` in `dir` ([`Log::inspect`]) as a new group `key`. It is durable on return;
+    /// `dir` is not changed. Waits for the disk.
+    pub fn import(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
         let into = self.begin(key)?;
-        keep::take_in(&*self.inner.disk, dir, there, into).map_err(|e| match e {
-            keep::Failed::Reading(e) => e,
-            keep::Failed::Writing(e) => self.at("write to the log in")(e),
+        group_copy::import(&*self.inner.disk, dir, there, into).map_err(|e| match e {
+            group_copy::ImportError::Reading(e) => e,
+            group_copy::ImportError::Writing(e) => self.at("write to the log in")(e),
         })
     }
 
-    /// Forgets the group `key`, damaged or not, for ever: no group may have this key again, since what a crash or damage leaves
-    /// of the two could be taken for one. Durable when it returns. Waits for the disk.
+    /// Removes group `key`, damaged or not, forever: the key must not be reused, because the remains of both groups
+    /// after a crash or damage could be taken for one. Durable on return. Waits for the disk.
     pub fn remove(&self, key: u64) -> io::Result<()> {
         self.wait(key, Request::Remove)
     }
 
-    /// Writes what is queued, and frees the folder; whatever comes later fails.
+    /// Writes queued data and releases the folder; later calls fail.
     pub fn close(&self) {
         self.inner.close();
     }
 
-    /// Whether nothing is written here any more, after a failure or [`Self::close`].
+    /// Whether nothing more is written, after an error or [`Self::close`].
     pub fn has_ended(&self) -> bool {
         self.inner.shared.has_ended()
     }
 
-    /// What this log has done so far.
+    /// The log's counts so far.
     pub fn stats(&self) -> LogStats {
         self.inner.shared.stats()
     }
@@ -330,76 +332,75 @@ impl SharedLog {
         }
         let (reply, outcome) = mpsc::sync_channel(1);
         let done: Done = Box::new(move |done| _ = reply.send(done));
-        self.inner.shared.push(Job { key, what, done: Unanswered::new(done) });
+        self.inner.shared.push(Job { key, what, done: PendingCallback::new(done) });
         outcome.recv().unwrap_or_else(|_| Err(groups::gone()))
     }
 }
 
 impl Log {
-    /// What is in the log of the group `key` in `dir`, as [`SharedLog::group`] would find and give it, without changing it:
-    /// a torn tail is left out and left there.
+    /// Reads the log of group `key` in `dir` as [`SharedLog::group`] does, without changing it: a torn tail is
+    /// ignored and kept.
     ///
     /// [`StoreError::Locked`] if it is open, here or elsewhere.
-    pub fn look(
+    pub fn inspect(
         disk: &dyn Disk,
         dir: &Path,
         key: u64,
         each: &mut dyn FnMut(Record),
     ) -> Result<Recovered, StoreError> {
-        recover::look(disk, dir, key, each)
+        recover::inspect(disk, dir, key, each)
     }
 
-    /// Removes a log's files from `dir`; nobody may have it open.
+    /// Removes a log's files from `dir`; no process may have it open.
     pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
-        keep::clear(disk, dir)
+        group_copy::clear(disk, dir)
     }
 
-    /// The log that this one is part of.
+    /// The server's log that contains this one.
     pub fn shared(&self) -> &SharedLog {
         &self.open.of
     }
 
-    /// Reads back the records from the first index of `range` on, as far as they follow each other before its end and
-    /// have up to `most` bytes together; one is read whatever its size. Empty where the first is purged, or
-    /// not written yet: what is queued is not found. What is found is as it was appended, and need not be durable yet.
+    /// Reads the records from the first index of `range` on, up to its end, the first gap, or `most` bytes
+    /// together; one is read whatever its size. Returns nothing if the first is purged, or not written yet: queued
+    /// records are not found. A found record is as it was appended, and need not be durable yet.
     ///
-    /// Waits for the disk. Segments that go wait for the reads that run.
+    /// Waits for the disk. The removal of segments waits for running reads.
     pub fn read(&self, range: Range<u64>, most: u64) -> Result<Vec<Record>, StoreError> {
         let inner = &self.open.of.inner;
         inner.groups.read(&*inner.disk, &inner.dir, self.open.key, range, most)
     }
 
-    /// How many records are written and not purged, and the bytes of their headers and payloads.
+    /// The number of written records that are not purged, and the bytes of their headers and payloads.
     pub fn length(&self) -> (u64, u64) {
         self.open.of.inner.groups.length(self.open.key)
     }
 
-    /// Queues `records` and returns. `done` is called when they are durable (or, without
-    /// [`LogOptions::sync`], written), or when they failed; appends are done in the order in which they came.
+    /// Queues `records` and returns. `done` is called when they are durable (without [`LogOptions::sync`], written)
+    /// or have failed; appends complete in the order of the calls.
     ///
-    /// The first index must be the one after the last record, or after the purge point; an empty log that was
-    /// never purged begins anywhere. `ErrorKind::InvalidInput`: it is not, or a record is longer than the
-    /// bounds; nothing of this append is written, and the log goes on. Every other error poisons the log.
+    /// The first index must follow the last record or the purge point; an empty log that was never purged accepts
+    /// any. `ErrorKind::InvalidInput`: it does not, or a record is too long; nothing of this append is written, and
+    /// the log stays usable. Every other error poisons the log.
     ///
     /// `done` runs on the writer's thread: it must be short and must not wait for this log. The queue holds
-    /// references to the caller's bytes and has no bound of its own: whoever appends bounds what it has not
-    /// yet seen done.
+    /// references to the caller's bytes and is unbounded: the caller must bound its outstanding appends.
     pub fn append(&self, records: Vec<Record>, done: Done) {
         let bytes = records.iter().map(Record::bytes).sum();
-        let (what, done) = (Request::Append { records, bytes }, Unanswered::new(done));
+        let (what, done) = (Request::Append { records, bytes }, PendingCallback::new(done));
         self.open.of.inner.shared.push(Job { key: self.open.key, what, done });
     }
 
-    /// Drops every record after index `last` (`None`: all), once everything queued before is written. Durable
-    /// when it returns. Waits for the disk; do not call it from a `done`.
+    /// Drops every record after index `last` (`None`: all), once everything queued before is written. Durable on
+    /// return. Waits for the disk; must not be called from a `done`.
     pub fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
         self.open.of.wait(self.open.key, Request::Truncate { last })
     }
 
-    /// Forgets the records up to and including `upto`, once everything queued before is written. The purge
-    /// point, with `tag` (at most 4 KiB), is durable when it returns; disk space is given back by whole
-    /// segments. `upto` may be beyond the last record: then the log is empty and goes on after it. At or below
-    /// an earlier purge point it does nothing. Waits for the disk; do not call it from a `done`.
+    /// Purges the records up to and including `upto`, once everything queued before is written. The purge point,
+    /// with `tag` (at most 4 KiB), is durable on return; disk space is released in whole segments. `upto` may be
+    /// beyond the last record: then the log is empty and continues after it. At or below an earlier purge point it
+    /// does nothing. Waits for the disk; must not be called from a `done`.
     pub fn purge(&self, upto: u64, tag: Bytes) -> io::Result<()> {
         if tag.len() > MAX_TAG_BYTES || upto == u64::MAX {
             let what = format!("a purge up to {upto} with a tag of {} bytes", tag.len());
@@ -411,7 +412,7 @@ impl Log {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let done = Unanswered::new(Box::new(|_| ())); // nobody waits for it
+        let done = PendingCallback::new(Box::new(|_| ())); // no caller waits for it
         self.of.inner.shared.push(Job { key: self.key, what: Request::Close, done });
     }
 }
@@ -424,7 +425,7 @@ impl Inner {
 
     fn close(&self) {
         self.shared.close();
-        // A `done` may hold the last handle: then this is the writer's thread, which cannot wait for itself.
+        // A `done` may hold the last handle: then this is the writer's thread, which cannot join itself.
         if self.on_writer_thread() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Properties of a log that several groups share: for any interleaving of what they do, any crash, and any damage.
+//! Properties of a log that several groups share: for any interleaving of operations, any crash and any damage.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,38 +27,37 @@ const GROUPS: usize = 4;
 const OPTIONS: LogOptions = LogOptions { segment_bytes: 4096, sync: true };
 
 #[derive(Clone, Copy, Debug)]
-enum What {
-    /// So many records of so many bytes.
+enum Operation {
+    /// This many records of this many bytes.
     Append(u64, usize),
-    /// All but so many of the records that there are.
+    /// Keeps this many of the current records.
     Truncate(u64),
-    /// Likewise.
+    /// Keeps this many of the current records.
     Purge(u64),
     Remove,
     Reopen,
 }
 
-fn what() -> impl Strategy<Value = What> {
+fn what() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        8 => (1..4u64, 0..900usize).prop_map(|(count, bytes)| What::Append(count, bytes)),
-        1 => (0..6u64).prop_map(What::Truncate),
-        3 => (0..6u64).prop_map(What::Purge),
-        1 => Just(What::Remove),
-        1 => Just(What::Reopen),
+        8 => (1..4u64, 0..900usize).prop_map(|(count, bytes)| Operation::Append(count, bytes)),
+        1 => (0..6u64).prop_map(Operation::Truncate),
+        3 => (0..6u64).prop_map(Operation::Purge),
+        1 => Just(Operation::Remove),
+        1 => Just(Operation::Reopen),
     ]
 }
 
-/// What each of some groups does, in this order. The first does most, and the last is seldom purged.
-fn life() -> impl Strategy<Value = Vec<(usize, What)>> {
+/// Operations of some groups, in this order. The first has the most, and the last is seldom purged.
+fn life() -> impl Strategy<Value = Vec<(usize, Operation)>> {
     let group = prop_oneof![4 => Just(0), 1 => Just(1), 1 => Just(2), 1 => Just(3)];
     prop::collection::vec((group, what()), 1..70)
 }
 
-/// What an observer outside knows of a group: all that it may be found to be. One thing, but where the last change was not
-/// acknowledged.
+/// The acceptable states of a group after recovery. There is only one, unless the last change was not acknowledged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct State {
-    /// How often it was removed: each time it gets another key.
+    /// How often it was removed; each time it gets another key.
     lives: u64,
     purged: Option<u64>,
     next: u64,
@@ -84,7 +83,7 @@ fn open<D: Disk + Clone + 'static>(disk: &D) -> Result<SharedLog, StoreError> {
     SharedLog::open(Arc::new(disk.clone()), Path::new(DIR), OPTIONS).map(|(log, _)| log)
 }
 
-/// What a group is found to be.
+/// The recovered state of a group.
 fn state(log: &SharedLog, g: usize, lives: u64) -> Result<(Log, State), StoreError> {
     let mut records = BTreeMap::new();
     let (log, found) = log.group(key(g, lives), &mut |r| _ = records.insert(r.index, r))?;
@@ -102,8 +101,9 @@ fn append(log: &Log, records: Vec<Record>) -> io::Result<()> {
     outcome.recv().unwrap()
 }
 
-/// Lives until an act fails. Gives what each group may be found to be, what it was before that act first.
-fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
+/// Runs operations until one fails. Returns the acceptable states of each group, the state before that operation
+/// first.
+fn live(disk: &FaultyDisk, life: &[(usize, Operation)]) -> Vec<Vec<State>> {
     let mut may = vec![vec![State::default()]; GROUPS];
     let Ok(mut log) = open(disk) else { return may };
     let mut logs: Vec<Log> = match (0..GROUPS).map(|g| state(&log, g, 0).map(|(log, _)| log)).collect() {
@@ -114,10 +114,10 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
         let now = may[*g].last().unwrap().clone();
         let mut after = now.clone();
         let done = match *what {
-            What::Append(count, bytes) => {
+            Operation::Append(count, bytes) => {
                 let new: Vec<_> = (now.next..now.next + count).map(|i| record(i, version, bytes)).collect();
                 after.next += count;
-                // A part of it may be there.
+                // Part of it may be written.
                 for r in &new {
                     after.records.insert(r.index, r.clone());
                     let part = State { next: r.index + 1, ..after.clone() };
@@ -125,7 +125,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                 }
                 append(&logs[*g], new)
             }
-            What::Truncate(keep) => {
+            Operation::Truncate(keep) => {
                 let gone = (now.first() + keep).min(now.next);
                 let Some(last) = gone.checked_sub(1) else { continue };
                 after.records.split_off(&gone);
@@ -133,7 +133,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                 may[*g].push(after.clone());
                 logs[*g].truncate_after(Some(last))
             }
-            What::Purge(keep) => {
+            Operation::Purge(keep) => {
                 let Some(upto) = now.next.saturating_sub(keep).checked_sub(1) else { continue };
                 if now.purged.is_some_and(|purged| upto <= purged) {
                     continue;
@@ -144,7 +144,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                 may[*g].push(after.clone());
                 logs[*g].purge(upto, Bytes::from(upto.to_string()))
             }
-            What::Remove => {
+            Operation::Remove => {
                 after = State { lives: now.lives + 1, ..State::default() };
                 may[*g].push(State { lives: now.lives, ..State::default() });
                 let removed = log.remove(key(*g, now.lives));
@@ -153,7 +153,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
                     Ok(())
                 })
             }
-            What::Reopen => {
+            Operation::Reopen => {
                 logs.clear();
                 drop(log);
                 let Ok(opened) = open(disk) else { return may };
@@ -184,7 +184,7 @@ fn check(disk: &ForgetfulDisk, may: &[Vec<State>]) -> Result<(), TestCaseError> 
     Ok(())
 }
 
-/// An item of a log on a disk.
+/// An item in a log file.
 #[derive(Clone, Debug)]
 struct Item {
     kind: Kind,
@@ -212,8 +212,8 @@ fn items(disk: &ForgetfulDisk) -> Vec<Item> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(250))]
 
-    /// Whatever several groups do, and whenever power fails: each is found as it was acknowledged, or as it is after what was
-    /// under way.
+    /// For any operations of several groups and any power failure, each group is recovered as it was acknowledged,
+    /// or as it is after the operation in progress.
     #[test]
     fn after_any_crash_each_group_is_what_was_acknowledged(
         life in life(), changes in 0u64..1200, seeds in prop::array::uniform4(any::<u64>())
@@ -227,11 +227,11 @@ proptest! {
             check(&memory.crash(Survivors::Some(seed)), &may)?;
         }
         check(&memory, &may)?;
-        // And once more after it was mended, and nothing but that was done.
+        // Again after the repair, without any other operation.
         check(&memory.crash(Survivors::Synced), &may)?;
     }
 
-    /// One byte of a log that was closed in order is another: the groups to whom that may matter refuse, the others are whole.
+    /// One flipped byte in a properly closed log: the affected groups are refused, the others are complete.
     #[test]
     fn damage_does_not_spread(life in life(), at in any::<prop::sample::Index>(), flip in 1u8..) {
         let disk = ForgetfulDisk::default();
@@ -262,13 +262,13 @@ proptest! {
         }
         let later = |key: u64| items.iter().any(|i| (i.segment, i.key) == (segment, key) && i.head.start > head.start && i.kind != Kind::Mark);
         for key in damaged {
-            // Whose it is is told by its body, by what comes later, and by the next segment's table.
+            // Its body, later items and the next segment's table all identify its group.
             prop_assert_ne!(kind, Kind::Mark);
             let spreads = head.contains(&offset) && segment == last && !later(key);
             prop_assert!(key == group || spreads, "group {} is damaged by what is of group {}", key, group);
         }
         drop(log);
-        // What is damaged stays so, whatever else is done.
+        // Damage stays, whatever else is done.
         let log = open(&disk).unwrap();
         let opened: Vec<_> = (0..GROUPS).map(|g| state(&log, g, may[g][0].lives)).collect();
         for (log, now) in opened.iter().flatten() {
@@ -284,13 +284,13 @@ proptest! {
     }
 }
 
-/// Names change in any order, but that some are known to have changed before others do: of segments that go at once none is found where a later
-/// one is gone.
+/// Renames reach the disk in any order, except those known to be durable earlier: of several removed segments none
+/// is found while a later one is gone.
 #[test]
-fn segments_that_go_leave_no_hole_behind_those_that_are_found_again() {
-    // What the second group has written in those segments it has given up, but for a record that is moved out of the first.
-    let many = (0..12).flat_map(|_| [(0, What::Append(3, 850)), (1, What::Append(1, 20))]);
-    let end = [(1, What::Truncate(1)), (0, What::Purge(0)), (0, What::Append(3, 850))];
+fn removed_segments_leave_no_gap_after_a_crash() {
+    // The second group has given up its records in those segments, except one that is moved out of the first.
+    let many = (0..12).flat_map(|_| [(0, Operation::Append(3, 850)), (1, Operation::Append(1, 20))]);
+    let end = [(1, Operation::Truncate(1)), (0, Operation::Purge(0)), (0, Operation::Append(3, 850))];
     let life: Vec<_> = many.chain(end).collect();
     let mut died = 0;
     for changes in 0..200 {
@@ -330,7 +330,7 @@ fn a_group_that_is_seldom_purged_does_not_keep_old_segments() {
     assert_eq!(state(&log, 0, 0).unwrap().1.records.into_values().collect::<Vec<_>>(), kept);
 }
 
-/// What all groups have queued shares one sync.
+/// Queued operations of all groups share one sync.
 #[test]
 fn groups_that_write_at_the_same_time_share_their_syncs() {
     let disk = ForgetfulDisk::default();
@@ -351,7 +351,7 @@ fn groups_that_write_at_the_same_time_share_their_syncs() {
     assert!(log.stats().batches <= 3, "{:?}", log.stats());
 }
 
-/// What was copied elsewhere is whole where it was, and damaged where it was.
+/// A copy is complete if its source was, and damaged if its source was.
 #[test]
 fn a_group_is_kept_elsewhere_and_taken_in_again() {
     let disk = ForgetfulDisk::default();
@@ -364,7 +364,7 @@ fn a_group_is_kept_elsewhere_and_taken_in_again() {
     one.purge(9, Bytes::from_static(b"9")).unwrap();
     let look = |dir: &str, key| {
         let mut records = Vec::new();
-        let found = Log::look(&disk, Path::new(dir), key, &mut |r| records.push(r))?;
+        let found = Log::inspect(&disk, Path::new(dir), key, &mut |r| records.push(r))?;
         Ok::<_, StoreError>((found.purged.map(|p| p.0), records))
     };
     let expected: Vec<_> = (10..30).map(|i| record(i, 1, 300)).collect();
@@ -375,7 +375,7 @@ fn a_group_is_kept_elsewhere_and_taken_in_again() {
     drop(one);
     log.remove(key(0, 0)).unwrap();
     assert!(!log.has(key(0, 0)) && log.has(key(1, 0)));
-    log.take_in(key(0, 1), Path::new("/aside"), key(0, 0)).unwrap();
+    log.import(key(0, 1), Path::new("/aside"), key(0, 0)).unwrap();
     let (one, found) = state(&log, 0, 1).unwrap();
     assert_eq!((found.purged, found.records.into_values().collect::<Vec<_>>()), (Some(9), expected.clone()));
     drop((one, other, log));
@@ -394,6 +394,6 @@ fn a_group_is_kept_elsewhere_and_taken_in_again() {
     let refused = look("/aside", key(0, 1)).unwrap_err();
     assert!(refused.to_string().contains("/aside/") && refused.is_damage(), "{refused}");
     assert_eq!(state(&log, 1, 0).unwrap().1.records.len(), 30);
-    let failed = log.take_in(key(0, 2), Path::new("/aside"), key(0, 1)).unwrap_err();
+    let failed = log.import(key(0, 2), Path::new("/aside"), key(0, 1)).unwrap_err();
     assert!(failed.is_damage(), "{failed}");
 }

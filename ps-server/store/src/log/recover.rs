@@ -1,11 +1,11 @@
-//! Opening a log: which files are it, what is whole, what was torn, and whose the damage is.
+//! Opening a log: its files, which parts are valid or torn, and which groups damage affects.
 
 use super::{
     LogOptions, Record, Recovered,
     files::{lengthen, lock, names, read_cut},
-    format::{Entry, Head, Kind, PREFIX_BYTES, UNLISTED},
-    groups::{Fault, Group, Groups, Live, Place},
-    segment::{Found, Segment, segment_path},
+    format::{Entry, Head, Kind, PREFIX_BYTES, UNLISTED_KEY},
+    groups::{Fault, Group, Groups, LiveRecords, Place},
+    segment::{FoundItem, Segment, segment_path},
     segments::{FIRST_BYTES, Sealed, Segments, room_of},
 };
 use crate::{
@@ -19,25 +19,25 @@ use std::{
     sync::Arc,
 };
 
-/// Smaller segments would be mostly files.
+/// Smaller segments would make too many files.
 const MIN_SEGMENT_BYTES: u64 = 4 << 10;
-/// Where the last segment cannot be read, nobody knows how many items it has: the next one is numbered beyond.
+/// If the last segment is unreadable, its number of items is unknown: the next one is numbered beyond.
 const UNKNOWN_ITEMS: u64 = 1 << 32;
 
-/// What a group is found to be, item by item.
+/// The recovered state of a group, updated item by item.
 #[derive(Default)]
-struct Seen {
+struct GroupScan {
     group: Group,
-    /// Where something could not be told that may have been this group's: until its turn says that it was not.
+    /// An unreadable place that may contain items of this group, until its next turn shows otherwise.
     doubt: Option<Fault>,
-    /// Something of it is missing; which record comes next is not known yet.
+    /// Some of it is missing; the next record's index is not known yet.
     open_gap: Option<Fault>,
-    /// Something of it is missing before these records: no harm where all before them is purged.
+    /// Missing parts before these records: harmless if everything before them is purged.
     gaps: Vec<(u64, Fault)>,
 }
 
-impl Seen {
-    /// An item of turn `turn` is there, or a table that says so.
+impl GroupScan {
+    /// Processes an item of turn `turn`, or a table with this turn.
     fn turn(&mut self, turn: u64, before: impl FnOnce() -> Fault) {
         let doubt = self.doubt.take();
         if self.group.turn != turn {
@@ -57,7 +57,7 @@ impl Seen {
         self.group.damage.get_or_insert_with(fault);
     }
 
-    /// What it is in the end. `before`: why records may be missing that were written before everything that was read.
+    /// The final state. `before`: why records may be missing from before everything that was read.
     fn finish(mut self, before: &Fault) -> Group {
         let after = self.group.purged.as_ref().map_or(0, |(upto, _)| upto + 1);
         let harm = self.gaps.into_iter().find(|(index, _)| *index > after).map(|(_, fault)| fault);
@@ -74,24 +74,24 @@ impl Seen {
     }
 }
 
-/// What reading has found so far.
+/// The results of reading so far.
 #[derive(Default)]
 struct Scan {
-    groups: BTreeMap<u64, Seen>,
-    /// Something could not be told since the last table: a group may have begun there.
+    groups: BTreeMap<u64, GroupScan>,
+    /// An unreadable place since the last table: a group may have started there.
     unseen: Option<Fault>,
-    /// Something is damaged.
+    /// Some item is damaged.
     damaged: bool,
-    /// As a table says, a group may have begun before it of which nothing is known.
+    /// According to a table, an unknown group may have started before it.
     unlisted: Option<Fault>,
-    /// The first thing that could not be told.
+    /// The first unreadable place.
     wrong: Option<Fault>,
-    /// The beginning of the oldest segment.
+    /// The start of the oldest segment.
     oldest: Option<Fault>,
 }
 
 impl Scan {
-    /// What lies at `fault` cannot be told: it may have been anybody's.
+    /// The place at `fault` is unreadable, and may belong to any group.
     fn lost(&mut self, fault: Fault) {
         for seen in self.groups.values_mut() {
             seen.doubt.get_or_insert_with(|| fault.clone());
@@ -106,11 +106,11 @@ impl Scan {
         self.groups.retain(|key, _| entries.iter().any(|e| e.key == *key));
         self.unlisted = None;
         for e in &entries {
-            if e.key == UNLISTED {
+            if e.key == UNLISTED_KEY {
                 self.unlisted = Some(at("a group may have begun before it, where it cannot be told"));
                 continue;
             }
-            let new = || Seen { group: Group::of(e), ..Seen::default() };
+            let new = || GroupScan { group: Group::of(e), ..GroupScan::default() };
             let seen = self.groups.entry(e.key).or_insert_with(new);
             seen.turn(e.turn, || at("what a group wrote before it is missing"));
             if seen.open_gap.is_some() {
@@ -129,11 +129,11 @@ impl Scan {
         self.unseen = None;
     }
 
-    fn item(&mut self, item: &Found, place: Place, tag: bytes::Bytes, path: &Path) {
+    fn item(&mut self, item: &FoundItem, place: Place, tag: bytes::Bytes, path: &Path) {
         let head = item.head;
         let at = |what: String| Fault { path: path.into(), offset: item.at, what };
         let unseen = &self.unseen;
-        let new = || Seen { doubt: unseen.clone(), ..Seen::default() };
+        let new = || GroupScan { doubt: unseen.clone(), ..GroupScan::default() };
         let seen = self.groups.entry(head.group).or_insert_with(new);
         seen.turn(head.turn, || at("what its group wrote before it is missing".into()));
         let group = &mut seen.group;
@@ -149,7 +149,7 @@ impl Scan {
                 seen.group.put(head.index, place);
             }
             Kind::Moved => _ = group.moved(head.index, place),
-            // What is missing of it may have been before.
+            // The missing records may have been before.
             Kind::Truncate if !seen.gaps.is_empty() && head.index <= group.first => {
                 group.begin_again(Some(head.index));
                 seen.gaps.iter_mut().for_each(|(before, _)| *before = head.index.min(*before));
@@ -161,8 +161,8 @@ impl Scan {
         }
     }
 
-    /// An item is there whose body is not what was written.
-    fn bad_body(&mut self, item: &Found, path: &Path) {
+    /// Processes an item whose body has a wrong checksum.
+    fn bad_body(&mut self, item: &FoundItem, path: &Path) {
         self.damaged = true;
         if let Some(seen) = self.groups.get_mut(&item.head.group) {
             let what = format!("record {} fails its checksum", item.head.index);
@@ -178,18 +178,18 @@ impl Scan {
     }
 }
 
-/// The last segment, read to the end of its last whole item.
+/// The last segment, read to the end of its last valid item.
 struct Tail {
     segment: Segment,
-    /// Where the first item begins that nothing proves to be durable.
+    /// The start of the first item without proof of durability.
     unproven: Option<u64>,
     torn_bytes: u64,
-    /// Something before it is damaged.
+    /// An earlier part is damaged.
     damaged: bool,
 }
 
-/// What was read.
-struct Whole {
+/// The result of reading a log.
+struct LogContents {
     sealed: VecDeque<Sealed>,
     groups: BTreeMap<u64, Group>,
     unlisted: Option<Fault>,
@@ -197,14 +197,14 @@ struct Whole {
     next: u64,
 }
 
-/// Reads what is in the log; changes nothing. The last segment is opened for `last`.
+/// Reads the log without changing it. The last segment is opened for `last`.
 fn read(
     disk: &dyn Disk,
     dir: &Path,
     firsts: &[u64],
     last: Access,
     being_cut: Option<u64>,
-) -> Result<Whole, StoreError> {
+) -> Result<LogContents, StoreError> {
     let mut scan = Scan::default();
     let (mut sealed, mut expected, mut tail) = (VecDeque::new(), None::<u64>, None);
     for (place, first) in firsts.iter().enumerate() {
@@ -243,12 +243,12 @@ fn read(
         }
     }
     let (groups, unlisted) = scan.finish();
-    Ok(Whole { sealed, groups, unlisted, tail, next: expected.unwrap_or(0) })
+    Ok(LogContents { sealed, groups, unlisted, tail, next: expected.unwrap_or(0) })
 }
 
-/// Reads the items of a segment up to `following`, the first number of the next one, or as far as they are whole. Gives the
-/// number behind the last, and of the last segment where what nothing proves to be durable begins, and the bytes of a torn
-/// tail.
+/// Reads the items of a segment up to `following`, the first number of the next one, or while they are valid.
+/// Returns the number after the last item; for the last segment also the start of the items without proof of
+/// durability, and the bytes of a torn tail.
 fn walk(
     scan: &mut Scan,
     segment: &mut Segment,
@@ -263,17 +263,17 @@ fn walk(
     let (mut next, mut synced) = (segment.prefix.first, segment.prefix.first);
     let mut starts: Vec<(u64, u64)> = Vec::new();
     let mut torn_bytes = 0;
-    // Looked for when something is wrong, once.
-    let mut beyond: Option<Vec<Found>> = None;
+    // Computed once, when an item is invalid.
+    let mut beyond: Option<Vec<FoundItem>> = None;
     while following.is_none_or(|following| next < following) {
         let at = segment.offset;
-        let fits = |i: &Found| match i.head.kind {
+        let fits = |i: &FoundItem| match i.head.kind {
             Kind::Mark => i.head.number == next,
             _ => i.head.number == next && following.is_none_or(|f| next < f),
         };
         let item = segment.item(at, size)?.filter(fits);
-        // Of a record in a segment that is known to be whole the body is checked when it is read.
-        let is_read = |i: &Found| {
+        // In a segment known to be complete, a record's body is checked when it is read.
+        let is_read = |i: &FoundItem| {
             let is_record = matches!(i.head.kind, Kind::Record | Kind::Moved);
             i.head.kind != Kind::Mark && (following.is_none() || !is_record)
         };
@@ -286,7 +286,7 @@ fn walk(
             };
             let behind = || beyond.iter().filter(|i| i.at > at && i.head.number >= next);
             let durable = behind().map(|i| i.head.synced).max().unwrap_or(0);
-            // The item at `at` proves nothing of itself.
+            // The item at `at` proves nothing about itself.
             if following.is_none() && durable <= next {
                 let ends = beyond.iter().filter(|i| i.at >= at).map(|i| i.end().min(size));
                 torn_bytes = ends.max().unwrap_or(at) - at;
@@ -296,7 +296,7 @@ fn walk(
                 let until = following.unwrap_or(durable);
                 let found = behind().find(|i| following.is_none_or(|f| i.head.number < f));
                 let number = found.map_or(until, |i| i.head.number);
-                // Otherwise only a mark can have been there.
+                // Otherwise the place can only have held a mark.
                 if number > next {
                     let last = until - 1;
                     let what =
@@ -329,7 +329,7 @@ fn walk(
     Ok((next, unproven, torn_bytes))
 }
 
-/// The segment that was being cut. Where the mark of it is damaged, one that is too short is found to be so.
+/// The segment that was being cut. If its mark is damaged, a too short segment is reported as such.
 fn cut_under_way(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError> {
     match read_cut(disk, dir) {
         Err(StoreError::Damaged { .. }) => Ok(None),
@@ -337,8 +337,8 @@ fn cut_under_way(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError>
     }
 }
 
-/// What [`open`] would find of a group, without changing anything but the lock's file. Refuses a log that is open.
-pub(super) fn look(
+/// Reads a group as [`open`] would, changing only the lock file. Refuses an open log.
+pub(super) fn inspect(
     disk: &dyn Disk,
     dir: &Path,
     key: u64,
@@ -356,7 +356,7 @@ pub(super) fn look(
     }
 }
 
-/// Opens the log. Gives the bytes of a torn tail, which is cut.
+/// Opens the log. Returns the bytes of a torn tail, which is cut.
 pub(super) fn open(
     disk: Arc<dyn Disk>,
     dir: &Path,
@@ -367,12 +367,12 @@ pub(super) fn open(
     let lock = lock(disk.as_ref(), dir)?;
     let being_cut = cut_under_way(disk.as_ref(), dir)?;
     let names = names(disk.as_ref(), dir)?;
-    let Whole { sealed, groups, unlisted, tail, next } =
+    let LogContents { sealed, groups, unlisted, tail, next } =
         read(disk.as_ref(), dir, &names.segments, Access::Write, being_cut)?;
     let groups = Groups::new(groups, unlisted, None);
     let mut log = Segments {
         spares: names.spares.iter().map(|name| dir.join(name)).collect(),
-        live: Live::of(&groups),
+        live: LiveRecords::of(&groups),
         disk: disk.clone(),
         dir: dir.to_path_buf(),
         options,
@@ -388,7 +388,7 @@ pub(super) fn open(
         to_move: VecDeque::new(),
         moving_failed: None,
     };
-    // Of a log that is damaged somewhere nothing is changed that is there, but for a torn tail.
+    // A log with damage is not changed, except for a torn tail.
     if !log.groups.any_damaged() {
         for name in names.litter {
             let path = dir.join(name);
@@ -398,7 +398,7 @@ pub(super) fn open(
     if let Some(first) = being_cut {
         lengthen(disk.as_ref(), dir, first, &names.segments)?;
     }
-    // Nor may anything be built on names that a dying process left and that a power failure would take back.
+    // New files must not depend on names that a dead process left and a power failure would revert.
     disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))?;
     let torn_bytes = tail.as_ref().map_or(0, |t| t.torn_bytes);
     if let Some(tail) = tail {
@@ -408,13 +408,13 @@ pub(super) fn open(
     Ok((log, lock, torn_bytes))
 }
 
-/// Makes what was read the durable contents, and gets ready to append.
+/// Makes the recovered content durable, and prepares for appends.
 fn mend(log: &mut Segments, tail: Tail, next: u64) -> Result<(), StoreError> {
     let Tail { mut segment, unproven, torn_bytes, damaged } = tail;
     log.room = room_of(&segment, log.options)?;
     if torn_bytes > 0 {
         if damaged {
-            // What is cut may be all that proves what is damaged to have been durable. A mark says so in its place.
+            // The cut part may be the only proof that damaged items were durable. A mark replaces it.
             let mark = Head::mark(next).encode(segment.prefix.salt);
             let written = segment.file.write_at(segment.offset, &mut [IoSlice::new(&mark)]);
             written.and_then(|()| segment.file.sync()).map_err(StoreError::io("write", &segment.path))?;
@@ -422,8 +422,8 @@ fn mend(log: &mut Segments, tail: Tail, next: u64) -> Result<(), StoreError> {
         }
         log.cut(&mut segment, log.room).map_err(StoreError::io("cut", &segment.path))?;
     }
-    // The last process may have died of a failed sync. After one, pages count as clean that never reached the
-    // disk, and another sync would leave them: so what nothing proves is written again.
+    // The last process may have died of a failed sync. After one, unwritten pages count as clean, and another sync
+    // would skip them: so everything without proof of durability is rewritten.
     if let Some(from) = unproven {
         segment.rewrite(from)?;
     }

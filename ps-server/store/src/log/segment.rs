@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// So many bytes are searched or rewritten at a time.
+/// Bytes that are searched or rewritten at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 /// An open segment.
@@ -24,27 +24,27 @@ pub(super) struct Segment {
     pub path: PathBuf,
     pub file: Box<dyn DiskFile>,
     pub prefix: Prefix,
-    /// Behind the last item that was read or written.
+    /// End of the last item that was read or written.
     pub offset: u64,
 }
 
-/// An item, and where it lies.
+/// An item and its position.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundItem {
     pub at: u64,
     pub head: Head,
 }
 
-impl Found {
-    /// Behind it.
+impl FoundItem {
+    /// The end of the item.
     pub fn end(&self) -> u64 {
         self.at + HEAD_BYTES as u64 + self.head.body_bytes()
     }
 }
 
 impl Segment {
-    /// Opens a segment and stands before its first item. Refuses one that is shorter than it was made, unless it is
-    /// `being_cut`.
+    /// Opens a segment, positioned at its first item. Refuses a file that is shorter than it was created, unless it
+    /// is `being_cut`.
     pub fn open(
         disk: &dyn Disk,
         path: PathBuf,
@@ -81,7 +81,7 @@ impl Segment {
         self.file.read_at(offset, into).map_err(StoreError::io("read", &self.path))
     }
 
-    /// What every group had come to when it was begun; `None` where that is damaged.
+    /// The state of every group when the segment was started; `None` if the table is damaged.
     pub fn table(&self) -> Result<Option<Vec<Entry>>, StoreError> {
         let mut bytes = vec![0; self.prefix.table_bytes as usize]; // within the file
         self.read_at(PREFIX_BYTES as u64, &mut bytes)?;
@@ -91,8 +91,8 @@ impl Segment {
         }
     }
 
-    /// The item at `at`, if one lies there whole but for its body. `size`: the file's.
-    pub fn item(&self, at: u64, size: u64) -> Result<Option<Found>, StoreError> {
+    /// The item at `at`, if its head is valid and the file contains its body. `size`: the file's.
+    pub fn item(&self, at: u64, size: u64) -> Result<Option<FoundItem>, StoreError> {
         let left = size.saturating_sub(at);
         let mut bytes = [0; HEAD_BYTES];
         if left < HEAD_BYTES as u64 {
@@ -101,11 +101,11 @@ impl Segment {
         self.read_at(at, &mut bytes)?;
         let head = Head::decode(self.prefix.salt, &bytes);
         let head = head.filter(|h| h.body_bytes() <= left - HEAD_BYTES as u64);
-        Ok(head.map(|head| Found { at, head }))
+        Ok(head.map(|head| FoundItem { at, head }))
     }
 
-    /// An item's header and payload; `None` where they are not what was written.
-    pub fn body(&self, item: &Found) -> Result<Option<(Bytes, Payload)>, StoreError> {
+    /// An item's header and payload; `None` if their checksum is wrong.
+    pub fn body(&self, item: &FoundItem) -> Result<Option<(Bytes, Payload)>, StoreError> {
         let mut header = vec![0; item.head.body_bytes() as usize]; // bounded by `Head::decode`
         self.read_at(item.at + HEAD_BYTES as u64, &mut header)?;
         let mut header = Bytes::from(header);
@@ -114,26 +114,26 @@ impl Segment {
         Ok(whole.then_some((header, payload)))
     }
 
-    /// The items of this use of the file whose heads lie anywhere from `from` on, in the order of their places.
-    pub fn beyond(&self, from: u64) -> Result<Vec<Found>, StoreError> {
+    /// The items of this use of the file whose heads lie anywhere from `from` on, in order.
+    pub fn beyond(&self, from: u64) -> Result<Vec<FoundItem>, StoreError> {
         let (size, mut found, mut at) = (self.size()?, Vec::new(), from);
         let head_bytes = HEAD_BYTES as u64;
         let mut chunk = Vec::new();
         while at + head_bytes <= size {
-            // Heads that begin in this chunk are read whole: chunks overlap by one head less a byte.
+            // Heads at the end of this chunk are read completely: chunks overlap by one head minus a byte.
             let bytes = (CHUNK_BYTES + head_bytes - 1).min(size - at);
             chunk.resize(bytes as usize, 0);
             self.read_at(at, &mut chunk)?;
             for place in memchr::memmem::find_iter(&chunk, &ITEM_MAGIC) {
                 let head = Head::decode(self.prefix.salt, &chunk[place..]);
-                found.extend(head.map(|head| Found { at: at + place as u64, head }));
+                found.extend(head.map(|head| FoundItem { at: at + place as u64, head }));
             }
             at += CHUNK_BYTES;
         }
         Ok(found)
     }
 
-    /// Writes what lies from `from` to the offset again, as it is.
+    /// Rewrites the bytes from `from` to the offset unchanged.
     pub fn rewrite(&mut self, from: u64) -> Result<(), StoreError> {
         let (mut at, mut chunk) = (from, Vec::new());
         while at < self.offset {
@@ -146,22 +146,22 @@ impl Segment {
         Ok(())
     }
 
-    /// Cuts what is behind the offset and puts zeros in its place, `room` bytes in all where they can be reserved, and
-    /// never fewer than it says that it has: it may have been made when segments were longer. Not durable yet, and until
-    /// then the file may be shorter than it says.
+    /// Cuts everything after the offset and fills it with zeros, to `room` bytes in all if they can be reserved,
+    /// and never below the size in the prefix: the segment may be from a time of longer segments. Not durable yet;
+    /// until then the file may be shorter than its prefix claims.
     pub fn cut(&mut self, room: u64) -> io::Result<()> {
         let room = room.max(self.prefix.reserved);
         self.file.set_len(self.offset).map_err(named("cut", &self.path))?;
         let reserved = self.file.allocate(room);
         if reserved.is_err() && self.offset < self.prefix.reserved {
-            // A full disk: zeros that take no space.
+            // On a full disk: a sparse file of zeros.
             self.file.set_len(self.prefix.reserved).map_err(named("lengthen", &self.path))?;
         }
         Ok(())
     }
 }
 
-/// The name of the segment that begins with item `first`.
+/// The path of the segment that starts with item `first`.
 pub(super) fn segment_path(dir: &Path, first: u64) -> PathBuf {
     dir.join(format!("{first:016}.log"))
 }

@@ -1,12 +1,12 @@
-//! The folder of a log as its writer changes it: append, truncate, purge, move, and the order in which files change so
-//! that a crash at any point leaves a log that opens.
+//! The writer's view of a log's folder: append, truncate, purge, move, and the order of file changes, chosen so
+//! that the log opens after a crash at any point.
 //!
-//! What a group gives up is an item as a record is: nothing that is written is changed, until a segment goes as a whole.
+//! Truncation and purging are items, as records are: written data does not change until a whole segment is removed.
 
 use super::{
     LogOptions, Record,
     format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Prefix, body_crc, encode_table},
-    groups::{Groups, Live, Place},
+    groups::{Groups, LiveRecords, Place},
     segment::{Segment, segment_path},
 };
 use crate::{
@@ -24,18 +24,19 @@ use std::{
     sync::Arc,
 };
 
-/// So many purged segments are kept to be written over. A log is purged by a few segments at a time.
+/// Maximum of purged segments that are kept for reuse. A log is purged by a few segments at a time.
 pub(super) const MAX_SPARES: usize = 4;
-/// A new segment that has no spare to write over is made under this name.
+/// Name of a new segment during its creation, if no spare is available.
 pub(super) const NEW_FILE: &str = "new.tmp";
-/// Names the segment whose end is being cut off: until that is done it may be shorter than it says.
+/// Names the segment whose end is being cut; until that is done it may be shorter than its prefix claims.
 pub(super) const CUT_FILE: &str = "cutting";
-/// What is reserved for a log's first segment. Every later one is as long as the log is then, up to
-/// [`LogOptions::segment_bytes`]: a small log takes little, a long one few files.
+/// Reserved size of a log's first segment. Every later one has the log's size at that time, up to
+/// [`LogOptions::segment_bytes`]: so a small log takes little space, and a large one has few files.
 pub(super) const FIRST_BYTES: u64 = 1 << 20;
-/// Records are moved out of the oldest segment when the log takes more than twice its records and so many segments.
+/// Records are moved out of the oldest segment if the log takes more than twice its records plus this many
+/// segments.
 const SLACK_SEGMENTS: u64 = 4;
-/// So many bytes are moved between two batches.
+/// Bytes that are moved between two batches.
 const MOVE_BYTES: u64 = 4 << 20;
 
 /// A segment before the active one. All its items are durable.
@@ -43,7 +44,7 @@ const MOVE_BYTES: u64 = 4 << 20;
 pub(super) struct Sealed {
     /// Number of its first item.
     pub first: u64,
-    /// The file's.
+    /// Size of the file.
     pub bytes: u64,
 }
 
@@ -53,26 +54,26 @@ pub(super) struct Segments {
     pub options: LogOptions,
     /// Oldest first.
     pub sealed: VecDeque<Sealed>,
-    /// Where the next item goes; none in a log without items.
+    /// The segment of the next item; `None` in a log without items.
     pub active: Option<Segment>,
-    /// The active segment is full at so many bytes.
+    /// Size at which the active segment is full.
     pub room: u64,
-    /// Purged segments that may be written over. Their names are durable: else one could come back after a
-    /// crash under its old name with new contents.
+    /// Purged segments for reuse. Their new names are durable: otherwise one could reappear after a crash under its
+    /// old name with new contents.
     pub spares: Vec<PathBuf>,
     /// The number of the next item.
     pub next: u64,
-    /// Every item with a number below is durable.
+    /// Every item with a lower number is durable.
     pub synced: u64,
     pub begun: u64,
     pub recycled: u64,
     pub moved: u64,
-    /// What there is of each group, also for who reads it back.
+    /// The state of each group; shared with readers.
     pub groups: Arc<Groups>,
-    pub live: Live,
-    /// Records of the oldest segment that are to be moved out of it: group and index.
+    pub live: LiveRecords,
+    /// Records to move out of the oldest segment: group and index.
     pub to_move: VecDeque<(u64, u64)>,
-    /// Moving found the disk in the way (no descriptors, say) when this was the next number: it is tried again after the next
+    /// The next number when moving failed with a disk error (no descriptors, say): it is retried after the next
     /// batch.
     pub moving_failed: Option<u64>,
 }
@@ -81,12 +82,12 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
-/// When a segment is full that was begun earlier.
+/// The size at which an existing segment is full.
 pub(super) fn room_of(segment: &Segment, options: LogOptions) -> Result<u64, StoreError> {
     Ok(segment.size()?.max(FIRST_BYTES).min(options.segment_bytes))
 }
 
-/// An item on its way into a segment.
+/// An item to be written.
 struct Item<'a> {
     kind: Kind,
     index: u64,
@@ -129,12 +130,12 @@ impl Segments {
         Ok(())
     }
 
-    /// Begins the segment of the next item. It has its name only when its own first bytes are durable, and no
-    /// item is written before its name is.
+    /// Starts the segment of the next item. It gets its name only after its first bytes are durable, and no item is
+    /// written before the name is durable.
     fn begin(&mut self) -> io::Result<()> {
         if let Some(full) = &self.active {
             let (first, bytes) = (full.prefix.first, full.file.size().map_err(named("read", &full.path))?);
-            // Even without `options.sync`: that a sealed segment is whole is what tells damage from a crash.
+            // Even without `options.sync`: a complete sealed segment is the basis for telling damage from a crash.
             self.sync()?;
             self.sealed.push_back(Sealed { first, bytes });
             self.active = None;
@@ -144,10 +145,10 @@ impl Segments {
             None => (self.dir.join(NEW_FILE), Access::Create),
         };
         let mut file = self.disk.open(&from, access).map_err(named("begin a segment in", &from))?;
-        // What a spare has already is cheaper than what another would have to reserve.
+        // Reusing a spare's blocks is cheaper than reserving new ones.
         let spare = file.size().map_err(named("read", &from))?;
         self.room = self.sealed_bytes().max(FIRST_BYTES).max(spare).min(self.options.segment_bytes);
-        // Best effort: where it is not possible the file grows as it is written, and a full disk shows then.
+        // Best effort: without reservation the file grows as it is written, and a full disk shows up then.
         let reserved = file.allocate(self.room).map_or(0, |()| self.room / BLOCK_BYTES * BLOCK_BYTES);
         let table = encode_table(&self.groups.table());
         let prefix = Prefix {
@@ -173,7 +174,7 @@ impl Segments {
         self.sealed.iter().map(|s| s.bytes).sum()
     }
 
-    /// Cuts what is behind the segment's offset; durable when it returns.
+    /// Cuts everything after the segment's offset; durable on return.
     pub fn cut(&self, segment: &mut Segment, room: u64) -> io::Result<()> {
         let mark = self.dir.join(CUT_FILE);
         if segment.prefix.reserved > 0 {
@@ -187,7 +188,8 @@ impl Segments {
         }
     }
 
-    /// Writes items of a group, whose turn the first is; gives the places of those that fit into the active segment.
+    /// Writes items of a group, starting with this turn; returns the places of those that fit into the active
+    /// segment.
     fn write(&mut self, key: u64, turn: u64, items: &[Item]) -> io::Result<Vec<Place>> {
         if self.fitting(items) == 0 {
             self.begin()?;
@@ -212,7 +214,7 @@ impl Segments {
             places.push(Place { segment: active.prefix.first, offset, bytes: head.body_bytes() as u32 });
             offset += item.bytes();
         }
-        // Headers and payloads are written from where they lie.
+        // Headers and payloads are written without copying.
         let mut parts = Vec::with_capacity(3 * now.len());
         for (head, item) in heads.iter().zip(now) {
             parts.extend([head.as_slice(), item.header].map(IoSlice::new));
@@ -224,7 +226,7 @@ impl Segments {
         Ok(places)
     }
 
-    /// How many of `items` still go into the active segment. The first item of a segment always does.
+    /// The number of `items` that fit into the active segment. The first item of a segment always fits.
     fn fitting(&self, items: &[Item]) -> usize {
         let Some(active) = &self.active else { return 0 };
         let (mut end, empty) = (active.offset, self.next == active.prefix.first);
@@ -263,7 +265,7 @@ impl Segments {
         self.groups.known().get(&key).map_or(0, |g| g.turn)
     }
 
-    /// Writes records that [`Self::check`] let pass. Not durable yet.
+    /// Writes records that passed [`Self::check`]. Not durable yet.
     pub fn append(&mut self, key: u64, records: &[Record]) -> io::Result<()> {
         let items: Vec<Item> = records.iter().map(Item::of).collect();
         let mut done = 0;
@@ -279,7 +281,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Writes an item without payload that is no record.
+    /// Writes an item that is no record and has no payload.
     fn note(&mut self, key: u64, kind: Kind, index: u64, header: &Bytes) -> io::Result<()> {
         let payload = &Payload::EMPTY;
         self.write(key, self.turn(key), &[Item { kind, index, header, payload }]).map(drop)
@@ -287,7 +289,7 @@ impl Segments {
 
     /// Drops a group's records after `last`. Not durable yet.
     pub fn truncate_after(&mut self, key: u64, last: Option<u64>) -> io::Result<()> {
-        // The first index that goes. What is purged is gone anyway.
+        // The first index to drop. Purged records are gone anyway.
         let gone = match self.groups.known().get(&key) {
             Some(g) => {
                 let after = g.purged.as_ref().map_or(0, |(upto, _)| upto + 1);
@@ -307,7 +309,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Forgets a group's records up to and including `upto`. Not durable yet.
+    /// Purges a group's records up to and including `upto`. Not durable yet.
     pub fn purge(&mut self, key: u64, upto: u64, tag: Bytes) -> io::Result<()> {
         let purged = |g: &super::groups::Group| g.purged.as_ref().is_some_and(|(p, _)| upto <= *p);
         if self.groups.known().get(&key).is_some_and(purged) {
@@ -321,7 +323,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Forgets a group, damaged or not. Not durable yet.
+    /// Removes a group, damaged or not. Not durable yet.
     pub fn remove(&mut self, key: u64) -> io::Result<()> {
         let begun = self.groups.known().get(&key).map(|g| g.turn > 0 || g.damage.is_some());
         if begun == Some(true) {
@@ -333,27 +335,27 @@ impl Segments {
         Ok(())
     }
 
-    /// Nobody has the group's log open any more.
+    /// Records that no handle has the group's log open.
     pub fn close_group(&self, key: u64) {
         if let Some(group) = self.groups.known().get_mut(&key) {
             group.open = false;
         }
     }
 
-    /// Whether the oldest segment can go.
+    /// Whether the oldest segment can be removed.
     fn is_retirable(&self) -> bool {
-        // The next one's table says what this one knew.
+        // The next segment's table contains what this one knew.
         let followed = self.sealed.len() > 1 || self.active.is_some();
         followed && self.sealed.front().is_some_and(|s| self.live.is_empty(s.first))
     }
 
-    /// Takes segments that no group needs a record of out of the log: spares of some, the others removed. While a group is
-    /// damaged none goes: what there is of it may be in any.
+    /// Removes segments without needed records from the log: some become spares, the others are deleted. While a
+    /// group is damaged none is removed, because any may contain its records.
     pub fn retire(&mut self) -> io::Result<()> {
         if !self.is_retirable() || self.groups.any_damaged() {
             return Ok(());
         }
-        self.sync()?; // what says that nobody needs them
+        self.sync()?; // makes the items durable that released the records
         let groups = self.groups.clone();
         let _alone = groups.alone();
         let mut spares = Vec::new();
@@ -361,7 +363,7 @@ impl Segments {
             let Some(Sealed { first, bytes }) = self.sealed.front().copied() else { break };
             let path = self.path(first);
             let room = self.spares.len() + spares.len() < MAX_SPARES;
-            // One long record must not make a long file for ever.
+            // One long record must not leave a long file forever.
             if room && bytes <= 2 * self.options.segment_bytes {
                 let spare = path.with_extension("spare");
                 self.disk.rename(&path, &spare).map_err(named("rename", &path))?;
@@ -370,8 +372,8 @@ impl Segments {
                 self.disk.remove(&path).map_err(named("remove", &path))?;
             }
             self.sealed.pop_front();
-            // Its name may come back after a crash until the folder is synced, and with one that went later gone for good there would be a
-            // hole, which looks like damage.
+            // After a crash the old name may reappear until the folder is synced. If a segment removed later stays
+            // gone, that is a gap that looks like damage.
             self.sync_dir()?;
         }
         self.spares.extend(spares.into_iter().filter(|s| !self.spares.contains(s)).collect::<Vec<_>>());
@@ -384,8 +386,8 @@ impl Segments {
         self.sealed_bytes() > most && self.moving_failed != Some(self.next) && !self.groups.any_damaged()
     }
 
-    /// Where a few records keep segments that are of no use otherwise, some of them are written again, so that their
-    /// segment can go. Over time that writes no more than was given up.
+    /// If a few records keep segments that are otherwise useless, copies some of them to the end, so that their
+    /// segment can be removed. Over time this writes no more than was given up.
     pub fn tidy(&mut self) -> io::Result<()> {
         self.retire()?;
         if !self.is_crowded() {
@@ -410,7 +412,7 @@ impl Segments {
         self.retire()
     }
 
-    /// Writes a record of the oldest segment again; gives its bytes.
+    /// Copies a record of the oldest segment to the end; returns its bytes.
     fn move_one(&mut self, oldest: u64, key: u64, index: u64) -> io::Result<u64> {
         let is_there = |g: &super::groups::Group| g.places.get(&index).is_some_and(|p| p.segment == oldest);
         if !self.groups.known().get(&key).is_some_and(is_there) {
@@ -419,14 +421,14 @@ impl Segments {
         let read = self.groups.read(self.disk.as_ref(), &self.dir, key, index..index + 1, 0);
         let record = match read {
             Ok(mut records) => records.pop(),
-            // Of this group alone; it is said when its log is next used.
+            // The damage concerns this group only, and is reported when its log is next used.
             Err(StoreError::Damaged { path, offset, what }) => {
                 if let Some(group) = self.groups.known().get_mut(&key) {
                     group.damage = Some(super::groups::Fault { path, offset, what });
                 }
                 None
             }
-            // It passes, and nothing depends on it.
+            // A transient error, and nothing depends on the move.
             Err(_) => {
                 self.moving_failed = Some(self.next);
                 self.to_move.clear();
@@ -447,12 +449,12 @@ impl Segments {
         Ok(bytes)
     }
 
-    /// Leaves a mark that everything before it is durable, so that what is bad later is known to be damage. What is damaged
-    /// already stays as it is.
+    /// Writes a mark that everything before it is durable, so that later corruption is known to be damage. An
+    /// already damaged log stays unchanged.
     pub fn close(&mut self) -> io::Result<()> {
         self.sync()?;
         if let Some(active) = self.active.as_mut().filter(|_| !self.groups.any_damaged()) {
-            // Not synced: without it the log opens as after a crash.
+            // Not synced: without the mark the log opens as after a crash.
             let mark = Head::mark(self.next).encode(active.prefix.salt);
             active.file.write_at(active.offset, &mut [IoSlice::new(&mark)])?;
         }

@@ -16,15 +16,15 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// One sync covers at most so many bytes (or one append): a bound on how long the first of them waits.
+/// Maximum bytes per sync (or one append): a bound on the latency of the first of them.
 const MAX_BATCH_BYTES: u64 = 32 << 20;
 
-/// The outcome that whoever queued something is owed. It is given even if a panic takes the writer away first.
-pub(super) struct Unanswered(Option<Done>);
+/// The callback of a queued request. It is called even if a panic ends the writer first.
+pub(super) struct PendingCallback(Option<Done>);
 
-impl Unanswered {
-    pub fn new(done: Done) -> Unanswered {
-        Unanswered(Some(done))
+impl PendingCallback {
+    pub fn new(done: Done) -> PendingCallback {
+        PendingCallback(Some(done))
     }
 
     fn give(mut self, outcome: io::Result<()>) {
@@ -34,7 +34,7 @@ impl Unanswered {
     }
 }
 
-impl Drop for Unanswered {
+impl Drop for PendingCallback {
     fn drop(&mut self) {
         if let Some(done) = self.0.take() {
             done(Err(gone()));
@@ -42,11 +42,11 @@ impl Drop for Unanswered {
     }
 }
 
-/// What is queued, of which group. Dropped undone, it tells whoever waits that the log is gone.
+/// A queued request of a group. Dropped unfinished, it reports to its caller that the log is gone.
 pub(super) struct Job {
     pub key: u64,
     pub what: Request,
-    pub done: Unanswered,
+    pub done: PendingCallback,
 }
 
 pub(super) enum Request {
@@ -61,9 +61,9 @@ pub(super) enum Request {
         upto: u64,
         tag: Bytes,
     },
-    /// The group goes.
+    /// Remove the group.
     Remove,
-    /// The last handle of the group's log went.
+    /// The last handle of the group's log was dropped.
     Close,
 }
 
@@ -75,7 +75,7 @@ impl Request {
         }
     }
 
-    /// Durable when it is done, also in a log that does not sync its records.
+    /// Whether it is durable on completion even in a log that does not sync its records.
     fn is_always_synced(&self) -> bool {
         matches!(self, Request::Truncate { .. } | Request::Purge { .. } | Request::Remove)
     }
@@ -86,7 +86,7 @@ enum Work {
     Close,
 }
 
-/// What handles and writer share.
+/// State shared by handles and writer.
 pub(super) struct Shared {
     dir: PathBuf,
     queue: Mutex<Queue>,
@@ -97,11 +97,11 @@ pub(super) struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     stats: LogStats,
-    /// No handle is left, or nothing more is to be written.
+    /// No handle is left, or nothing more may be written.
     closed: bool,
-    /// No writer is left.
+    /// The writer has ended.
     gone: bool,
-    /// What the disk said first. From then on nobody knows what is on it.
+    /// The first disk error. From then on the content of the disk is unknown.
     failed: Option<(io::ErrorKind, String)>,
 }
 
@@ -120,7 +120,7 @@ impl Shared {
         let mut queue = self.queue.lock();
         if let Some(failed) = &queue.failed {
             let why = stopped(&self.dir, failed);
-            drop(queue); // a `done` may look at the log
+            drop(queue); // a `done` may use the log
             return job.done.give(Err(why));
         }
         if queue.gone {
@@ -142,13 +142,13 @@ impl Shared {
         self.queue.lock().stats
     }
 
-    /// Nothing is written any more.
+    /// Whether nothing more is written.
     pub fn has_ended(&self) -> bool {
         let queue = self.queue.lock();
         queue.gone || queue.closed || queue.failed.is_some()
     }
 
-    /// What is to be done next; an empty batch where there is nothing and the writer `has_more`.
+    /// The next batch; empty if there is none and the writer `has_more`.
     fn take(&self, has_more: bool) -> Work {
         let mut queue = self.queue.lock();
         while queue.jobs.is_empty() && !queue.closed && !has_more {
@@ -177,7 +177,7 @@ pub(super) fn spawn(shared: Arc<Shared>, segments: Segments, lock: DiskLock) -> 
     let writer = Writer { shared, segments, groups };
     thread::Builder::new().name("paraft-log".into()).spawn(move || {
         writer.run();
-        // Last of all: then another may open the folder.
+        // Released last: then another process may open the folder.
         drop(lock);
     })
 }
@@ -195,12 +195,12 @@ impl Writer {
             let done = match self.shared.take(has_more) {
                 Work::Batch(batch) => self.batch(batch),
                 Work::Close => {
-                    // Nobody is left to tell; all that may be missing is the mark of an orderly end.
+                    // No caller is left; at most the mark of a proper close is missing.
                     let _ = self.segments.close();
                     return;
                 }
             };
-            // After the first failure nobody knows what is on the disk, and nothing more is written.
+            // After the first error the content of the disk is unknown, and nothing more is written.
             if let Err(e) = done.and_then(|()| self.segments.tidy()) {
                 return self.fail(&e);
             }
@@ -218,9 +218,9 @@ impl Writer {
                 Request::Append { records, bytes } => (records.len() as u64, *bytes),
                 _ => (0, 0),
             };
-            // Each job is right or wrong by itself; the right ones share the sync.
+            // Each job is valid or invalid by itself; the valid ones share the sync.
             let outcome = match failed {
-                Some(_) => Ok(()), // it gets what the first of them got
+                Some(_) => Ok(()), // it gets the first job's error
                 None => self.carry_out(key, what).unwrap_or_else(|e| {
                     failed = Some(e);
                     Ok(())
@@ -254,7 +254,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The inner result is what was wrong with the job, the outer one what the disk said.
+    /// The inner result is the job's own error, the outer one a disk error.
     fn carry_out(&mut self, key: u64, what: Request) -> io::Result<io::Result<()>> {
         let records: &[Record] = if let Request::Append { records, .. } = &what { records } else { &[] };
         let checked = match &what {
@@ -279,7 +279,7 @@ impl Writer {
         (stats.segments, stats.recycled, stats.moved) = (begun, recycled, moved);
     }
 
-    /// Tells everyone who waits, and whoever comes later.
+    /// Reports the error to all waiting callers and to later ones.
     fn fail(&self, e: &io::Error) {
         let jobs = {
             let mut queue = self.shared.queue.lock();

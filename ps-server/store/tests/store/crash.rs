@@ -1,7 +1,7 @@
-//! A power failure at every point of the life of a log that several groups share: what was acknowledged is there, what was
-//! given up is not, of each group.
+//! A power failure at every point of a log that several groups share: for each group, acknowledged records are
+//! there, and given-up records are not.
 
-use crate::{Cloned, DIR, Found, append, group, open_in, record};
+use crate::{Cloned, DIR, RecoveredLog, append, group, open_in, record};
 use bytes::Bytes;
 use paraft_store::{
     Log, LogOptions, Record, SharedLog, StoreError,
@@ -12,21 +12,21 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 const GROUPS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
-enum Act {
-    /// Of a group: so many records of so many bytes.
+enum Operation {
+    /// For a group: this many records of this many bytes.
     Append(usize, u64, usize),
     Truncate(usize, u64),
     Purge(usize, u64),
     Remove(usize),
-    /// The process ends in order and another begins.
+    /// The process closes the log properly, and another starts.
     Reopen,
 }
 
-use Act::{Append, Purge, Remove, Reopen, Truncate};
+use Operation::{Append, Purge, Remove, Reopen, Truncate};
 
-/// Segments are of 4 KiB: these fill several, truncate within one and over two, reuse purged ones, and the second group's first
-/// records keep the oldest segments until they are moved.
-const LIFE: [Act; 36] = [
+/// With segments of 4 KiB these fill several, truncate within one and over two, and reuse purged ones; the second
+/// group's first records keep the oldest segments until they are moved.
+const LIFE: [Operation; 36] = [
     Append(0, 1, 100),
     Append(1, 2, 300),
     Append(0, 3, 700),
@@ -65,36 +65,36 @@ const LIFE: [Act; 36] = [
     Append(0, 1, 900),
 ];
 
-/// What an observer outside the process knows of a group.
+/// What an outside observer knows of a group.
 #[derive(Clone, Default, Debug)]
-struct Known {
-    /// How often it was removed: each time it gets another key.
+struct ExpectedGroup {
+    /// How often it was removed; each time it gets another key.
     lives: u64,
-    /// Acknowledged and not given up.
+    /// Records that are acknowledged and not given up.
     must: BTreeMap<u64, Record>,
-    /// Every writing of an index that may be found: tried, and not given up in an acknowledged way.
+    /// Every version of an index that may be found: written, and not given up with an acknowledgement.
     may: BTreeMap<u64, Vec<Record>>,
     purged: Option<u64>,
     purge_tried: Option<u64>,
     next: u64,
 }
 
-fn key(g: usize, known: &[Known; GROUPS]) -> u64 {
+fn key(g: usize, known: &[ExpectedGroup; GROUPS]) -> u64 {
     7 + g as u64 + 100 * known[g].lives
 }
 
 fn open_all(
     disk: &dyn Cloned,
     options: LogOptions,
-    known: &[Known; GROUPS],
-) -> Result<(SharedLog, Vec<(Log, Found)>), StoreError> {
+    known: &[ExpectedGroup; GROUPS],
+) -> Result<(SharedLog, Vec<(Log, RecoveredLog)>), StoreError> {
     let (shared, _) = SharedLog::open(disk.shared(), Path::new(DIR), options)?;
     let logs = (0..GROUPS).map(|g| group(&shared, key(g, known))).collect::<Result<_, _>>()?;
     Ok((shared, logs))
 }
 
-/// Lives until an act fails; gives what it moved.
-fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> u64 {
+/// Runs operations until one fails; returns the number of moved records.
+fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [ExpectedGroup; GROUPS]) -> u64 {
     let Ok((mut shared, mut logs)) = open_all(disk, options, known) else { return 0 };
     for (version, act) in LIFE.iter().enumerate() {
         let done = match *act {
@@ -133,9 +133,13 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> 
                 known[g].lives = before.lives;
                 let removed = shared.remove(key(g, known));
                 if removed.is_err() {
-                    // It is there or not, and nothing of it is missed.
-                    known[g] =
-                        Known { must: BTreeMap::new(), purge_tried: before.purged, purged: None, ..before };
+                    // It is there or not, and nothing of it is required.
+                    known[g] = ExpectedGroup {
+                        must: BTreeMap::new(),
+                        purge_tried: before.purged,
+                        purged: None,
+                        ..before
+                    };
                     return 0;
                 }
                 known[g].lives += 1;
@@ -157,8 +161,8 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> 
     shared.stats().moved
 }
 
-/// What is wrong with what a process finds of a group after the crash, if anything.
-fn check(found: &Found, known: &Known) -> Result<(), String> {
+/// The error in the recovered state of a group, if any.
+fn check(found: &RecoveredLog, known: &ExpectedGroup) -> Result<(), String> {
     let purged = found.purged.as_ref().map(|(upto, _)| *upto);
     if purged != known.purged && purged != known.purge_tried {
         return Err(format!("purged {purged:?}, acknowledged {:?}", known.purged));
@@ -183,13 +187,13 @@ fn check(found: &Found, known: &Known) -> Result<(), String> {
     Ok(())
 }
 
-fn check_all(after: &ForgetfulDisk, known: &[Known; GROUPS]) -> Result<(), String> {
+fn check_all(after: &ForgetfulDisk, known: &[ExpectedGroup; GROUPS]) -> Result<(), String> {
     let options = LogOptions { segment_bytes: 4096, sync: true };
     let (_shared, logs) = open_all(after, options, known).map_err(|e| e.to_string())?;
     for (g, ((_, found), known)) in logs.iter().zip(known).enumerate() {
         check(found, known).map_err(|what| format!("group {g}: {what}"))?;
     }
-    // They go on with others of the same lengths, and what was torn stays gone. Now power fails for sure.
+    // New records of the same lengths follow, and torn records must not reappear. Then a power failure for certain.
     let mut expected = Vec::new();
     for ((log, found), known) in logs.iter().zip(known) {
         let purged = found.purged.as_ref().map(|(upto, _)| *upto);
@@ -210,10 +214,10 @@ fn check_all(after: &ForgetfulDisk, known: &[Known; GROUPS]) -> Result<(), Strin
     Ok(())
 }
 
-/// Crashes at every change that the disk is asked for, with many outcomes each; what was found wrong.
+/// Crashes at every disk operation, with many outcomes each; returns the errors.
 fn crash_everywhere(options: LogOptions) -> Vec<String> {
     let healthy = FaultyDisk::new(Arc::new(ForgetfulDisk::default()));
-    let mut all = <[Known; GROUPS]>::default();
+    let mut all = <[ExpectedGroup; GROUPS]>::default();
     let moved = live(&healthy, options, &mut all);
     assert_eq!((all[0].purged, all[0].next), (Some(46), 57), "the life ends early without faults");
     assert!(moved > 0, "nothing was moved");
@@ -223,7 +227,7 @@ fn crash_everywhere(options: LogOptions) -> Vec<String> {
         let memory = ForgetfulDisk::default();
         let disk = FaultyDisk::new(Arc::new(memory.clone()));
         disk.dead_after(Some(changes));
-        let mut known = <[Known; GROUPS]>::default();
+        let mut known = <[ExpectedGroup; GROUPS]>::default();
         live(&disk, options, &mut known);
         for survivors in
             [Survivors::Synced].into_iter().chain((0..10).map(|i| Survivors::Some(changes * 1000 + i)))
@@ -232,7 +236,7 @@ fn crash_everywhere(options: LogOptions) -> Vec<String> {
                 wrong.push(format!("{changes} changes, {survivors:?}: {what}"));
             }
         }
-        // Only the process dies: the next finds the same disk, with nothing more durable than it was.
+        // Only the process dies: the next one finds the same disk, with nothing more durable than before.
         if let Err(what) = check_all(&memory, &known) {
             wrong.push(format!("{changes} changes, process: {what}"));
         }
@@ -240,19 +244,19 @@ fn crash_everywhere(options: LogOptions) -> Vec<String> {
     wrong
 }
 #[test]
-fn whatever_a_power_failure_leaves_acknowledged_records_are_there_and_nothing_else_is() {
+fn power_failure_keeps_exactly_acknowledged_records() {
     let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: true });
     assert!(wrong.is_empty(), "{} outcomes are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// The test above can fail: without syncs it must find lost records.
+/// A check of the test: without syncs it must find lost records.
 #[test]
 fn without_syncs_the_same_test_finds_lost_records() {
     let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: false });
     assert!(wrong.iter().any(|w| w.contains("is lost")), "{wrong:?}");
 }
 
-/// Without syncs only the machine's failure costs something, not the process's.
+/// Without syncs a machine crash loses records, a process crash does not.
 #[test]
 fn without_syncs_the_death_of_the_process_still_costs_nothing() {
     let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: false });
@@ -260,9 +264,9 @@ fn without_syncs_the_death_of_the_process_still_costs_nothing() {
     assert!(process.is_empty(), "{process:?}");
 }
 
-/// Segments that a dying process purged are written over by the next one, which dies too.
+/// The next process reuses segments that a dying process purged, and dies too.
 #[test]
-fn a_segment_on_its_way_to_be_a_spare_does_not_come_back_with_new_contents() {
+fn segment_becoming_spare_never_reappears_with_new_contents() {
     let options = LogOptions { segment_bytes: 4096, sync: true };
     let dir = Path::new(DIR);
     let records: Vec<_> = (0..12).map(|i| record(i, 1, 900)).collect();
@@ -294,7 +298,7 @@ fn a_segment_on_its_way_to_be_a_spare_does_not_come_back_with_new_contents() {
     }
 }
 
-/// A log without syncs that is closed in order is synced first; its mark never claims more than there is.
+/// A log without syncs is synced on a proper close; its mark never claims more than is durable.
 #[test]
 fn an_orderly_end_makes_everything_durable_also_without_syncs() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! Damage is refused and its place named; nothing wrong is ever given out; hostile files do not hurt.
+//! Damage is refused with its place; no wrong data is returned; hostile files are harmless.
 
 use crate::{DIR, HEAD, PREFIX, TABLE, append, open, open_in, record, segment};
 use bytes::Bytes;
@@ -15,7 +15,7 @@ fn disk_with(files: &[(u64, Vec<u8>)]) -> ForgetfulDisk {
     disk
 }
 
-/// Five records, each acknowledged before the next, the last two in a second segment; closed in order or not.
+/// Five records, each acknowledged before the next, the last two in a second segment; closed properly or not.
 fn five(closed: bool) -> (Vec<(u64, Vec<u8>)>, Vec<Record>) {
     let disk = ForgetfulDisk::default();
     let (log, _) = open(&disk).unwrap();
@@ -34,7 +34,7 @@ fn used(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_flipped_byte_anywhere_is_refused_or_costs_only_the_last_unproven_record() {
+fn flipped_byte_is_refused_or_costs_last_unproven_record() {
     for closed in [true, false] {
         let (files, records) = five(closed);
         let bytes = |r: &Record| HEAD + r.header.len() + r.payload.len();
@@ -54,7 +54,7 @@ fn a_flipped_byte_anywhere_is_refused_or_costs_only_the_last_unproven_record() {
                         assert!(offset as usize <= at, "{context}: named {offset}");
                     }
                     Err(e) => panic!("{context}: {e}"),
-                    // What a table says is said by what follows it as well.
+                    // Later items repeat what a table says.
                     Ok((_, found)) if place > 0 && (PREFIX..PREFIX + TABLE).contains(&at) => {
                         assert_eq!(found.records, records, "{context}");
                     }
@@ -125,7 +125,7 @@ fn a_damaged_purge_point_is_refused() {
     let path = Path::new(DIR).join(last);
     let good = disk.contents(&path).unwrap();
     let tag = good.windows(3).rposition(|w| w == b"tag").unwrap();
-    // Closed in order: the mark behind it proves that it was durable.
+    // Properly closed: the mark after it proves that it was durable.
     for at in tag - HEAD..tag + 3 {
         let mut bytes = good.clone();
         bytes[at] ^= 4;
@@ -134,7 +134,7 @@ fn a_damaged_purge_point_is_refused() {
     }
 }
 
-/// What proves damage is searched for in pieces of 1 MiB; a head may lie across two of them.
+/// The proof of damage is searched in chunks of 1 MiB; a head may cross a chunk boundary.
 #[test]
 fn damage_far_before_its_proof_is_found() {
     for across in [1, 30, 59, 60] {
@@ -153,9 +153,10 @@ fn damage_far_before_its_proof_is_found() {
     }
 }
 
-/// The last segment of a log that was not closed: nothing behind the cut tells that it was durable, but its size does.
+/// The last segment of an unclosed log: no item after the cut proves that it was durable, but the reserved size
+/// does.
 #[test]
-fn a_last_segment_that_was_cut_short_is_refused_wherever_it_was_cut() {
+fn shortened_last_segment_is_refused_at_any_length() {
     let (files, _) = five(false);
     for at in 0..files[2].1.len() {
         let mut cut = files.clone();

@@ -1,4 +1,4 @@
-//! A disk that is full or fails: nothing is half acknowledged, the log stops, and opens cleanly later.
+//! A full or failing disk: nothing is half acknowledged, the log stops, and opens cleanly later.
 
 use crate::{append, open, record};
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use std::{
 };
 
 #[test]
-fn a_disk_that_is_full_at_any_byte_stops_the_log_and_loses_nothing_acknowledged() {
+fn full_disk_at_any_byte_loses_nothing_acknowledged() {
     let records: Vec<Record> = (0..5).map(|i| record(i, 1, 30)).collect();
     let mut fulls = 0;
     for room in 0..700 {
@@ -24,7 +24,7 @@ fn a_disk_that_is_full_at_any_byte_stops_the_log_and_loses_nothing_acknowledged(
         let acknowledged = outcomes.iter().take_while(|o| o.is_ok()).count();
         if acknowledged < records.len() {
             fulls += 1;
-            // Poisoned: whatever comes later fails too, even when there is room again.
+            // Poisoned: later calls fail too, even after there is room again.
             disk.full_after(None);
             let later = append(&log, vec![record(acknowledged as u64, 2, 1)]).unwrap_err();
             assert_eq!(later.kind(), ErrorKind::StorageFull);
@@ -54,7 +54,7 @@ fn a_failed_sync_is_not_believed_after_a_restart() {
     append(&log, vec![record(1, 1, 900), record(2, 1, 900)]).unwrap_err();
     append(&log, vec![record(1, 2, 900)]).unwrap_err();
     drop(log);
-    // The new process sees the records in the page cache. Whatever it reports must survive the next failure.
+    // The new process sees the records in the page cache. What it reports must survive the next failure.
     let (log, found) = open(&disk).unwrap();
     let after = disk.crash(Survivors::Synced);
     assert_eq!(open(&after).unwrap().1.records, found.records);

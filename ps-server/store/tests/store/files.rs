@@ -1,4 +1,4 @@
-//! Small files and snapshots: whole or refused.
+//! Small files and snapshots: complete or refused.
 
 use paraft_common::Payload;
 use paraft_store::{
@@ -18,7 +18,7 @@ fn disk() -> ForgetfulDisk {
 }
 
 #[test]
-fn a_small_file_is_the_old_or_the_new_one_after_a_crash_at_any_point() {
+fn small_file_is_old_or_new_after_any_crash() {
     for changes in 0..20 {
         let memory = disk();
         write_small(&memory, Path::new(VOTE), b"old").unwrap();
@@ -36,7 +36,7 @@ fn a_small_file_is_the_old_or_the_new_one_after_a_crash_at_any_point() {
 }
 
 #[test]
-fn a_small_file_that_is_changed_or_cut_is_refused_and_a_missing_one_is_none() {
+fn damaged_small_file_is_refused_and_missing_is_none() {
     let disk = disk();
     assert_eq!(read_small(&disk, Path::new(VOTE)).unwrap(), None);
     write_small(&disk, Path::new(VOTE), b"term 7").unwrap();
@@ -53,7 +53,7 @@ fn a_small_file_that_is_changed_or_cut_is_refused_and_a_missing_one_is_none() {
     assert!(write_small(&disk, Path::new(VOTE), &vec![0; (1 << 20) + 1]).is_err());
 }
 
-/// What the next process reads of a dead one's work stays, whatever fails then.
+/// What the next process reads of a dead process's files persists, whatever fails then.
 #[test]
 fn what_was_read_once_is_durable() {
     for changes in 0..20 {
@@ -125,14 +125,14 @@ fn a_snapshot_with_a_flipped_byte_ends_in_an_error() {
         disk.put(Path::new(SNAPSHOT), flipped);
         assert!(read(&disk).is_err(), "byte {at}");
     }
-    // A chunk taken out as a whole.
+    // Removes a whole chunk.
     let second = 16 + 20 + 20 + 40;
     disk.put(Path::new(SNAPSHOT), [&good[..16 + 20], &good[second..]].concat());
     assert!(matches!(read(&disk), Err(StoreError::Damaged { offset: 36, .. })));
 }
 
 #[test]
-fn an_unfinished_snapshot_leaves_nothing_and_a_crash_leaves_the_old_one_or_the_new() {
+fn snapshot_is_old_or_new_after_any_crash() {
     let memory = disk();
     let mut writer = SnapshotWriter::create(Arc::new(memory.clone()), Path::new(SNAPSHOT)).unwrap();
     writer.push(&b"half".to_vec().into()).unwrap();
@@ -159,7 +159,7 @@ fn an_unfinished_snapshot_leaves_nothing_and_a_crash_leaves_the_old_one_or_the_n
 }
 
 #[test]
-fn chunks_that_were_reserved_are_filled_in_any_order_and_all_of_them() {
+fn reserved_chunks_are_filled_in_any_order() {
     let (disk, path) = (Arc::new(disk()), Path::new(SNAPSHOT));
     let chunk = |i: u8, bytes: usize| Payload::from(vec![i; bytes]);
     let begin = || {

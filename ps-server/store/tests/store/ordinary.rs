@@ -1,4 +1,4 @@
-//! A log as it is used: append, truncate, purge, open again.
+//! Ordinary use of a log: append, truncate, purge, open again.
 
 use crate::{DIR, SMALL, append, open, open_in, record};
 use bytes::Bytes;
@@ -55,7 +55,7 @@ fn a_log_on_the_real_disk_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_second_log_in_the_same_folder_is_refused_until_the_first_is_closed() {
+fn second_log_in_a_folder_is_refused_while_first_is_open() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open_in(&RealDisk, dir.path(), SMALL).unwrap();
     let twice = open_in(&RealDisk, dir.path(), SMALL).unwrap_err();
@@ -68,7 +68,7 @@ fn a_second_log_in_the_same_folder_is_refused_until_the_first_is_closed() {
 }
 
 #[test]
-fn truncating_to_every_place_and_going_on_leaves_what_was_kept_and_what_is_new() {
+fn truncate_anywhere_then_append_keeps_old_and_new() {
     for purged in [None, Some(4)] {
         for last in (0..30).map(Some).chain([None]) {
             let disk = ForgetfulDisk::default();
@@ -79,7 +79,7 @@ fn truncating_to_every_place_and_going_on_leaves_what_was_kept_and_what_is_new()
             }
             log.truncate_after(last).unwrap();
             let kept = last.map_or(0, |l| l + 1).max(purged.map_or(0, |p| p + 1));
-            // The same lengths as before: what was cut must not come back behind them.
+            // The same lengths as before: truncated records must not reappear after them.
             let new = records(kept..kept + 2, 2);
             append(&log, new.clone()).unwrap();
             drop(log);
@@ -92,7 +92,7 @@ fn truncating_to_every_place_and_going_on_leaves_what_was_kept_and_what_is_new()
 }
 
 #[test]
-fn purging_at_every_place_keeps_the_rest_and_the_log_goes_on_behind_it() {
+fn purge_anywhere_keeps_the_rest_and_allows_appends() {
     for upto in 0..35 {
         let disk = ForgetfulDisk::default();
         let (log, _) = open(&disk).unwrap();
@@ -115,10 +115,10 @@ fn purging_at_every_place_keeps_the_rest_and_the_log_goes_on_behind_it() {
 }
 
 #[test]
-fn purged_segments_are_written_over_and_their_old_records_never_come_back() {
+fn reused_segments_never_return_old_records() {
     let disk = ForgetfulDisk::default();
     let (log, _) = open(&disk).unwrap();
-    // All records of one length, so that old ones lie exactly where new ones would follow.
+    // Records of equal length, so that old ones lie exactly where new ones would follow.
     for index in 0..300 {
         append(&log, vec![record(index, 1, 200)]).unwrap();
         if index % 20 == 19 {
@@ -136,10 +136,10 @@ fn purged_segments_are_written_over_and_their_old_records_never_come_back() {
 }
 
 #[test]
-fn an_append_that_does_not_follow_is_refused_and_costs_nothing_else() {
+fn append_out_of_order_is_refused_without_side_effects() {
     let disk = ForgetfulDisk::default();
     let (log, _) = open(&disk).unwrap();
-    append(&log, vec![record(7, 1, 10)]).unwrap(); // a fresh log begins anywhere
+    append(&log, vec![record(7, 1, 10)]).unwrap(); // a new log starts anywhere
     for wrong in [vec![record(9, 1, 1)], vec![record(7, 1, 1)], vec![record(8, 1, 1), record(8, 1, 1)]] {
         assert_eq!(append(&log, wrong).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     }
@@ -153,7 +153,7 @@ fn an_append_that_does_not_follow_is_refused_and_costs_nothing_else() {
 }
 
 #[test]
-fn what_is_queued_while_a_sync_runs_shares_the_next_one_and_is_done_in_order() {
+fn appends_queued_during_a_sync_share_the_next_one() {
     let slow = FaultyDisk::new(Arc::new(ForgetfulDisk::default()));
     let (log, _) = open_in(&slow, Path::new(DIR), LogOptions::default()).unwrap();
     append(&log, vec![record(0, 1, 10)]).unwrap();
@@ -196,7 +196,7 @@ fn the_last_handle_may_go_inside_a_done() {
     drop(log);
     go.send(()).unwrap();
     assert_eq!(outcome.recv().unwrap().unwrap_err().kind(), std::io::ErrorKind::Deadlock);
-    // The thread ends by itself and frees the folder.
+    // The thread ends by itself and releases the folder.
     let found = (0..5000).find_map(|_| {
         std::thread::sleep(Duration::from_millis(1));
         open(&disk).ok()
@@ -233,7 +233,7 @@ fn a_small_log_takes_little_space_and_a_long_one_few_files() {
     // 9 MiB in pieces of 64 KiB: each segment as long as the log before it.
     (20..164).for_each(|i| append(&log, vec![record(i, 1, 64 << 10)]).unwrap());
     assert_eq!(sizes(), [1024, 1024, 2048, 4096, 8192]);
-    // A log that is opened again goes on in the segment that it has.
+    // A reopened log continues in its last segment.
     drop(log);
     let (log, _) = open_in(&disk, Path::new(DIR), LogOptions::default()).unwrap();
     append(&log, vec![record(164, 1, 64 << 10)]).unwrap();

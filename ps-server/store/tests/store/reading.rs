@@ -1,4 +1,4 @@
-//! Records are read back while the log goes on.
+//! Records are read back while the log is written.
 
 use crate::{DIR, SMALL, append, open, open_in, record, segment};
 use bytes::Bytes;
@@ -26,7 +26,7 @@ fn what_is_read_back_is_what_the_log_holds_now() {
     assert_eq!(log.read(7..9, u64::MAX).unwrap(), held[7..9]);
     assert_eq!(log.read(38..90, u64::MAX).unwrap(), held[38..], "what is not written is not found");
     assert_eq!(log.read(40..90, u64::MAX).unwrap(), []);
-    // As many as fit, and one in any case.
+    // As many as fit, and at least one.
     assert_eq!(log.read(5..40, bytes(&held[5..9])).unwrap(), held[5..9]);
     assert_eq!(log.read(5..40, bytes(&held[5..9]) - 1).unwrap(), held[5..8]);
     assert_eq!(log.read(5..40, 0).unwrap(), held[5..6]);
@@ -66,7 +66,7 @@ fn a_record_that_was_changed_on_the_disk_is_refused_by_name() {
     assert!(refused.contains(DIR), "{refused}");
 }
 
-/// Segments are purged, and written over as spares, while others read them.
+/// Segments are purged, and reused as spares, while others read them.
 #[test]
 fn readers_never_see_a_segment_that_is_written_over() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ fn readers_never_see_a_segment_that_is_written_over() {
                 s.spawn(|| {
                     let mut found = 0;
                     while !over.load(SeqCst) {
-                        // The oldest: those that go next.
+                        // The oldest records, which are purged next.
                         let (from, written) = (purged.load(SeqCst), last.load(SeqCst));
                         let read = log.read(from..from + 6, u64::MAX).expect("no damage");
                         assert!(

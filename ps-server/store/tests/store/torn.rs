@@ -1,4 +1,4 @@
-//! A crash cuts the tail: the log opens with a prefix that holds everything acknowledged.
+//! A crash cuts the tail: the log opens with a prefix that contains everything acknowledged.
 
 use crate::{DIR, HEAD, PREFIX, SMALL, TABLE, append, open, open_in, record, segment};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use paraft_store::{
 };
 use std::path::Path;
 
-/// A log of six records in one segment, not closed: the segment's bytes, the records, and where each ends.
+/// A log of six records in one segment, not closed: the segment's bytes, the records, and the end of each.
 fn six(batches: &[usize]) -> (Vec<u8>, Vec<Record>, Vec<usize>) {
     let disk = ForgetfulDisk::default();
     let (log, _) = open(&disk).unwrap();
@@ -26,7 +26,7 @@ fn six(batches: &[usize]) -> (Vec<u8>, Vec<Record>, Vec<usize>) {
     (disk.contents(&segment(0)).unwrap(), records.clone(), ends.collect())
 }
 
-/// The same segment, as it is where nothing can be reserved.
+/// The same segment on a file system without reservation.
 fn unreserved(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[12..16].fill(0);
@@ -43,21 +43,21 @@ fn disk_with(bytes: Vec<u8>) -> ForgetfulDisk {
 }
 
 #[test]
-fn a_log_cut_at_any_byte_opens_with_the_records_before_and_goes_on() {
+fn log_cut_at_any_byte_opens_with_records_before() {
     let (bytes, records, ends) = six(&[6]);
     for cut in PREFIX..bytes.len() {
         let whole = ends.iter().filter(|end| **end <= cut).count();
         let zeros = [bytes[..cut].to_vec(), vec![0; bytes.len() - cut]].concat();
         let noise = [bytes[..cut].to_vec(), vec![0xF5; bytes.len() - cut]].concat();
-        // On a file system that reserves nothing a crash can leave a file short.
+        // Without reservation a crash can leave a short file.
         let short = unreserved(&bytes)[..cut].to_vec();
         for (tail, found) in [("missing", short), ("zeros", zeros), ("noise", noise)] {
             let disk = disk_with(found);
             let (log, found) = open(&disk).unwrap_or_else(|e| panic!("cut at {cut}, {tail}: {e}"));
-            // 0xF5 may be what stood there.
+            // The noise 0xF5 may be the original byte.
             let expected = if tail == "noise" { found.records.len().max(whole) } else { whole };
             assert_eq!(found.records, records[..expected], "cut at {cut}, {tail}");
-            // What was torn may be counted or not (its head may be gone), but never what is whole.
+            // Torn bytes may be counted or not (the head may be gone), but valid ones never.
             let begun = cut.saturating_sub(ends[..whole].last().copied().unwrap_or(PREFIX));
             let limit = if tail == "missing" { begun } else { bytes.len() };
             assert!(found.torn_bytes as usize <= limit, "cut at {cut}, {tail}: {}", found.torn_bytes);
@@ -74,7 +74,7 @@ fn a_log_cut_at_any_byte_opens_with_the_records_before_and_goes_on() {
 }
 
 #[test]
-fn a_record_missing_inside_the_last_batch_is_torn_and_what_was_behind_it_stays_gone() {
+fn record_missing_in_last_batch_is_torn_with_its_successors() {
     let (bytes, records, ends) = six(&[2, 4]);
     for lost in 2..6 {
         let mut found = bytes.clone();
@@ -84,7 +84,7 @@ fn a_record_missing_inside_the_last_batch_is_torn_and_what_was_behind_it_stays_g
         assert_eq!(found.records, records[..lost]);
         let torn = if lost < 5 { ends[5] - ends[lost - 1] } else { 0 };
         assert_eq!(found.torn_bytes as usize, torn);
-        // As long as the lost one was: the next would line up with its old successor.
+        // As long as the lost one, so that the next record would line up with its old successor.
         append(&log, vec![record(lost as u64, 2, 20 + 13 * lost)]).unwrap();
         drop(log);
         let (_, again) = open(&disk).unwrap();
@@ -119,7 +119,7 @@ fn a_segment_that_was_begun_and_got_no_record_is_gone_on_with() {
     begun[PREFIX + TABLE..].fill(0);
     disk.put(&segment(1), begun);
     records.truncate(1);
-    // Closed once more, so that a mark is all it holds; then comes a record that fits into no segment.
+    // Closed again, so that the segment holds only a mark; then a record that fits into no segment.
     drop(open(&disk).unwrap());
     let (log, _) = open(&disk).unwrap();
     records.push(record(1, 2, 5000));
@@ -139,10 +139,10 @@ fn a_log_whose_only_record_was_torn_may_begin_elsewhere() {
     assert_eq!(open(&after).unwrap().1.records, [record(5, 1, 10)]);
 }
 
-/// Segments may become shorter from one build to the next. A segment that was made longer says so, and without those
-/// bytes it would be refused as cut short by someone else.
+/// A later build may use shorter segments. A longer segment records its size, and without those bytes it would be
+/// refused as cut short.
 #[test]
-fn a_segment_that_was_made_longer_than_they_are_now_keeps_its_length_when_its_tail_is_cut() {
+fn longer_old_segment_keeps_its_length_after_tail_cut() {
     let disk = ForgetfulDisk::default();
     let long = LogOptions { segment_bytes: 64 << 10, ..SMALL };
     let (log, _) = open_in(&disk, Path::new(DIR), long).unwrap();

@@ -1,4 +1,4 @@
-//! A push is in the weights once or not at all.
+//! A push is applied once or not at all.
 
 use super::{BUCKETS, History};
 use crate::shard::Shard;
@@ -16,13 +16,13 @@ impl History {
                 };
                 let share = -weight;
                 in_weights += u64::from(share != 0.0);
-                // In a round of n, a push counts an n-th.
+                // In a round of n, a push counts 1/n.
                 let once = [1.0, 0.5, 1.0 / 3.0];
                 let right = share == 0.0 || if self.averages { once.contains(&share) } else { share == 1.0 };
                 assert!(right, "{push:?} is {share} times in bucket {bucket}");
             }
         }
-        // Twice a half would look like once a whole.
+        // Two halves would look like one whole push.
         let counted = truth.read(|m| m.pushes);
         assert_eq!(counted, in_weights, "pushes that were applied, and that are in the weights");
     }

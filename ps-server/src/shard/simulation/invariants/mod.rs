@@ -1,4 +1,4 @@
-//! What must hold in every schedule: one promise in each file. They look at the same history.
+//! The invariants of every schedule, one per file. They check the same history.
 
 mod acknowledged;
 mod exactly_once;
@@ -21,52 +21,52 @@ use std::collections::BTreeMap;
 
 pub use replicas::replicas;
 
-/// A step of a worker: what it adds to the place of its own in every bucket.
+/// A step of a worker: the value that it adds at its own place in every bucket.
 #[derive(Clone, Debug)]
 pub struct Pushed {
     worker: WorkerId,
     session: SessionId,
     step: Step,
-    /// It brings nothing, and adds nothing to its place.
+    /// It has no gradient, and adds nothing at its place.
     skip: bool,
     acked: [bool; BUCKETS],
-    /// Its worker was told that it came too late for its round.
+    /// Its worker was notified that it came too late for its round.
     dropped: [bool; BUCKETS],
 }
 
-/// Who answered a pull, and when.
+/// The context of a pull's answer.
 pub struct Answer {
-    /// The stream that it came by.
+    /// The stream.
     pub conn: u64,
-    /// The last session that anyone had been told of when it was sent: those who came later are not in it.
+    /// The last session that any worker knew when it was sent. Later sessions are not in it.
     pub told: SessionId,
-    /// The slowest worker's clock, as the leader says.
+    /// The slowest worker's clock, according to the leader.
     pub slowest: Step,
-    /// The mode in force when each bucket was let go.
+    /// The mode in force when each bucket was released.
     pub modes: BTreeMap<usize, Mode>,
 }
 
-/// Everything that the workers did and were told.
+/// All actions of the workers, and all replies to them.
 pub struct History {
-    /// Whether pushes may be averaged: in a mode that the job has, or had, or may come to.
+    /// Whether pushes may be averaged, in any mode that the job had, has or may get.
     averages: bool,
     /// Rounds may close without a worker's push.
     drops_late: bool,
-    /// The level is `leader`: what was acknowledged may go down with a leader, and is counted then.
+    /// The level is `leader`: a failover may lose acknowledged pushes, and counts them.
     lossy: bool,
     cluster: Cluster,
     /// By place.
     pushed: Vec<Pushed>,
-    /// The highest version that was acknowledged, by term and bucket.
+    /// The highest acknowledged version, by term and bucket.
     acked: BTreeMap<(u64, usize), Version>,
-    /// What a pull must show at least: set when it is asked.
+    /// The minimum versions that a pull must return, set when it is sent.
     floor: BTreeMap<WorkerId, [Version; BUCKETS]>,
-    /// The last pull's versions of each worker, and by which stream it came.
+    /// The versions of each worker's last pull, and its stream.
     shown: BTreeMap<WorkerId, (u64, [Version; BUCKETS])>,
     sessions: membership::Sessions,
-    /// What each worker got last of each bucket, and that is not the job's end.
+    /// The last weights that each worker got of each bucket, before the job's end.
     got: BTreeMap<(WorkerId, usize), (Version, Bytes)>,
-    /// The weights of the finished job, which must be the same for all.
+    /// The weights of the finished job, which must be the same for all workers.
     last: Option<Vec<Bytes>>,
 }
 
@@ -87,7 +87,7 @@ impl History {
         }
     }
 
-    /// A worker pushes a step in every bucket, or skips it; gives its place.
+    /// A worker pushes a step in every bucket, or skips it; returns its place.
     pub fn pushes(&mut self, worker: WorkerId, session: SessionId, step: Step, skip: bool) -> usize {
         self.pushed.push(Pushed {
             worker,
@@ -101,24 +101,24 @@ impl History {
         self.pushed.len() - 1
     }
 
-    /// Steps that were pushed.
+    /// Number of pushed steps.
     pub fn len(&self) -> usize {
         self.pushed.len()
     }
 
-    /// The process is another now.
+    /// The worker's process is replaced.
     pub fn forgets(&mut self, worker: WorkerId) {
         self.floor.remove(&worker);
         self.shown.remove(&worker);
         self.got.retain(|(w, _), _| *w != worker);
     }
 
-    /// A worker asks for weights, of a leader of this term.
+    /// A worker pulls from a leader of this term.
     pub fn asks(&mut self, worker: WorkerId, term: u64) {
         self.floor.insert(worker, self.promised(term));
     }
 
-    /// What the true state must satisfy at any moment.
+    /// Checks what the true state must satisfy at any moment.
     pub fn check(&self, group: &Group) {
         let truth = &group.truth;
         self.exactly_once(truth);
@@ -131,10 +131,10 @@ impl History {
         self.recorded_pulls_are_what_workers_got(truth);
     }
 
-    /// The job is over, and its last leader has said all it knows.
+    /// Checks the end of the job, after its last leader has sent everything.
     pub fn ends(&self, truth: &Shard) {
         if self.lossy {
-            self.what_is_lost_is_counted(truth);
+            self.check_lost_pushes(truth);
         }
     }
 
@@ -157,7 +157,7 @@ impl History {
         }
     }
 
-    /// Each place of a bucket: how far below 0 it is.
+    /// How far each place of a bucket is below 0.
     fn weights(payload: &[u8]) -> Vec<f32> {
         payload.as_chunks::<4>().0.iter().map(|b| -f32::from_le_bytes(*b)).collect()
     }

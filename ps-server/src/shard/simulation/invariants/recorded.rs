@@ -1,4 +1,4 @@
-//! Where the log holds what workers pull, it holds what they got.
+//! If the log records pulls, it records the weights that the workers got.
 
 use super::History;
 use crate::shard::Shard;
@@ -11,7 +11,8 @@ impl History {
             let Some((recorded, weights)) = data.kept.get(worker).and_then(|k| k.pulled.clone()) else {
                 continue;
             };
-            // It may have pulled again, and not have read the answer. What it has read was in the log before.
+            // The worker may have pulled again without reading the answer. The log recorded what it has read before
+            // that.
             assert!(
                 recorded >= *version,
                 "{worker} got bucket {bucket} at {version}, the log has {recorded}"

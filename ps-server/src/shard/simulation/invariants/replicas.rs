@@ -1,8 +1,8 @@
-//! Replicas with the same log are the same, bit for bit, also those that began from a snapshot.
+//! Replicas with the same log are equal, bit for bit, including those that started from a snapshot.
 
 use crate::shard::simulation::cluster::Cluster;
 
-/// Compares every replica with what the truth was at its index.
+/// Compares every replica with the true state at its index.
 pub fn replicas(cluster: &Cluster) {
     let g = cluster.0.lock();
     for (i, n) in g.nodes.iter().enumerate() {

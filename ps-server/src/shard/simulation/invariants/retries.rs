@@ -1,5 +1,5 @@
-//! A leader knows what is proposed, by itself and by those before it: a push that is sent again makes no second entry of
-//! the log. (The replicated state would recognise one; nothing may have to rely on that.)
+//! A leader knows its own proposals and those of its predecessors: a resent push makes no second entry in the log.
+//! (The replicated state would recognise a duplicate; nothing may have to rely on that.)
 
 use super::History;
 use crate::shard::Shard;

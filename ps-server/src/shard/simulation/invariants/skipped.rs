@@ -1,11 +1,11 @@
-//! A step that a worker skips is applied nowhere: of a round nobody's push is, and no push is left out without a cause.
+//! A skipped step is never applied: no push of its round is, and no push is left out without a cause.
 
 use super::{BUCKETS, History, Pushed};
 use crate::shard::simulation::cluster::Group;
 use paraft_common::BucketId;
 
 impl History {
-    /// Whether the log says of this push that it was not applied.
+    /// Whether the log records this push as not applied.
     pub(super) fn is_skipped(group: &Group, bucket: usize, p: &Pushed) -> bool {
         group.skipped.1.contains(&(BucketId(bucket as u32), p.worker, p.session, p.step))
     }

@@ -1,5 +1,5 @@
-//! The consistency rule: a worker that goes on after step `done` has in its weights its own pushes up to `done`, and
-//! everyone else's up to `done` less the staleness.
+//! The consistency rule: the weights that a worker gets after step `done` contain its own pushes up to `done`, and
+//! every other worker's up to `done` minus the staleness bound.
 
 use super::{Answer, BUCKETS, History, Pushed};
 use bytes::Bytes;
@@ -14,16 +14,17 @@ impl History {
         done: Step,
         got: &BTreeMap<usize, (Version, Bytes)>,
     ) {
-        // Buckets that went out before a switch, by the rule of then, may be of steps that the last one would wait for.
+        // Buckets that were sent before a switch follow the old rule, and may be of steps that the new rule would
+        // wait for.
         assert!(
             answer.modes.values().any(|mode| mode.may_proceed(answer.slowest, done)),
             "{worker} goes on after {done}; the slowest is at {}",
             answer.slowest
         );
         if self.drops_late || self.lossy {
-            return; // then a push of theirs, or of its own, may be out for good
+            return; // a push may then be excluded for good
         }
-        // Who was away for too long has left, though its process may not know yet: nobody waits for it.
+        // A worker that was away for too long has left, possibly without its knowledge: no other waits for it.
         let there = |p: &Pushed| {
             let g = self.cluster.0.lock();
             self.sessions.is_current(p.worker, p.session)
@@ -33,7 +34,7 @@ impl History {
         for bucket in 0..BUCKETS {
             let weights = Self::weights(&got[&bucket].1);
             for (place, p) in self.pushed.iter().enumerate() {
-                // Of those who still are in the session that they pushed in.
+                // Only workers that are still in the session of their push.
                 if !there(p) {
                     continue;
                 }
@@ -49,7 +50,7 @@ impl History {
         }
     }
 
-    /// The final weights are the same for everyone, whoever leads when they ask.
+    /// The final weights are the same for all workers, whichever leader sends them.
     pub(super) fn the_end_is_the_same_for_all(&mut self, got: &BTreeMap<usize, (Version, Bytes)>) {
         let weights: Vec<Bytes> = got.values().map(|(_, w)| w.clone()).collect();
         let first = self.last.get_or_insert_with(|| weights.clone());

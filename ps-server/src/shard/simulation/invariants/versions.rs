@@ -1,6 +1,6 @@
-//! Versions never go back: a leader shows at least what it and its predecessors have acknowledged, and a worker that
-//! keeps its stream never sees less than it saw before. (Without it, it may: what a leader has shown and not replicated
-//! is gone where it begins anew, be it in its own term.)
+//! Versions never go back: a leader returns at least what it and its predecessors have acknowledged, and a worker
+//! that keeps its stream never gets an older version. (With a new stream it may: weights that a leader returned and
+//! did not replicate are lost when the leader restarts its epoch, even in its own term.)
 
 use super::{BUCKETS, History};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use paraft_common::{Version, WorkerId};
 use std::collections::BTreeMap;
 
 impl History {
-    /// What leaders up to this term have acknowledged.
+    /// The versions that leaders up to this term have acknowledged.
     pub(super) fn promised(&self, term: u64) -> [Version; BUCKETS] {
         std::array::from_fn(|bucket| {
             let up_to = self.acked.iter().filter(|((t, b), _)| *t <= term && *b == bucket);

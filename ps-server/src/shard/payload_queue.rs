@@ -1,55 +1,55 @@
-//! Payload that streams have brought and the shard's leader has not taken yet. Its queue counts messages, and 1,024 of
-//! them are a gigabyte: beyond these bytes a stream is not read on, and so its worker waits.
+//! Bounds the payload that streams have received and the shard's leader has not taken. The leader's queue counts
+//! messages, and 1,024 of them are a gigabyte: beyond these bytes a stream is not read, so its worker waits.
 
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Of all shards of a server together, while each of them is at [`SHARD_BYTES`] or, with more than 16, at its part.
+/// For all shards of a server together, if each has [`SHARD_BYTES`] or, with more than 16 shards, its part.
 const SERVER_BYTES: usize = 1 << 30;
-/// Of one shard: as much as one worker may have pushed without an ack, so that one alone is never held up here.
+/// For one shard: as much as one worker may push without an ack, so that a single worker never waits here.
 const SHARD_BYTES: usize = 64 << 20;
-/// Of one shard among 64: the connection's window, which would hold up what follows all the same.
-const LEAST_BYTES: usize = 16 << 20;
+/// For one shard of 64: the connection's window, which would stop the stream anyway.
+const MIN_SHARD_BYTES: usize = 16 << 20;
 
-/// The bytes of one shard. A shard has its own: one whose log stands still must not hold up its neighbours.
+/// The bound of one shard. Each shard has its own, so that a stalled log does not hold up other shards.
 #[derive(Debug)]
-pub struct Queued {
+pub struct PayloadQueue {
     free: Arc<Semaphore>,
     most: usize,
 }
 
-/// Room that is taken; it is given back with this.
+/// Reserved room; dropping it releases the room.
 #[derive(Debug)]
 pub struct Room(#[allow(dead_code)] Option<OwnedSemaphorePermit>);
 
-impl Queued {
+impl PayloadQueue {
     /// For one of `shards` shards of the fleet, all of which may be on one server.
     pub fn of_one_in(shards: u32) -> Self {
-        Self::of((SERVER_BYTES / shards.max(1) as usize).clamp(LEAST_BYTES, SHARD_BYTES))
+        Self::of((SERVER_BYTES / shards.max(1) as usize).clamp(MIN_SHARD_BYTES, SHARD_BYTES))
     }
 
     fn of(most: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(most)), most }
     }
 
-    /// Waits until there is room for so many bytes, in the order in which streams ask. More than there ever is takes all
-    /// of it.
+    /// Waits for room for this many bytes, first come, first served. A message larger than the bound takes all of
+    /// it.
     pub async fn room(&self, bytes: usize) -> Room {
         let bytes = bytes.min(self.most);
         if bytes == 0 {
             return Room(None);
         }
-        // The semaphore is never closed; without room there would be no bound, which is the lesser evil.
+        // The semaphore is never closed. If it were, no bound is the lesser evil.
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         Room(self.free.clone().acquire_many_owned(permits).await.ok())
     }
 
-    /// Bytes that wait now.
+    /// Bytes that wait at present.
     pub fn bytes(&self) -> u64 {
         self.most.saturating_sub(self.free.available_permits()) as u64
     }
 
-    /// Bytes that may wait.
+    /// Maximum bytes that may wait.
     pub fn most(&self) -> u64 {
         self.most as u64
     }
@@ -61,8 +61,8 @@ mod tests {
     use futures::FutureExt;
 
     #[tokio::test]
-    async fn beyond_its_bytes_streams_wait_in_order_and_go_on_as_the_leader_takes() {
-        let queued = Queued::of(100);
+    async fn full_queue_makes_streams_wait_in_order() {
+        let queued = PayloadQueue::of(100);
         let first = queued.room(60).await;
         let mut second = Box::pin(queued.room(60));
         assert!(second.as_mut().now_or_never().is_none(), "no room");
@@ -83,8 +83,11 @@ mod tests {
     #[test]
     fn all_shards_of_a_server_stay_within_a_gigabyte() {
         for shards in 1..=64 {
-            assert!(Queued::of_one_in(shards).most * shards as usize <= SERVER_BYTES, "{shards}");
+            assert!(PayloadQueue::of_one_in(shards).most * shards as usize <= SERVER_BYTES, "{shards}");
         }
-        assert_eq!((Queued::of_one_in(1).most, Queued::of_one_in(64).most), (SHARD_BYTES, LEAST_BYTES));
+        assert_eq!(
+            (PayloadQueue::of_one_in(1).most, PayloadQueue::of_one_in(64).most),
+            (SHARD_BYTES, MIN_SHARD_BYTES)
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! What is fixed of a shard once its job is known: the job and the buckets.
+//! The fixed part of a shard once its job is known: the job and the buckets.
 
 use super::{
     bucket::{Bucket, BucketData},
-    replaced::Replaced,
+    replaced_vectors::ReplacedVectors,
 };
 use crate::room::Reserved;
 use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
@@ -15,40 +15,40 @@ use std::{
     },
 };
 
-/// Of weights as they were, twice, at most.
-const COPIES: usize = 128 << 20;
-/// What a bucket's three copies may take beyond its weights.
-const PAGES: usize = 3 * 4096;
+/// Shared memory for replaced weights, counted twice, at most.
+const MAX_COPY_BYTES: usize = 128 << 20;
+/// Page rounding of a bucket's three copies.
+const PAGE_ROUNDING_BYTES: usize = 3 * 4096;
 
-/// What is fixed once the job is known.
+/// The fixed part of a shard once its job is known.
 #[derive(Debug)]
-pub struct Configured {
+pub struct ShardConfig {
     /// The job.
     pub job: ServerJob,
-    /// The shard's buckets, by rising id.
+    /// The shard's buckets, ascending by id.
     pub buckets: Vec<Bucket>,
-    /// Of all buckets, allocated or not: weights and optimizer slots.
+    /// Bytes of weights and optimizer slots of all buckets, allocated or not.
     fixed: u64,
-    /// What is kept of workers, as it is now.
+    /// Bytes kept per worker at present.
     kept: AtomicU64,
-    /// Data of buckets as they were, which somebody still reads.
-    pub(super) replaced: Replaced,
-    /// The room in this server's memory that it has.
+    /// Replaced bucket data that readers still hold.
+    pub(super) replaced: ReplacedVectors,
+    /// The reserved part of this server's memory.
     aside: Reserved,
-    /// Where weights are that workers of this host pull, once one has; `None` within: there is no such memory.
+    /// Memory for weights that workers of this host pull, once one does; inner `None`: it is not available.
     memory: OnceLock<Option<Arc<Memory>>>,
-    /// The initial weights of every bucket were found to be in: they stay.
+    /// The initial weights of every bucket were found to be complete, which is final.
     initialised: AtomicBool,
 }
 
-impl Configured {
+impl ShardConfig {
     pub(super) fn new(job: ServerJob, buckets: Vec<Bucket>, aside: Reserved) -> Arc<Self> {
         let mut conf = Self {
             job,
             buckets,
             fixed: 0,
             kept: AtomicU64::new(0),
-            replaced: Replaced::default(),
+            replaced: ReplacedVectors::default(),
             aside,
             memory: OnceLock::new(),
             initialised: AtomicBool::new(false),
@@ -62,42 +62,44 @@ impl Configured {
         conf
     }
 
-    /// Of all buckets: weights, optimizer slots, and what is kept of workers.
+    /// Bytes of all buckets: weights, optimizer slots, and state kept per worker.
     pub fn bytes(&self) -> u64 {
         self.fixed + self.kept_bytes()
     }
 
-    /// What is kept of workers.
+    /// Bytes of the state kept per worker.
     pub fn kept_bytes(&self) -> u64 {
         self.kept.load(Relaxed)
     }
 
-    /// What is allocated of it: buckets take their memory when their initial state comes.
+    /// Allocated bytes: buckets allocate when their initial state arrives.
     pub fn held(&self) -> u64 {
         let of = |d: &BucketData| ((1 + d.slots.len()) * d.weights.len() * F32_BYTES) as u64 + d.kept_bytes();
         self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum()
     }
 
-    /// A worker of this host pulls: from now on weights are brought, as they are pulled, where it can read them.
+    /// Shared memory for a worker of this host that pulls: from now on pulled weights move there.
     pub fn share(&self) -> Option<&Arc<Memory>> {
         let make = || {
             let weights: usize = self.buckets.iter().map(|b| b.spec.len * F32_BYTES).sum();
-            // The weights, and those that updates replace while somebody reads them: beyond that copies are made elsewhere,
-            // and travel. A bucket takes whole pages.
-            let bytes = weights + weights.min(COPIES) * 2 + self.buckets.len() * PAGES;
+            // The weights, and those that updates replace while they are read; further copies are private and
+            // travel. A bucket takes whole pages.
+            let bytes = weights + weights.min(MAX_COPY_BYTES) * 2 + self.buckets.len() * PAGE_ROUNDING_BYTES;
             Memory::new(bytes)
-                .inspect_err(|error| tracing::info!(%error, "no shared memory: weights travel"))
+                .inspect_err(
+                    |error| tracing::info!(%error, "no shared memory: weights are sent over the connection"),
+                )
                 .ok()
         };
         self.memory.get_or_init(make).as_ref()
     }
 
-    /// Where weights are that workers of this host pull, if any does.
+    /// Shared memory, if a worker of this host pulls.
     pub fn shared(&self) -> Option<&Arc<Memory>> {
         self.memory.get()?.as_ref()
     }
 
-    /// Whether the initial weights of every bucket are in.
+    /// Whether the initial weights of every bucket are complete.
     pub fn is_initialised(&self) -> bool {
         let known = self.initialised.load(Relaxed);
         known || {
@@ -107,13 +109,13 @@ impl Configured {
         }
     }
 
-    /// Data of buckets as they were, which somebody still reads.
+    /// Bytes of replaced bucket data that readers still hold.
     pub fn outdated_bytes(&self) -> u64 {
         self.replaced.outdated(0).bytes
     }
 
-    /// What is kept of workers in a bucket went from `before` to `now` bytes.
-    pub(super) fn keeps(&self, before: u64, now: u64) {
+    /// Updates the count of a bucket's per-worker bytes from `before` to `now`.
+    pub(super) fn update_kept_bytes(&self, before: u64, now: u64) {
         if now >= before {
             self.kept.fetch_add(now - before, Relaxed);
         } else {
@@ -121,31 +123,31 @@ impl Configured {
         }
     }
 
-    /// Somebody who reads an earlier state of the buckets has done with one of them.
-    pub(super) fn let_go(&self) {
+    /// Records that a reader of an earlier state has released a bucket.
+    pub(super) fn note_release(&self) {
         self.replaced.read_on();
     }
 
-    /// State vectors that the optimizer keeps for a bucket of this kind.
+    /// Number of state vectors that the optimizer keeps for a bucket of this kind.
     pub fn slots(&self, kind: TensorKind) -> usize {
         if kind == TensorKind::Param { self.job.slots() } else { 0 }
     }
 
-    /// How pushes of a local bucket carry their values.
+    /// The encoding of pushes of a local bucket.
     pub fn encoding(&self, bucket: usize) -> Encoding {
         self.job.encoding(self.buckets[bucket].spec.kind)
     }
 
-    /// The position of a bucket among the shard's own.
+    /// The index of a bucket among the shard's own.
     pub fn local(&self, id: BucketId) -> Option<usize> {
         self.buckets.binary_search_by_key(&id, |b| b.id).ok()
     }
 }
 
-/// Buckets before anything has come. Those of the same kind and length share their data, so that a job costs next to
-/// nothing before its weights are here: each takes its own with its initial state.
+/// Blank buckets. Those of the same kind and length share their data, so that a job costs next to nothing before
+/// its weights arrive: each allocates with its initial state.
 pub(super) fn blank(places: Vec<(BucketId, BucketSpec)>, job: &ServerJob) -> Vec<Bucket> {
-    let mut blanks: BTreeMap<(bool, usize), Arc<BucketData>> = BTreeMap::new(); // two at most of a group, and of statistics
+    let mut blanks: BTreeMap<(bool, usize), Arc<BucketData>> = BTreeMap::new(); // two per group
     let mut buckets = Vec::with_capacity(places.len());
     for (id, spec) in places {
         let of = (spec.kind == TensorKind::Param, spec.len);

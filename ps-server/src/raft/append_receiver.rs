@@ -1,8 +1,9 @@
-//! A leader's stream of appends, as a follower takes it: every request is handed on at once, answers go back in their order.
+//! A leader's stream of appends on the follower: every request is forwarded at once, and the answers return in
+//! order.
 
 use super::{
     group::Group,
-    replicated::Logged,
+    replicated::LogChange,
     types::Types,
     wire::{self, WireError},
 };
@@ -16,17 +17,18 @@ use paraft_proto::{PeerRequest, WithBulk};
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
 
-/// What the two ends of a stream share.
+/// State shared by the two ends of a stream.
 #[derive(Default)]
 struct Shared {
-    /// Of each request without an answer: whether it wakes this replica, once it is answered.
+    /// For each unanswered request: whether it wakes this replica after its answer.
     wakes: VecDeque<bool>,
-    /// Why no more requests are taken.
+    /// Why no more requests are accepted.
     refused: Option<WireError>,
 }
 
-impl<C: Logged> Group<C> {
-    /// The request of a leader, and whether it wakes this replica. A heartbeat of the leader under which it sleeps does not.
+impl<C: LogChange> Group<C> {
+    /// A leader's request, and whether it wakes this replica. A heartbeat of the leader under which it sleeps does
+    /// not.
     pub(super) fn append_of(
         &self,
         request: WithBulk<PeerRequest>,
@@ -39,7 +41,7 @@ impl<C: Logged> Group<C> {
         Ok((rpc, wakes))
     }
 
-    /// Answers a stream of appends. The first request that is none ends it, behind the answers to those before.
+    /// Answers a stream of appends. The first invalid request ends it, after the answers to the earlier ones.
     pub fn answer_appends<S>(
         &self,
         requests: S,

@@ -1,5 +1,5 @@
-//! What there is of one group, copied into a folder of its own: a log that has only this group, or, where the group is
-//! damaged, the segments as they are. And back.
+//! Copies one group into a folder of its own: as a log with only this group or, if the group is damaged, as the
+//! segments themselves. And imports such a log.
 
 use super::{Log, LogOptions, Record, SharedLog, files::names, segment::segment_path};
 use crate::{
@@ -12,10 +12,10 @@ use std::{
     sync::mpsc,
 };
 
-/// So many bytes are copied at a time.
+/// Bytes that are copied at a time.
 const PART_BYTES: u64 = 4 << 20;
 
-/// Removes what is in a log's folder; nobody may have it open.
+/// Removes the files of a log's folder; no process may have it open.
 pub(super) fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
     let there = match disk.list(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -28,7 +28,7 @@ pub(super) fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
     disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))
 }
 
-/// A log of its own in `to`, durable when it returns. What was there is gone.
+/// Writes a separate log to `to`, which is durable on return. Replaces what was there.
 pub(super) fn whole(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
     let (disk, groups) = (&log.inner.disk, &log.inner.groups);
     clear(disk.as_ref(), to)?;
@@ -37,7 +37,7 @@ pub(super) fn whole(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreErr
     let written = StoreError::io("copy the log to", to);
     let purged = groups.known().get(&key).and_then(|g| g.purged.clone());
     let mut copy = Copy { into, part: Vec::new(), bytes: 0, failed: None };
-    // Beyond its purge point there is no index that a log without records would refuse.
+    // A log without records accepts any index after its purge point.
     copy.failed = purged.and_then(|(upto, tag)| copy.into.purge(upto, tag).err());
     groups.read_all(disk.as_ref(), &log.inner.dir, key, &mut |r| copy.push(r))?;
     copy.finish().map_err(written)?;
@@ -45,23 +45,23 @@ pub(super) fn whole(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreErr
     disk.sync_dir(to).map_err(StoreError::io("sync the folder", to))
 }
 
-/// What did not work.
-pub(super) enum Failed {
+/// Why an import failed.
+pub(super) enum ImportError {
     Reading(StoreError),
     Writing(io::Error),
 }
 
-/// Copies the log in `dir` into the empty one of a group; durable when it returns. It is read twice: first as a whole, since
-/// its purge point comes first.
-pub(super) fn take_in(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), Failed> {
-    let found = Log::look(disk, dir, key, &mut |_| ()).map_err(Failed::Reading)?;
+/// Copies the log in `dir` into the empty log of a group; durable on return. It is read twice, because the purge
+/// point must be written first.
+pub(super) fn import(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), ImportError> {
+    let found = Log::inspect(disk, dir, key, &mut |_| ()).map_err(ImportError::Reading)?;
     let mut copy = Copy { into, part: Vec::new(), bytes: 0, failed: None };
     copy.failed = found.purged.and_then(|(upto, tag)| copy.into.purge(upto, tag).err());
-    Log::look(disk, dir, key, &mut |r| copy.push(r)).map_err(Failed::Reading)?;
-    copy.finish().map_err(Failed::Writing)
+    Log::inspect(disk, dir, key, &mut |r| copy.push(r)).map_err(ImportError::Reading)?;
+    copy.finish().map_err(ImportError::Writing)
 }
 
-/// Records on their way into a log, some at a time.
+/// Records that are being copied into a log, in parts.
 struct Copy {
     into: Log,
     part: Vec<Record>,
@@ -88,14 +88,14 @@ impl Copy {
         }
     }
 
-    /// They are durable when it returns.
+    /// Makes the copy durable.
     fn finish(mut self) -> io::Result<()> {
         self.write();
         self.failed.map_or(Ok(()), Err)
     }
 }
 
-/// The segments in which there may be something of the group, as they are; durable when it returns. What was there is gone.
+/// Copies the segments that may contain the group unchanged; durable on return. Replaces what was there.
 pub(super) fn damaged(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
     let (disk, dir, groups) = (&log.inner.disk, &log.inner.dir, &log.inner.groups);
     clear(disk.as_ref(), to)?;

@@ -1,4 +1,4 @@
-//! Whether a replica sleeps.
+//! The sleep state of a replica.
 
 use std::sync::{
     Arc,
@@ -6,16 +6,16 @@ use std::sync::{
 };
 use tokio::sync::Notify;
 
-/// Whether a replica sleeps.
+/// The sleep state of a replica.
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     pub asleep: AtomicBool,
-    /// It has slept since somebody looked.
+    /// It has slept since the last check.
     pub slept: AtomicBool,
-    /// Counts what the replica was asked for: it does not fall asleep over what came meanwhile.
+    /// Counts requests to the replica: it does not fall asleep if one arrived meanwhile.
     pub activity: AtomicU64,
-    /// It sleeps no more.
+    /// Notified when it wakes.
     pub woken: Notify,
-    /// Has the log compacted.
+    /// Requests a compaction of the log.
     pub compact: Arc<Notify>,
 }

@@ -1,29 +1,30 @@
-//! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
+//! A shard with observers of its applies: spans, staleness and readers. Replicated state knows no clock and no
+//! reader.
 
 use super::{
     command::{Outcome, Proposal},
     staleness::Staleness,
     state::Shard,
 };
-use crate::raft::{Outdated, RawImage, Replicated, Unable};
+use crate::raft::{ApplyError, OutdatedMemory, RawImage, Replicated};
 use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{collections::BTreeSet, sync::Arc};
 use tokio::sync::watch;
 
-/// Passes everything on to the shard, notes the spans of `apply`, and wakes those who read.
-pub struct Observed {
-    /// What is replicated.
+/// Forwards to the shard, records the spans of `apply`, and notifies the readers.
+pub struct ObservedShard {
+    /// The replicated shard.
     pub shard: Arc<Shard>,
-    /// Where they are noted.
+    /// The recorder of spans.
     pub stages: Arc<Stages>,
-    /// How late pushes are.
+    /// The measurements of late pushes.
     pub staleness: Arc<Staleness>,
-    /// Changes with everything that is applied or installed; closes with the replica.
+    /// Notified after every apply or install; closes with the replica.
     pub applied: watch::Sender<()>,
 }
 
-impl Observed {
+impl ObservedShard {
     /// Proposals that were applied together share their time.
     fn note(&self, begin: Moment, proposals: &[&Proposal]) {
         let (stage, shard, end) = (Stage::Apply, self.shard.id(), Moment::now());
@@ -38,34 +39,34 @@ impl Observed {
     }
 }
 
-impl Replicated for Observed {
+impl Replicated for ObservedShard {
     type Change = Proposal;
     type Outcome = Outcome;
 
-    fn apply(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
-        let seen = self.staleness.look(&self.shard, proposal);
+    fn apply(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
+        let seen = self.staleness.read_before(&self.shard, proposal);
         let begin = Moment::now();
         let outcome = Replicated::apply(&*self.shard, proposal)?;
         self.note(begin, &[proposal]);
-        self.staleness.look_again(&self.shard, seen);
+        self.staleness.read_after(&self.shard, seen);
         self.applied.send_replace(());
         Ok(outcome)
     }
 
-    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, ApplyError> {
         let mut outcomes = Vec::with_capacity(proposals.len());
         let mut rest = proposals;
         while !rest.is_empty() {
-            // A bucket is looked at before each of its updates.
+            // Each bucket is read before each of its updates.
             let mut buckets = BTreeSet::new();
             let again = |p: &&Proposal| p.command.pushes().is_some_and(|e| !buckets.insert(e.bucket));
             let run = rest.iter().position(again).unwrap_or(rest.len());
             let (run, later) = rest.split_at(run);
-            let seen: Vec<_> = run.iter().map(|p| self.staleness.look(&self.shard, p)).collect();
+            let seen: Vec<_> = run.iter().map(|p| self.staleness.read_before(&self.shard, p)).collect();
             let begin = Moment::now();
             outcomes.extend(Replicated::apply_run(&*self.shard, run)?);
             self.note(begin, run);
-            seen.into_iter().for_each(|s| self.staleness.look_again(&self.shard, s));
+            seen.into_iter().for_each(|s| self.staleness.read_after(&self.shard, s));
             rest = later;
         }
         self.applied.send_replace(());
@@ -92,13 +93,13 @@ impl Replicated for Observed {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), Unable> {
+    ) -> Result<(), ApplyError> {
         self.shard.install_parts(head, parts)?;
         self.applied.send_replace(());
         Ok(())
     }
 
-    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+    fn room_for(&self, head: &[u8]) -> Result<(), ApplyError> {
         self.shard.room_for(head)
     }
 
@@ -110,7 +111,7 @@ impl Replicated for Observed {
         self.shard.order()
     }
 
-    fn outdated(&self, beyond: u64) -> Outdated {
+    fn outdated(&self, beyond: u64) -> OutdatedMemory {
         self.shard.outdated(beyond)
     }
 }

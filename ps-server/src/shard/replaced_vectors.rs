@@ -1,62 +1,62 @@
-//! What copy-on-write costs: vectors of buckets that an update has replaced while they are still read (by a snapshot that is
-//! being written, a digest, a checkpoint, weights on their way to a worker).
+//! The memory cost of copy-on-write: replaced vectors that readers still hold (a snapshot in progress, a digest, a
+//! checkpoint, weights in flight to a worker).
 //!
-//! Not replicated state: who reads what, and for how long, is each replica's own affair.
+//! Not replicated state: the readers differ between replicas.
 
-use super::weights::Read;
-use crate::raft::Outdated;
+use super::weights::ReaderEntry;
+use crate::raft::OutdatedMemory;
 use parking_lot::Mutex;
 use std::{any::Any, sync::Weak};
 
-/// Keeps nothing alive: it only counts.
+/// Counts only; it keeps no data alive.
 #[derive(Debug, Default)]
-pub struct Replaced(Mutex<Inner>);
+pub struct ReplacedVectors(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     data: Vec<(Weak<dyn Any + Send + Sync>, u64)>,
-    /// Of `data`, some of which may be gone.
+    /// Bytes of `data`, some of which may be released.
     bytes: u64,
-    /// Counted anew when there are more.
+    /// Recount when there are more entries.
     look_at: usize,
-    /// Parts that readers said they have done with.
+    /// Parts that readers have released.
     read: u64,
 }
 
-/// So few are not worth a look.
-const FEW: usize = 1024;
+/// Below this number of entries a recount is not worthwhile.
+const MIN_RECOUNT_ENTRIES: usize = 1024;
 
-impl Replaced {
-    /// An update is about to replace a vector of so many bytes, if it has other readers.
-    pub(super) fn add(&self, read: Option<Read>) {
+impl ReplacedVectors {
+    /// Adds a vector that an update is about to replace, if it has other readers.
+    pub(super) fn add(&self, read: Option<ReaderEntry>) {
         let Some((data, bytes)) = read else { return };
         let mut inner = self.0.lock();
-        if inner.data.len() >= inner.look_at.max(FEW) {
-            inner.look();
+        if inner.data.len() >= inner.look_at.max(MIN_RECOUNT_ENTRIES) {
+            inner.recount();
             inner.look_at = 2 * inner.data.len();
         }
         inner.data.push((data, bytes));
         inner.bytes += bytes;
     }
 
-    /// A reader has done with a bucket: it gets on, also where that one was not replaced.
+    /// Records that a reader has released a bucket: it makes progress, even if that bucket was not replaced.
     pub(super) fn read_on(&self) {
         self.0.lock().read += 1;
     }
 
-    /// What is still read; exact where it may be more than `beyond`, else at most what is returned.
-    pub fn outdated(&self, beyond: u64) -> Outdated {
+    /// The bytes still held; exact if they may exceed `beyond`, else an upper bound.
+    pub fn outdated(&self, beyond: u64) -> OutdatedMemory {
         let mut inner = self.0.lock();
         if inner.bytes > beyond {
-            inner.look();
+            inner.recount();
         }
-        Outdated { bytes: inner.bytes, read: inner.read }
+        OutdatedMemory { bytes: inner.bytes, read: inner.read }
     }
 }
 
 impl Inner {
-    /// Forgets what nobody reads any more.
-    fn look(&mut self) {
+    /// Drops the entries without readers.
+    fn recount(&mut self) {
         self.data.retain(|(data, _)| data.strong_count() > 0);
         self.bytes = self.data.iter().map(|(_, bytes)| bytes).sum();
     }
@@ -67,19 +67,19 @@ mod tests {
     use super::super::weights::Weights;
     use super::*;
 
-    /// Of so many values, which a reader has.
+    /// A vector of this many values, with a reader.
     fn read(values: usize) -> Weights {
         vec![0.0; values].into()
     }
 
-    fn replaces(replaced: &Replaced, read: &Weights) {
+    fn replaces(replaced: &ReplacedVectors, read: &Weights) {
         let other = read.clone();
         replaced.add(other.read_elsewhere());
     }
 
     #[test]
     fn vectors_without_readers_do_not_count() {
-        let replaced = Replaced::default();
+        let replaced = ReplacedVectors::default();
         let (kept, gone) = (read(30), read(300));
         replaced.add(kept.read_elsewhere());
         assert_eq!(replaced.outdated(0).bytes, 0, "it has no other reader");
@@ -93,13 +93,13 @@ mod tests {
 
     #[test]
     fn the_list_does_not_grow_with_what_is_gone() {
-        let replaced = Replaced::default();
+        let replaced = ReplacedVectors::default();
         let kept = read(3);
-        for _ in 0..10 * FEW {
+        for _ in 0..10 * MIN_RECOUNT_ENTRIES {
             replaces(&replaced, &read(3));
         }
         replaces(&replaced, &kept);
-        assert!(replaced.0.lock().data.len() <= FEW);
+        assert!(replaced.0.lock().data.len() <= MIN_RECOUNT_ENTRIES);
         assert_eq!(replaced.outdated(0).bytes, 12);
     }
 }
