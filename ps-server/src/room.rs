@@ -1,15 +1,15 @@
-//! Room for shards in this server's memory: what each replica here may come to need is set aside before any of it is
-//! allocated, so that the replicas of one server together stay below what the host, its cgroup and the process's limits
-//! leave. A replica that finds no room stops by itself; those that have theirs go on.
+//! Room for shards in this server's memory. What each local replica may need is reserved before any of it is
+//! allocated. So the replicas of one server together stay below the limits of the host, its cgroup and the
+//! process. A replica without room stops alone; those with room continue.
 //!
 //! ```text
-//!  free now │ ── set aside for replicas here, and not taken yet ── │ reserve │ what a new one may need
+//! free now │ ── reserved for replicas here, and not taken yet ── │ reserve │ what a new one may need
 //! ```
 //!
-//! Taken is what a replica has of its state, and its log: a log that was read from the disk before its job was known is
-//! not to be counted twice, as used and as promised.
+//! Taken is what a replica has of its state, and its log. A log that was read from the disk before its job
+//! was known must not count twice, as used and as promised.
 //!
-//! It is the second line. The first asks every server before a job is proposed at all ([`crate::admission`]).
+//! This is the second check. The first asks every server before a job is proposed ([`crate::admission`]).
 
 use crate::{raft::Unable, shard::state::Configured};
 use paraft_common::{
@@ -24,13 +24,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What one server has set aside.
+/// The reservations of one server.
 pub struct Room {
     look: Box<dyn Fn() -> Memory + Send + Sync>,
     inner: Mutex<Inner>,
 }
 
-/// Says how many bytes of a replica's log are in memory.
+/// Gives the bytes of a replica's log in memory.
 type LogBytes = Box<dyn Fn() -> u64 + Send + Sync>;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ struct Inner {
     next: u64,
     aside: BTreeMap<u64, Aside>,
     logs: BTreeMap<JobShard, LogBytes>,
-    /// What was free when it was looked at, when that was, and what was taken since.
+    /// Time and amount of the last measurement of free memory, less what was taken since.
     seen: Option<(Instant, u64)>,
     taken: u64,
 }
@@ -46,13 +46,13 @@ struct Inner {
 struct Aside {
     shard: JobShard,
     need: Need,
-    /// What has been allocated of it; none yet.
+    /// The state that was allocated of it; empty at first.
     holds: Weak<Configured>,
-    /// Its job has ended: nothing more is taken of it.
+    /// Its job has ended: no more of it will be taken.
     over: bool,
 }
 
-/// Set aside until it is dropped.
+/// A reservation; dropping it ends it.
 pub struct Reserved {
     room: Arc<Room>,
     number: u64,
@@ -70,54 +70,53 @@ impl std::fmt::Debug for Reserved {
     }
 }
 
-/// Memory is looked at again after so long, or so many bytes.
+/// Interval of memory measurements, unless this many bytes are taken before.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_BYTES: u64 = 32 << 20;
 
 impl Room {
-    /// Of this host.
+    /// The room of this host.
     pub fn of_host() -> Arc<Self> {
         Self::with(memory::memory)
     }
 
-    /// Without an end: for tests, simulations, and replays of what fitted once.
+    /// Unlimited: for tests, simulations, and replays of what has fitted once.
     pub fn unlimited() -> Arc<Self> {
         Self::with(Memory::default)
     }
 
-    /// Of what `look` says.
+    /// The room that `look` measures.
     pub fn with(look: impl Fn() -> Memory + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self { look: Box::new(look), inner: Mutex::default() })
     }
 
-    /// What there is now.
+    /// The memory at present.
     pub fn memory(&self) -> Memory {
         (self.look)()
     }
 
-    /// What was set aside for these replicas, and is not allocated yet.
+    /// Bytes that are reserved for these replicas, and not allocated yet.
     pub fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> u64 {
         self.inner.lock().promised_to(which)
     }
 
-    /// From now on `bytes` says what of a replica's log is in memory.
+    /// From now on `bytes` gives the part of a replica's log in memory.
     pub fn log_of(&self, shard: JobShard, bytes: impl Fn() -> u64 + Send + Sync + 'static) {
         self.inner.lock().logs.insert(shard, Box::new(bytes));
     }
 
-    /// Whether the job of a replica has ended: what it has it keeps, and needs no more.
+    /// Sets whether a replica's job has ended: it then keeps its memory, and needs no more.
     pub fn over(&self, shard: JobShard, over: bool) {
         self.inner.lock().aside.values_mut().filter(|a| a.shard == shard).for_each(|a| a.over = over);
     }
 
-    /// Of a replica that is gone.
+    /// Forgets a replica that is gone.
     pub fn forget(&self, shard: JobShard) {
         self.inner.lock().logs.remove(&shard);
     }
 
-    /// Sets aside what a replica may come to need. What was set aside for this shard before does not count: it is
-    /// replaced. Where that was as much, and nothing has been allocated of it, it was for this: its replica does not ask
-    /// twice.
+    /// Reserves what a replica may need. This replaces an earlier reservation of the shard, which does not
+    /// count. An equal one of which nothing is allocated was for this replica: it is not requested twice.
     ///
     /// # Errors
     /// [`Unable::NoRoom`] with the numbers.
@@ -151,11 +150,12 @@ impl Room {
         Reserved { room: self.clone(), number }
     }
 
-    /// About to allocate so many bytes of what was set aside: the last look before it is done, since others on the host
-    /// may have taken what was free then.
+    /// Measures once more before this many reserved bytes are allocated, since other processes on the host
+    /// may have taken memory since.
     ///
     /// # Errors
-    /// [`Unable::NoRoom`] where it would leave less than half the reserve: who was let in may use the rest.
+    /// [`Unable::NoRoom`] if less than half the reserve would be left: replicas with a reservation may use
+    /// the rest.
     pub fn take(&self, bytes: u64) -> Result<(), Unable> {
         let mut inner = self.inner.lock();
         inner.taken = inner.taken.saturating_add(bytes);
@@ -194,7 +194,7 @@ impl Inner {
         self.aside.values().filter(|a| which(a.shard) && !a.over).map(open).fold(0, u64::saturating_add)
     }
 
-    /// What of the log's part of this need is taken.
+    /// The taken bytes of this need's part for the log.
     fn log_in_memory(&self, shard: JobShard, need: &Need) -> u64 {
         self.logs.get(&shard).map_or(0, |bytes| bytes()).min(need.log)
     }
@@ -206,7 +206,7 @@ impl Inner {
 }
 
 impl Reserved {
-    /// From now on it is allocated there.
+    /// From now on it counts as allocated there.
     pub fn for_use_by(&self, conf: &Arc<Configured>) {
         if let Some(aside) = self.room.inner.lock().aside.get_mut(&self.number) {
             aside.holds = Arc::downgrade(conf);
@@ -242,7 +242,7 @@ mod tests {
         room.promised_to(|shard| Some(shard) != but) / MIB
     }
 
-    /// That has 3200 MiB.
+    /// A host with 3200 MiB.
     fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
         let free = free.clone();
         Room::with(move || Memory {

@@ -1,5 +1,5 @@
-//! Buffers for bulk that comes, used again. Fresh memory is cleared by the kernel first, which costs about as much as the bytes
-//! that are then read into it.
+//! Reused buffers for incoming bulk. The kernel clears fresh memory first, which costs about as much as
+//! reading the bytes into it.
 
 use bytes::Bytes;
 use std::{
@@ -10,10 +10,10 @@ use std::{
 /// Shorter payloads are as cheap in memory of their own.
 const POOLED_BYTES: usize = 64 << 10;
 
-/// Buffers that nobody has at present, the one that was used last at the end: the caches may still hold it.
+/// Free buffers, the one used last at the end: the caches may still hold it.
 pub struct Pool {
     free: Mutex<Free>,
-    /// Bytes that are kept.
+    /// Maximum bytes that are kept.
     most: usize,
 }
 
@@ -35,14 +35,14 @@ impl Pool {
         Arc::new(Self { free: Mutex::default(), most })
     }
 
-    /// A buffer of `len` bytes, with anything in it.
+    /// A buffer of `len` bytes, with arbitrary contents.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Buffer {
         let words = len.div_ceil(8);
         let used = if len >= POOLED_BYTES { self.used(words) } else { None };
         Buffer { words: used.unwrap_or_else(|| vec![0; words]), len, pool: self.clone() }
     }
 
-    /// One that has room, and little more: what is kept of it must be as much as it is counted for.
+    /// A kept buffer that is large enough, and little larger: its size must match what it is counted for.
     fn used(&self, words: usize) -> Option<Vec<u64>> {
         let mut free = self.lock();
         let fits = |b: &Vec<u64>| (words..=words + words / 8).contains(&b.len());
@@ -57,7 +57,7 @@ impl Pool {
     }
 }
 
-/// A buffer, given back with this.
+/// A buffer; dropping it returns it to the pool.
 pub(crate) struct Buffer {
     words: Vec<u64>,
     len: usize,
@@ -102,7 +102,7 @@ impl Drop for Buffer {
             return;
         }
         let mut free = self.pool.lock();
-        // Of other sizes than now come some go: those that nobody took for longest.
+        // Buffers of other sizes make room: those that were unused for longest.
         while free.bytes + bytes > self.pool.most && !free.buffers.is_empty() {
             let oldest = free.buffers.remove(0);
             free.bytes -= oldest.len() * 8;

@@ -1,4 +1,4 @@
-//! Frames off a socket.
+//! Reads frames from a socket.
 
 use crate::{
     ALIVE_EVERY, LaneError, SILENT_TICKS,
@@ -19,20 +19,20 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-/// The messages of a lane as they arrive, until its end. Silence counts only while somebody waits for a message: who does not
-/// read on does not know what has come.
+/// The messages of a lane in order, until its end. Silence counts only while a caller waits for a message:
+/// without reading, it is unknown what has arrived.
 pub struct Receiver<M> {
     socket: ReadHalf,
     inbox: Inbox,
     alive: Interval,
-    /// Ticks in a row in which nothing came.
+    /// Consecutive ticks without any bytes.
     silent: u32,
     over: bool,
     messages: PhantomData<fn() -> M>,
 }
 
 impl<M> Receiver<M> {
-    /// Messages of at most `limit` bytes, whose bulk lands in buffers of this pool.
+    /// For messages of at most `limit` bytes, whose bulk goes into buffers of this pool.
     pub fn new(socket: ReadHalf, limit: usize, pool: Arc<Pool>) -> Self {
         let mut alive = interval(ALIVE_EVERY);
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! The end of a lane that is written, with what has not gone out yet.
+//! The write end of a lane, with what has not gone out yet.
 
 use crate::{
     LaneError,
@@ -12,21 +12,21 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Messages that are there at the same time go out together, up to so many bytes.
+/// Messages that wait at the same time go out together, up to this many bytes.
 const TOGETHER: usize = 1 << 20;
-/// Pieces of one call of the kernel.
+/// Maximum number of pieces for one system call.
 const SLICES: usize = 64;
 
-/// A lane's socket, and what waits for room in it.
+/// A lane's socket, and the bytes that wait for room in it.
 pub(crate) struct Writer {
     socket: WriteHalf,
     shared: Option<Arc<Shared>>,
     out: Outbox,
-    /// The other side was shown our memory.
+    /// Our memory was offered to the peer.
     shown: bool,
-    /// Bytes of the frame that shows it that have gone out.
+    /// Sent bytes of the frame that offers it.
     showing: usize,
-    /// Nothing has gone out since this was last set.
+    /// Nothing was sent since this was last set.
     quiet: bool,
 }
 
@@ -35,17 +35,17 @@ impl Writer {
         Self { socket, shared, out: Outbox::default(), shown: false, showing: 0, quiet: false }
     }
 
-    /// What waits to go out.
+    /// Number of bytes that wait.
     pub fn waiting(&self) -> usize {
         self.out.bytes()
     }
 
-    /// Whether a message is to go out with those that wait.
+    /// Whether one more message may go out with the waiting ones.
     pub fn has_room(&self) -> bool {
         self.out.bytes() < TOGETHER
     }
 
-    /// Appends a message, behind what is to be given back: what it changes need not be copied for us any more.
+    /// Appends a message, after what is to be given back: the peer need not copy what this message changes.
     pub fn put<M: Bulk>(&mut self, message: &WithBulk<M>) {
         self.give_back();
         self.out.put(message, self.shared.as_deref().filter(|shared| shared.may_lie()));
@@ -60,7 +60,7 @@ impl Writer {
         self.out.put_returned(&shared.to_return());
     }
 
-    /// To be called once in a while: appends a sign of life if nothing else has gone out since the last time.
+    /// Call this periodically: appends a keepalive if nothing was sent since the last call.
     pub fn tick(&mut self) {
         self.give_back();
         if std::mem::replace(&mut self.quiet, true) && self.out.bytes() == 0 {
@@ -90,7 +90,8 @@ impl Writer {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what there is room for, on any thread. False: something is left, for [`Self::poll_flush`].
+    /// Writes as much as there is room for, from any thread. `false`: something is left, for
+    /// [`Self::poll_flush`].
     pub fn try_flush(&mut self) -> Result<bool, LaneError> {
         while self.out.bytes() > 0 {
             match write(&self.socket, &mut self.out) {

@@ -1,4 +1,5 @@
-//! What a process shows of itself, and whom it trusts: three files, read again when they change.
+//! A process's certificate and key, and the authorities that it trusts: three files, read again when they
+//! change.
 
 use crate::{
     access::As,
@@ -24,46 +25,46 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// The files are looked at so often, when a connection is made or anybody asks.
+/// Minimum interval between checks of the files, on a connection or a call.
 const LOOK: Duration = Duration::from_secs(1);
-/// Who has a certificate that ends sooner than this is told so.
+/// A certificate that expires sooner than this gets a warning.
 const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// More is in no such file: some hundred certificates.
+/// Maximum bytes of such a file: some hundred certificates.
 const LARGEST: u64 = 1 << 20;
 
 /// Why a process has no credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// A file.
+    /// A file cannot be read.
     #[error("{}: {cause}", .path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// Others may read the key.
+    /// Other users may read the key.
     #[error("{}: others may read this key (mode {mode:o}); only its owner should: chmod 600 {}", .path.display(), .path.display())]
     Open {
         /// The key.
         path: PathBuf,
-        /// Its mode.
+        /// The mode of its file.
         mode: u32,
     },
-    /// What they have is wrong.
+    /// The contents are wrong.
     #[error("{from}: {why}")]
     Bad {
-        /// Where they come from.
+        /// Their source.
         from: String,
-        /// What.
+        /// What is wrong.
         why: String,
     },
 }
 
-/// Where they come from.
+/// The source of credentials.
 enum Source {
-    /// The folder, and that which was named, which may have one for each kind of process.
+    /// The folder, and the named one, which may have a subfolder for each kind of process.
     Folder { own: PathBuf, named: PathBuf },
     /// From a pipe, or made by this process.
     Text(String),
@@ -85,18 +86,18 @@ struct Texts {
     key: Vec<u8>,
 }
 
-/// What came of them.
+/// The TLS configurations made of them.
 struct Loaded {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateDer<'static>>,
     rights: Rights,
-    /// For anybody with a role, who speaks HTTP/2 or nothing of HTTP.
+    /// For any peer with a role, over HTTP/2 or a protocol other than HTTP.
     accepts: Arc<ServerConfig>,
-    /// For anybody with a role, who speaks HTTP/1.1.
+    /// For any peer with a role, over HTTP/1.1.
     accepts_http1: Arc<ServerConfig>,
-    /// To a server.
+    /// For connections to a server.
     dials: Arc<ClientConfig>,
 }
 
@@ -104,14 +105,14 @@ struct State {
     loaded: Arc<Loaded>,
     looked: Instant,
     seen: Vec<(u64, u64, i64, i64)>,
-    /// Counts how often somebody who was trusted is not any more.
+    /// Counts how often trust was withdrawn from an authority.
     withdrawn: u64,
     warned: bool,
-    /// What the certificate must be for.
+    /// The required purpose of the certificate.
     must: Option<Need>,
 }
 
-/// See the module.
+/// The credentials of a process. See the module.
 pub struct Credentials {
     source: Source,
     state: Mutex<State>,
@@ -124,21 +125,21 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Those of a folder with `ca.crt`, `tls.crt` and `tls.key`, or of that in it which is for such a process.
+    /// Reads a folder with `ca.crt`, `tls.crt` and `tls.key`, or its subfolder for this kind of process.
     ///
     /// # Errors
-    /// One is missing, others may read the key, or what they have is wrong.
+    /// A file is missing, other users may read the key, or the contents are wrong.
     pub fn of_folder(named: &Path, shows: As) -> Result<Arc<Self>, CredentialsError> {
         let own = shows.folder(named);
         let (seen, texts) = (stamps(&own), texts_in(&own)?);
         Self::new(Source::Folder { own, named: named.into() }, &texts, seen)
     }
 
-    /// Those of one text in PEM: the certificate and what stands between it and the authority, its key, and behind the key who is
-    /// trusted. It comes once, by a pipe.
+    /// Reads one PEM text: the certificate with its intermediate authorities, its key, and after the key the
+    /// trusted authorities. It comes once, through a pipe.
     ///
     /// # Errors
-    /// What it has is wrong.
+    /// The contents are wrong.
     pub fn of_text(text: &str, from: &str) -> Result<Arc<Self>, CredentialsError> {
         let bad = |why: &str| CredentialsError::Bad { from: from.into(), why: why.into() };
         let begins = text.find("PRIVATE KEY-----").and_then(|at| text[..at].rfind("-----BEGIN"));
@@ -149,7 +150,7 @@ impl Credentials {
         Self::new(Source::Text(from.into()), &texts, Vec::new())
     }
 
-    /// Those that were just made.
+    /// Takes credentials that this process just made.
     ///
     /// # Errors
     /// None that is known.
@@ -174,7 +175,8 @@ impl Credentials {
         Ok(Arc::new(Self { source, state: Mutex::new(state) }))
     }
 
-    /// The folder that was named, of which another process may take its own; `None`: they came by a pipe, or were made here.
+    /// The named folder, from which another process may take its own credentials; `None`: they came through a
+    /// pipe, or were made here.
     pub fn folder(&self) -> Option<&Path> {
         match &self.source {
             Source::Folder { named, .. } => Some(named),
@@ -182,10 +184,10 @@ impl Credentials {
         }
     }
 
-    /// From now on only a certificate will do that is for this.
+    /// Requires from now on a certificate for this purpose.
     ///
     /// # Errors
-    /// The one that there is is not.
+    /// The current one has another purpose.
     pub fn must_be_for(&self, need: Need) -> Result<(), String> {
         let rights = self.rights();
         if !rights.are_enough_for(need, None) {
@@ -195,18 +197,18 @@ impl Credentials {
         Ok(())
     }
 
-    /// What the certificate is for.
+    /// What the certificate permits.
     pub fn rights(&self) -> Rights {
         self.now().rights.clone()
     }
 
-    /// Counts how often somebody who was trusted is not any more: connections that were made before must be made again.
+    /// Counts how often trust was withdrawn from an authority: earlier connections must then be made again.
     pub fn withdrawn(&self) -> u64 {
         self.now();
         self.state.lock().withdrawn
     }
 
-    /// For a connection that comes; `from` whom.
+    /// For an incoming connection; `from`: the expected peer.
     pub(crate) fn accepts(&self, from: &Expected, http1: bool) -> Result<Arc<ServerConfig>, String> {
         let now = self.now();
         if *from == Expected::ANYBODY {
@@ -215,7 +217,7 @@ impl Credentials {
         server_config(&now.chain, &now.key, &now.roots, from.clone()).map(Arc::new)
     }
 
-    /// For a connection that is made; `to` whom.
+    /// For an outgoing connection; `to`: the expected peer.
     pub(crate) fn dials(&self, to: &Expected) -> Result<Arc<ClientConfig>, String> {
         let now = self.now();
         if *to == Expected::SERVER {
@@ -224,7 +226,7 @@ impl Credentials {
         client_config(&now.chain, &now.key, &now.roots, to.clone()).map(Arc::new)
     }
 
-    /// As they are now; what cannot be read, or does not fit together yet, changes nothing.
+    /// The current credentials; files that cannot be read, or do not match yet, change nothing.
     fn now(&self) -> Arc<Loaded> {
         let mut state = self.state.lock();
         if let Source::Folder { own: dir, .. } = &self.source
@@ -258,7 +260,7 @@ impl Credentials {
         {
             state.warned = true;
             let hours = ends.duration_since(SystemTime::now()).map_or(0, |d| d.as_secs() / 3600);
-            // One that was made for less is no news.
+            // A certificate with a shorter lifetime needs no warning.
             if hours > 0 {
                 tracing::warn!(from = %self.source, hours, "this certificate ends soon: `paraft certs renew`");
             }
@@ -282,7 +284,7 @@ fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
     let path = dir.join(KEY);
     if let Ok(meta) = fs::metadata(&path) {
         let ours = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == meta.uid());
-        // What Kubernetes or systemd hands out may be another's, and readable by our group.
+        // Files from Kubernetes or systemd may belong to another user and be readable by our group.
         let closed = if ours { 0o077 } else { 0o007 };
         if meta.mode() & closed != 0 {
             return Err(CredentialsError::Open { path, mode: meta.mode() & 0o777 });
@@ -291,7 +293,7 @@ fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
     Ok(Texts { authorities: read(CA_CERT)?, cert: read(CERT)?, key: read(KEY)? })
 }
 
-/// What a file has. A pipe would be waited for, and something that never ends be read for ever.
+/// The contents of a regular file. A read of a pipe would block, and one of an endless file would never end.
 fn whole_file(path: &Path) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no file"));
@@ -327,7 +329,7 @@ fn load(texts: &Texts) -> Result<Loaded, String> {
     }
     let speaks = |protocol: &[u8]| {
         let mut config = server_config(&chain, &key, &roots, Expected::ANYBODY)?;
-        // Libraries ask for it; our own connections do not.
+        // Libraries ask for a protocol; our own connections do not.
         config.alpn_protocols = vec![protocol.to_vec()];
         Ok::<_, String>(Arc::new(config))
     };
@@ -336,7 +338,7 @@ fn load(texts: &Texts) -> Result<Loaded, String> {
     Ok(Loaded { chain, key, roots, authorities, rights, accepts, accepts_http1, dials })
 }
 
-/// AES of 128 bits where the processor has it, which is the fastest there and strong enough; else ChaCha20.
+/// AES-128 if the processor has it, which is fastest there and strong enough; else ChaCha20.
 fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     let make = || {
@@ -368,7 +370,7 @@ fn server_config(
         .with_client_cert_verifier(Arc::new(dialling))
         .with_single_cert(chain.to_vec(), key.clone_key())
         .map_err(|e| format!("{CERT} and {KEY}: {e}"))?;
-    // A session that is taken up again would not show its certificate.
+    // A resumed session would not show its certificate.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.enable_secret_extraction = true; // for our records (`record`)

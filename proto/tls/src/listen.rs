@@ -1,15 +1,16 @@
-//! A port of a process that is no server of the fleet: connections once their other end is known.
+//! A port of a process that is not a server of the fleet: its connections, once their peers are identified.
 
 use crate::{Access, Wire, role::Need};
 use std::time::Duration;
 use tokio::{net::TcpListener, sync::mpsc};
 
-/// Connections whose handshake is under way, at most; more wait to be accepted.
+/// Maximum number of connections with a handshake in progress; more wait to be accepted.
 const BEGUN: usize = 16;
-/// Within this time it must be over.
+/// Timeout of a handshake.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Those of a listener at whose other end somebody is who may do that with this job. They end with what takes them.
+/// The connections of a listener whose peers have this right for this job. They end when the receiver is
+/// dropped.
 pub fn wires(listener: TcpListener, need: Need, job: String) -> mpsc::Receiver<Wire> {
     let (tx, rx) = mpsc::channel(BEGUN);
     tokio::spawn(async move {

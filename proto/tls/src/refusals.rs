@@ -1,5 +1,5 @@
-//! Who does not take us, and why. Under TLS 1.3 that comes behind the handshake, and an HTTP client whose connection ends before its
-//! first request is on it says no more than "connection closed".
+//! Which servers refuse us, and why. Under TLS 1.3 the refusal comes after the handshake; an HTTP client
+//! whose connection ends before its first request only reports "connection closed".
 
 use crate::stream::Wire;
 use parking_lot::Mutex;
@@ -11,18 +11,18 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Why, by address: of the last connection there on which anything was heard.
+/// The reason, by address: of the last connection there on which anything arrived.
 static REFUSALS: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 
-/// Why the server at this address does not take us, if it was what ended the last connection there.
+/// Why the server at this address refuses us, if that ended the last connection there.
 pub fn refusal(address: &str) -> Option<String> {
     REFUSALS.lock().get(address).cloned()
 }
 
-/// A connection of an HTTP client, whose first word is noted.
+/// A connection of an HTTP client, whose first bytes are noted.
 pub struct Noted {
     wire: Wire,
-    /// Until something was heard.
+    /// Until something has arrived.
     address: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Whose certificate is taken: one that an authority of ours has signed, that has not ended, and that names the role which is
-//! expected. Names of hosts are not looked at.
+//! Which certificates are accepted: signed by an authority of ours, not expired, and with the expected role.
+//! Host names are not checked.
 
 use crate::role::{Need, Rights};
 use rustls::{
@@ -18,7 +18,7 @@ use rustls::{
 };
 use std::sync::Arc;
 
-/// What is wrong with a certificate that was signed as it should be.
+/// Why a correctly signed certificate is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Unfit(String);
@@ -36,19 +36,19 @@ fn rights(cert: &CertificateDer<'_>, expected: &Expected) -> Result<(), Error> {
     }
 }
 
-/// Of whom a certificate must be.
+/// The expected peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// What it must be enough for.
+    /// The need that its certificate must cover.
     pub need: Need,
-    /// For which job.
+    /// The job.
     pub job: Option<String>,
 }
 
 impl Expected {
     /// A server of the fleet.
     pub const SERVER: Self = Self { need: Need::Peer, job: None };
-    /// Anybody with a role.
+    /// Any peer with a role.
     pub const ANYBODY: Self = Self { need: Need::Any, job: None };
 
     /// A process that trains this job.
@@ -57,7 +57,7 @@ impl Expected {
     }
 }
 
-/// Whom a connection is made to.
+/// Verifies the server of an outgoing connection.
 #[derive(Debug)]
 pub(crate) struct Dialled {
     pub roots: Arc<RootCertStore>,
@@ -104,7 +104,7 @@ impl ServerCertVerifier for Dialled {
     }
 }
 
-/// Who makes a connection to here.
+/// Verifies the client of an incoming connection.
 #[derive(Debug)]
 pub(crate) struct Dialling {
     pub chain: Arc<dyn ClientCertVerifier>,
@@ -112,7 +112,7 @@ pub(crate) struct Dialling {
 }
 
 impl Dialling {
-    /// Signed by one of these.
+    /// Signed by one of these authorities.
     pub fn new(
         roots: Arc<RootCertStore>,
         provider: Arc<CryptoProvider>,

@@ -1,7 +1,7 @@
-//! The door: who is at the other end of a connection, found out before anything is read from it.
+//! The door: identifies the peer of a connection before anything is read from it.
 //!
-//! Over TCP a certificate says so, over a Unix socket the kernel. Who is not let in is told why, counted and logged; and its
-//! connection is held for a while, so that it does not come again at once.
+//! Over TCP a certificate identifies it, over a Unix socket the kernel. A refused peer is told why, counted
+//! and logged. Its connection is held for a while, so that it does not reconnect at once.
 
 use super::{Guarded, Origin, Visitor, lanes::Carries};
 use paraft_lanes::ONLY_TLS;
@@ -23,23 +23,23 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
-/// Who is not let in hears no more for so long, and holds the place of a stranger meanwhile.
+/// How long a refused connection is held; it takes an unknown place meanwhile.
 pub const HOLD: Duration = Duration::from_secs(1);
-/// Of one host as much is logged in this time.
+/// Interval between log lines about one host.
 const LOG_EVERY: Duration = Duration::from_secs(10);
-/// Hosts of which that is remembered.
+/// Maximum number of hosts with such an entry.
 const HOSTS: usize = 1024;
 
-/// HTTP/2's end of a connection: its settings, and that it goes because plain text will not do.
+/// The end of an HTTP/2 connection: its settings, and a GOAWAY because plain text is refused.
 const HTTP2_ONLY_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x10\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0cTLS only";
 const HTTP1_ONLY_TLS: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nThis port speaks TLS only.\n";
 
-/// A socket at whose other end somebody is.
+/// A socket whose peer can be identified.
 pub trait Opens: Send + 'static {
-    /// What is spoken over.
+    /// The stream of the connection.
     type Wire: AsyncRead + AsyncWrite + Carries + Unpin + Send + 'static;
-    /// Finds out who it is.
+    /// Identifies the peer.
     fn open(
         self,
         access: &Access,
@@ -47,11 +47,11 @@ pub trait Opens: Send + 'static {
     ) -> impl Future<Output = Result<(Self::Wire, Rights), Stranger>> + Send;
 }
 
-/// Somebody who is not let in.
+/// A refused peer.
 pub struct Stranger {
-    /// `None`: it went before it had said a word, as who dials to see whether anybody is there.
+    /// `None`: it left without a byte, as a client does that only checks for a listener.
     why: Option<String>,
-    /// What it is still told, and on what.
+    /// Its last message, and the socket for it.
     last: Option<(TcpStream, &'static [u8])>,
 }
 
@@ -97,14 +97,14 @@ impl Opens for UnixStream {
 }
 
 impl Stranger {
-    /// Tells it, and waits.
+    /// Sends the last message, and waits.
     async fn leaves(self) {
         let over = tokio::time::sleep(HOLD);
         if let Some((mut socket, tells)) = self.last {
             let tells = async {
                 socket.write_all(tells).await?;
                 socket.shutdown().await?;
-                // What is not read would make the kernel throw away what it was told.
+                // Unread data would make the kernel discard that message.
                 let mut rest = [0; 4096];
                 while socket.read(&mut rest).await? > 0 {}
                 Ok::<_, io::Error>(())
@@ -115,7 +115,7 @@ impl Stranger {
     }
 }
 
-/// Who was not let in, or not for what it wanted.
+/// Refused peers and requests.
 #[derive(Default)]
 pub struct Refusals {
     count: AtomicU64,
@@ -123,7 +123,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// How often, since the process began.
+    /// Their number, since the process began.
     pub fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
@@ -149,7 +149,7 @@ impl Refusals {
 }
 
 impl<S: Opens> Guarded<S> {
-    /// Finds out who is at the other end; `None`: somebody who is not let in, or who must go.
+    /// Identifies the peer; `None`: it is refused, or its connection is being closed.
     pub(super) async fn opened(self, http1: bool) -> Option<Guarded<S::Wire>> {
         let (socket, place) = self.apart();
         let connections = place.0.connections.clone();
@@ -179,18 +179,18 @@ impl<S: Opens> Guarded<S> {
 }
 
 impl Visitor {
-    /// What who is at the other end may do.
+    /// The peer's rights.
     pub fn rights(&self) -> &Rights {
         static NONE: std::sync::OnceLock<Rights> = std::sync::OnceLock::new();
         self.held.rights.get().map_or_else(|| NONE.get_or_init(Rights::none), |r| &**r)
     }
 
-    /// Where it comes from.
+    /// Where the connection comes from.
     pub fn origin(&self) -> Origin {
         self.held.origin
     }
 
-    /// Notes that it asked for something that it may not, and holds it for a while.
+    /// Logs that the peer lacks a right, and holds it for a while.
     pub async fn denied(&self, what: &str, need: Need) {
         let rights = self.rights();
         let said = format!("{rights} asked for {what}, which needs the role {need}");

@@ -1,4 +1,4 @@
-//! A socket that is counted, that must begin to speak in time, and that can be closed from elsewhere.
+//! A socket that is counted, has a timeout for its first bytes, and can be closed from outside.
 
 use super::{Lane, Visitor, lanes::Carries};
 use paraft_lanes::Purpose;
@@ -22,9 +22,9 @@ const PREFACE_BYTES: usize = 24;
 pub struct Guarded<S> {
     socket: S,
     place: Place,
-    /// Until it has begun to speak: the bytes that are missing, and until when they may come.
+    /// Until its first bytes have arrived: how many are missing, and the deadline.
     silent: Option<(usize, Pin<Box<Sleep>>)>,
-    /// What was read to see what it speaks, and how much of it was read again.
+    /// The bytes that were read to detect the protocol, and how many of them were read again.
     begun: ([u8; PREFACE_BYTES], usize),
 }
 
@@ -38,7 +38,7 @@ impl Drop for Place {
 }
 
 impl Place {
-    /// An error where it must go. Whoever polls it is woken when that becomes so.
+    /// An error if the connection must close. Wakes the polling task when that changes.
     fn stays(&self, cx: &Context<'_>) -> io::Result<()> {
         self.0.held.waker.register(cx.waker());
         match self.0.is_shed() {
@@ -47,7 +47,7 @@ impl Place {
         }
     }
 
-    /// Returns when it must go.
+    /// Returns when the connection must close.
     pub async fn must_go(&self) {
         poll_fn(|cx| if self.stays(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
@@ -138,7 +138,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
             this.heard(buf.filled().len() - before);
             return Poll::Ready(read);
         }
-        // Only now: what has arrived in time counts, whoever was busy meanwhile.
+        // Only now: bytes that arrived in time count, even if this task was busy meanwhile.
         this.speaks(cx)?;
         Poll::Pending
     }
@@ -156,7 +156,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // One that must go is closed without waiting for what its reader does not take.
+        // A connection that must close does not wait for a reader that does not read.
         self.stays(cx)?;
         ready!(Pin::new(&mut self.socket).poll_shutdown(cx))?;
         Poll::Ready(Ok(()))

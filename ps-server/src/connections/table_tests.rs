@@ -1,4 +1,4 @@
-//! The rules of who is let in and who is closed, by random histories.
+//! The rules of admitting and closing connections, under random histories.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Real sockets: who is let in, and who gives way.
+//! Real sockets: which connections are admitted, and which are closed.
 
 use super::*;
 use std::{
@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Long enough for a loaded machine; reached only where a test fails.
+/// Long enough for a loaded machine; reached only if a test fails.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
@@ -23,7 +23,7 @@ fn what_logs_snapshots_and_peers_need_is_not_given_to_connections() {
     assert_eq!(room(64, 64, 1000), LEAST, "too few for anything");
 }
 
-/// A server that reads whatever comes; gives its address.
+/// A server that reads everything; returns its address.
 async fn reads(connections: &Arc<Connections>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -44,7 +44,7 @@ async fn dial(to: SocketAddr) -> TcpStream {
     TcpStream::connect(to).await.expect("it listens")
 }
 
-/// Whether the other side closes it; `false`: it is still open after `within`.
+/// Whether the peer closes it; `false`: it is still open after `within`.
 async fn closes(socket: &mut TcpStream, within: Duration) -> bool {
     timeout(within, socket.read(&mut [0; 8])).await.is_ok_and(|r| r.is_err() || r.is_ok_and(|n| n == 0))
 }
@@ -107,7 +107,7 @@ async fn one_with_a_rank_outlives_a_crowd_that_comes_later() {
     assert_eq!((connections.counts().servers, connections.counts().readers), (1, 0), "it keeps its highest");
 }
 
-/// The first calls fail as where no descriptor is left.
+/// The first calls fail as without a free descriptor.
 struct Short(TcpListener, AtomicUsize);
 
 impl Listen for Short {

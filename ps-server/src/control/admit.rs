@@ -8,15 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Workers of a job come together, each to every shard: one answer is good for all of them.
+/// How long an answer is valid: the workers of a job come together, each to every shard.
 const GOOD_FOR: Duration = Duration::from_millis(500);
 
-/// The last answer, for whom, and when it was given.
+/// The last answer: its time, its job, and the result.
 pub(super) type Last = tokio::sync::Mutex<Option<(Instant, String, Result<(), String>)>>;
 
 impl Agent {
-    /// Whether all servers that answer have room for the job, with the numbers where one has not. `text` is the job as it
-    /// goes to the log.
+    /// Whether all servers that answer have room for the job; the error has the numbers. `text` is the job in
+    /// its form for the log.
     pub async fn admit(&self, job: &ServerJob, text: &str) -> Result<(), String> {
         let mut last = self.admitted.lock().await;
         if let Some((at, known, answer)) = &*last
@@ -41,7 +41,7 @@ impl Agent {
         verdict
     }
 
-    /// `None`: it does not answer, or is of a release that does not know the question.
+    /// `None`: it does not answer, or is of a release without this request.
     async fn ask_for_room(&self, id: ServerId, address: String, text: &str) -> Option<Answer> {
         let asked = self.calls.room(&address, id, text).await;
         asked
@@ -51,7 +51,7 @@ impl Agent {
             .ok()
     }
 
-    /// What this server says of a job.
+    /// This server's answer about a job.
     pub fn room_for(&self, job: &ServerJob) -> Answer {
         let id = self.job_named(&job.name).unwrap_or_default();
         let hosted = self.replicas().all().into_iter().find(|(shard, _)| shard.job() == id);

@@ -1,4 +1,4 @@
-//! What the leader of the control group does with many reports.
+//! The leader of the control group under many reports.
 
 use super::{leading::PLAN_PAUSE, *};
 use crate::{
@@ -18,7 +18,7 @@ use paraft_common::Durability;
 use paraft_store::RealDisk;
 use std::collections::BTreeMap;
 
-/// Server 0 of a fleet of one, with a control group that nobody has founded. It lives as long as the folder.
+/// Server 0 of a fleet of one, whose control group is not founded yet. It lives as long as the folder.
 async fn an_agent(
     scratch: &std::path::Path,
     (election, calls): (Duration, Box<dyn Calls>),
@@ -48,7 +48,7 @@ async fn an_agent(
 
 const SHAPE: Shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
 
-/// A leader that has applied so much of what is agreed on, and has nothing to be done.
+/// A leader that has applied this much of the agreed state, and has no directives.
 struct At(Arc<AtomicU64>);
 
 impl Calls for At {
@@ -106,7 +106,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
         plans += u128::from(at != last);
         last = at;
     }
-    // One for the reports and one of its own in each pause, and those at the ends.
+    // One for the reports and one of its own in each pause, and those at both ends.
     let most = 2 * (began.elapsed().as_millis() / PLAN_PAUSE.as_millis()) + 4;
     assert!(plans <= most, "{plans} plans in {:?}", began.elapsed());
 }
@@ -157,7 +157,7 @@ fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is
     };
     let kept_out = |of: &str| Some(of.to_string());
     let none = BTreeMap::new();
-    // While the right one is there, under another replica or at another address.
+    // While the right server runs, under another replica or at another address.
     for who in [&stray, &moved] {
         assert_eq!(out(who, Some(&heard(&right, now)), &members, before), kept_out("a:1"));
         assert_eq!(out(who, Some(&heard(&right, before)), &members, before), None, "it is silent");

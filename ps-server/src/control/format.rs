@@ -1,5 +1,5 @@
-//! The layout of the agreed state in a snapshot, which says its number first: one of another build is refused by name, not
-//! misread.
+//! The layout of the agreed state in a snapshot. It starts with its number: the snapshot of another build is
+//! refused by name, not misread.
 
 use super::{orders::Orders, state::State};
 use crate::{
@@ -10,12 +10,12 @@ use crate::{
 /// Raised with each change of the layout of [`State`].
 const FORMAT: u16 = 1;
 
-/// For a snapshot.
+/// Encodes a state for a snapshot.
 pub fn write(state: &State) -> Result<Vec<u8>, HeaderError> {
     header::encode(&(FORMAT, header::encode(&(state, &state.orders))?))
 }
 
-/// From one.
+/// Decodes the state of a snapshot.
 pub fn read(head: &[u8]) -> Result<State, Unable> {
     let bad = |e: HeaderError| Unable::Damaged(format!("a snapshot of the control group: {e}"));
     let (format, state): (u16, Vec<u8>) = header::decode(head).map_err(bad)?;

@@ -1,4 +1,4 @@
-//! Who is assigned when.
+//! Which ranks are assigned, and when.
 
 use super::groups::*;
 use paraft_common::group::{Assigned, Assignment};
@@ -10,7 +10,8 @@ fn key() -> Key {
     Key { job: "j".into(), worker: 0 }
 }
 
-/// One that was at place `last.1` of group `last.0`, in which it knew nobody else; 0: in none.
+/// The request of a rank that was at index `last.1` of group `last.0`, of which it knows no other member; 0:
+/// of no group.
 fn asks(rank: u32, token: u64, last: (u64, u32), lost: &[u32]) -> JoinRequest {
     let address = format!("127.0.0.1:{token}");
     let (generation, place) = last;
@@ -33,7 +34,8 @@ fn join(groups: &mut Groups, asks: JoinRequest, now: Instant) -> Answer {
     groups.join(&key(), asks, now).expect("sound")
 }
 
-/// Asks for all of them, and gives the group that they are assigned in: generation and ranks in order.
+/// Sends all these requests; returns the group that they are assigned in: its generation, and its ranks in
+/// order.
 fn assigned(groups: &mut Groups, all: &[JoinRequest], now: Instant) -> Option<(u64, Vec<u32>)> {
     for a in all {
         join(groups, a.clone(), now);
@@ -92,7 +94,8 @@ fn ranks_of_different_settings_make_no_group() {
     assert_eq!(join(&mut g, with(0, "group_size 3"), now), waits, "who was first hears it too");
 }
 
-/// Asked again and again, nobody is assigned before so long has passed; then this is how.
+/// Repeats the requests. Checks that no rank is assigned before this long has passed, and returns the
+/// assignment then.
 fn patiently(g: &mut Groups, all: &[JoinRequest], now: Instant, long: Duration) -> Option<(u64, Vec<u32>)> {
     for quarter in 0..4 * long.as_secs() as u32 {
         assert_eq!(assigned(g, all, now + Duration::from_millis(250) * quarter), None);
@@ -113,7 +116,7 @@ fn who_is_lost_is_not_waited_for_and_the_leader_stays() {
     let mut g = three(now);
     assert_eq!(assigned(&mut g, &[asks(2, 12, (1, 2), &[])], now), None, "0 and 1 may be in their step");
     assert_eq!(assigned(&mut g, &[asks(1, 11, (1, 1), &[0])], now), Some((2, vec![1, 2])));
-    // The first comes back, as another process: it waits until the others have left their group.
+    // The first returns as another process: it waits until the others have left their group.
     assert_eq!(assigned(&mut g, &[asks(0, 20, (0, 0), &[])], now), None);
     assert_eq!(g.hold(&key(), holds(assignment(2, &[(1, 11), (2, 12)]), false), now), Ok(1));
     let rest = [asks(1, 11, (2, 0), &[]), asks(2, 12, (2, 1), &[])];
@@ -163,15 +166,15 @@ fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
     let now = Instant::now();
     let mut g = Groups::default();
     assert_eq!(g.hold(&key(), holds(assignment(7, &[(0, 10), (1, 11)]), false), now), Ok(0));
-    // A newcomer waits, though it would be the only one who asks.
+    // A newcomer waits, even if no other rank asks.
     assert_eq!(assigned(&mut g, &[asks(2, 12, (0, 0), &[])], now), None);
     let rest = [asks(0, 10, (7, 0), &[]), asks(1, 11, (7, 1), &[])];
     assert_eq!(assigned(&mut g, &rest, now), Some((8, vec![0, 1, 2])));
-    // An older one says nothing new.
+    // A heartbeat of an older group changes nothing.
     g.hold(&key(), holds(assignment(7, &[(0, 10)]), false), now).expect("sound");
     let new = join(&mut g, asks(2, 12, (0, 0), &[]), now);
     assert!(matches!(&new, Answer::Assigned(s) if s.generation == 8), "{new:?}");
-    // A group that says nothing is gone: the next begins like the first.
+    // A silent group is gone: the next one starts like the first.
     let long = now + SILENT;
     assert_eq!(patiently(&mut g, &[asks(1, 31, (0, 0), &[])], long, TIMEOUT), Some((9, vec![1])));
 }
@@ -185,7 +188,7 @@ fn a_leader_of_the_control_group_that_takes_over_waits_for_word_of_groups_before
     assert_eq!(g.hold(&key(), holds(assignment(4, &[(0, 10), (1, 11), (2, 12)]), false), now), Ok(0));
     let later = now + LEARNING;
     assert_eq!(assigned(&mut g, &all, later), None, "there is a group");
-    // It is done before any of its ranks has asked this leader: those who wait hear so.
+    // The job is done before any of its ranks has asked this leader: the waiting ranks are told.
     g.hold(&key(), holds(assignment(4, &[(0, 10)]), true), later).expect("sound");
     assert_eq!(join(&mut g, all[1].clone(), later), Answer::Over);
     let mut g = Groups::taken_over(true, now);
@@ -201,7 +204,7 @@ fn who_comes_back_to_a_job_that_is_done_hears_so() {
     assert_eq!(assigned(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
     assert_eq!(g.hold(&key(), holds(assignment(1, &[(0, 10), (2, 12)]), true), now), Ok(1));
     assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
-    // The last sign of life may come after that.
+    // The last heartbeat may come after that.
     g.hold(&key(), holds(assignment(1, &[(0, 10), (2, 12)]), false), now).expect("sound");
     assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
     let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
@@ -230,7 +233,7 @@ fn a_second_process_of_a_rank_waits_until_the_first_is_gone() {
         other => panic!("the first is there: {other:?}"),
     }
     assert!(matches!(join(&mut g, asks(1, 11, (0, 0), &[]), now), Answer::Assigned(_)));
-    // Another rank is lost: whoever was in the group stays.
+    // Another rank is lost: the members of the group stay.
     let two = [asks(0, 10, (1, 0), &[2]), asks(1, 11, (1, 1), &[])];
     assert_eq!(assigned(&mut g, &two, now), Some((2, vec![0, 1])));
     join(&mut g, asks(1, 21, (0, 0), &[]), now);

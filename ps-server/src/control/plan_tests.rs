@@ -1,4 +1,4 @@
-//! What is planned, case by case. Histories of many steps are in `plan_properties`.
+//! Cases of the plan, one by one. `plan_properties` has histories of many steps.
 
 use super::{
     jobs::{JobFacts, JobState, Submission},
@@ -36,7 +36,7 @@ fn nodes(servers: &[u64]) -> BTreeSet<ReplicaId> {
     servers.iter().map(|s| node(*s)).collect()
 }
 
-/// A fleet as its control group's leader sees it.
+/// A fleet as the leader of its control group sees it.
 struct Sight {
     state: State,
     control: Membership,
@@ -46,13 +46,13 @@ struct Sight {
     timeouts: Timeouts,
     lost_since: Instant,
     control_caught_up: BTreeSet<ReplicaId>,
-    /// Servers that the others do not reach.
+    /// Servers that the other servers do not reach.
     unreachable: BTreeSet<ServerId>,
     unix_ms: u64,
 }
 
 impl Sight {
-    /// Servers that are all there; none has a shard.
+    /// Servers that all run; none hosts a shard.
     fn new(servers: u64, shards: u32, replicas: u32) -> Self {
         let mut state = State::default();
         let shape = Shape { shards, replicas, durability: Durability::QuorumMemory };
@@ -117,7 +117,7 @@ impl Sight {
         Arc::make_mut(self.report(server).replicas.get_mut(&shard).expect("hosted"))
     }
 
-    /// What the leader says of the membership.
+    /// Changes the membership that the leader reports.
     fn membership(&mut self, leader: u64, shard: JobShard, change: impl FnOnce(&mut Membership)) {
         change(&mut self.replica(leader, shard).membership);
     }
@@ -130,7 +130,7 @@ impl Sight {
         self.state.apply(&Command::Drain { server: ServerId(server), draining });
     }
 
-    /// What the leaders say of who has caught up.
+    /// The last reports, which say how far each replica has caught up.
     fn measured(&self) -> BTreeMap<ServerId, LastReport> {
         let applied: BTreeMap<(JobShard, ReplicaId), u64> = self
             .heard
@@ -152,7 +152,7 @@ impl Sight {
     }
 
     fn plan(&self) -> Plan {
-        // Seen for a long time, as far as one test does not say otherwise.
+        // Every shard was seen for a long time, unless a test says otherwise.
         let lost_since = (0..64).map(|s| (JobShard::from_number(s), self.lost_since)).collect();
         plan(&View {
             state: &self.state,
@@ -168,7 +168,7 @@ impl Sight {
         })
     }
 
-    /// Everything that is told about shards, as (server, directive).
+    /// All directives about shards, as (server, action).
     fn told(&self) -> Vec<(u64, Action)> {
         let told = self.plan().directives.into_iter();
         told.flat_map(|(s, list)| list.into_iter().map(move |d: Directive| (s.0, without_shards(d.what))))
@@ -176,7 +176,7 @@ impl Sight {
     }
 }
 
-/// A replica is to be started; of how many shards differs from test to test.
+/// The action that starts a replica; the number of shards differs from test to test.
 fn host(founding: u64) -> Action {
     Action::Host { founding, shards: 0, durability: Durability::QuorumMemory }
 }
@@ -201,7 +201,7 @@ fn replica(server: u64) -> ReplicaReport {
     }
 }
 
-/// A replica that was started and belongs to no group yet.
+/// A replica that has started and belongs to no group yet.
 fn fresh(server: u64, founding: u64) -> ReplicaReport {
     ReplicaReport { founding, founded: false, term: 0, applied: 0, ..replica(server) }
 }
@@ -263,11 +263,11 @@ fn a_shard_that_was_told_to_begin_is_not_begun_anew_whoever_is_silent() {
         sight.report(s).replicas.insert(S0, fresh(s, 5).into());
     }
     let Some((0, Action::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
-    // It may have begun with the second, and acknowledged pushes: nobody on this side knows.
+    // The group may have begun with the second replica and acknowledged pushes: no server on this side knows.
     sight.silent(0, secs(300));
     sight.silent(1, secs(300));
     assert_eq!((sight.plan().commands, sight.told()), (vec![], vec![]));
-    // With one of them there is a majority that knows.
+    // With one of the two there is a majority that knows.
     sight.silent(1, secs(0));
     let told = sight.told();
     let [(_, Action::Found { founding: 5, members })] = &told[..] else { panic!("{told:?}") };
@@ -307,7 +307,7 @@ fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
     assert_ne!(place.founding, 5);
     assert!(place.voters.is_empty() && !place.founded);
-    // Unless it was agreed that the group begins: then it is kept, with two of three.
+    // Once the fleet has agreed that the group begins, the group is kept, with two of three.
     let place = Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: true };
     sight.state.shards.insert(S0, place);
     let Some((0, Action::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
@@ -330,7 +330,7 @@ fn a_silent_server_is_replaced_when_its_time_is_over_and_not_before() {
     assert_eq!(sight.plan().health[&S0].0, Health::Repairing);
     sight.silent(2, secs(31));
     assert_eq!(sight.told(), [(3, host(FOUNDING))]);
-    // A new leader of the control group has heard nobody for long: that proves nothing.
+    // A new leader of the control group has received no reports for long: that proves nothing.
     sight.since = sight.now - secs(29);
     assert_eq!(sight.told(), []);
 }
@@ -394,11 +394,11 @@ fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewher
     assert!(health == Health::Repairing && why.contains("ENOSPC"), "{why}");
     stop(&mut sight, 2, secs(31));
     assert_eq!(sight.told(), [(3, host(FOUNDING))], "not on its own server");
-    // Where there is no other server it waits on.
+    // Without another server it keeps waiting.
     let mut sight = Sight::serving(3, &[0], 3);
     stop(&mut sight, 2, secs(300));
     assert_eq!(sight.told(), []);
-    // Two of three, and all three: nothing is lost, and nothing is done.
+    // Two of three replicas stop, then all three: nothing is lost, so nothing is planned.
     for stopped in [&[1, 2][..], &[0, 1, 2]] {
         let mut sight = Sight::serving(4, &[0], 3);
         stopped.iter().for_each(|s| stop(&mut sight, *s, secs(300)));
@@ -407,7 +407,7 @@ fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewher
         assert!(health == Health::Stopped && why.contains("ENOSPC"), "{health:?}: {why}");
         assert!(plan.commands.is_empty() && plan.directives.is_empty(), "{plan:?}");
     }
-    // Not even its name could be read: it may be the one that votes there.
+    // Even its name could not be read: it may be the replica that votes there.
     let mut sight = Sight::serving(3, &[0], 3);
     for s in 0..3 {
         stop(&mut sight, s, secs(300));
@@ -432,10 +432,10 @@ fn shard_whose_leader_cannot_serve_is_not_serving() {
     let (health, why) = sight.plan().health[&S0].clone();
     assert_eq!(health, Health::Stopped);
     assert!(why.contains("s0 cannot serve its sessions: it does not know"), "{why}");
-    // What is to be repaired is repaired all the same.
+    // A repair is still planned.
     sight.drain(1, true);
     assert_eq!(sight.told(), [(3, host(FOUNDING))]);
-    // Who cannot serve is given no leadership.
+    // A replica that cannot serve gets no leadership.
     let mut sight = Sight::serving(3, &[0], 3);
     refuses(&mut sight, 1);
     sight.drain(0, true);
@@ -453,10 +453,10 @@ fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() 
     assert_eq!(sight.told(), [], "it would find no room again");
     let (health, why) = sight.plan().health[&S0].clone();
     assert!(health == Health::Repairing && why.contains("no room") && why.contains("96.0 GiB"), "{why}");
-    // There is room again: it says nothing of it any more.
+    // There is room again: the server no longer reports a lack of it.
     sight.report(2).replicas.clear();
     assert_eq!(sight.told(), [(2, host(FOUNDING))]);
-    // Where another server can take it, that does, and not one that has said that it cannot.
+    // Another server takes the replica if it can, but not one that reports that it cannot.
     let mut sight = Sight::serving(5, &[0], 3);
     lacks(&mut sight, 2);
     let left_over = sight.replica(2, S0).clone();
@@ -497,7 +497,7 @@ fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known
     assert!(begins_anew(&sight), "of another founding");
     sight.report(1).asides = None;
     assert!(!begins_anew(&sight), "it is still being read");
-    // Seen for a moment only.
+    // The shard was seen only a moment ago.
     let mut sight = lost();
     sight.lost_since = sight.now - Duration::from_millis(900);
     assert!(!begins_anew(&sight));
@@ -546,7 +546,7 @@ fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group(
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 3]))));
     sight.control.voters = nodes(&[0, 1, 3]);
     assert_eq!(sight.plan().control, Some(ControlChange::Remove(nodes(&[2]))));
-    // Its id is not given out again, and it is not admitted under it.
+    // Its id is not given out again, and the server is not admitted under it.
     let Outcome::Joined(id) = sight.state.apply(&Command::Join { address: "new:1".into() }) else { panic!() };
     assert_eq!(id, ServerId(4));
     let admit = Command::Admit { server: ServerId(2), address: address(2) };
@@ -593,7 +593,7 @@ fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
     sight.drain(1, false);
     sight.drain(2, false);
     assert_eq!(sight.told(), []);
-    // Undone while the replacement learns: the replacement goes.
+    // The drain is undone while the replacement learns: the replacement is removed.
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(2, true);
     sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
@@ -654,7 +654,7 @@ fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_b
         (vec![], Health::Lost),
         "the third holds what a person may want"
     );
-    // One that still says that it leads changes nothing: it is alone.
+    // A replica that still claims to lead changes nothing: it is alone.
     sight.replica(2, S0).leads = true;
     assert_eq!((sight.told(), sight.plan().health[&S0].0), (vec![], Health::Lost));
     sight.replica(2, S0).leads = false;
@@ -786,7 +786,7 @@ fn a_voter_of_the_control_group_is_replaced_when_it_drains_or_is_silent_for_too_
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(0, true);
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[1, 2, 3]))));
-    // Nobody to take its place: three of which one is dead are better than two.
+    // No server can take its place: three replicas of which one is dead are better than two.
     let mut sight = Sight::serving(3, &[0], 3);
     sight.silent(2, secs(31));
     assert_eq!(sight.plan().control, None);
@@ -811,7 +811,8 @@ fn a_group_of_one_moves_by_way_of_two() {
     );
 }
 
-/// What three replicas of shard 0 report of the same check, and who is stopped.
+/// Three replicas of shard 0 report these digests of the same check. Gives the servers whose replicas are
+/// stopped.
 fn diverged(digests: [Option<u64>; 3]) -> (Vec<u64>, String) {
     let mut w = Sight::serving(3, &[0], 3);
     for (server, digest) in (0..).zip(digests) {
@@ -857,7 +858,7 @@ fn a_job(name: &str, finished: bool) -> JobReport {
     JobReport { facts, shards: 3, finished, auto: None }
 }
 
-/// Agrees on what is planned, and gives it.
+/// Applies the planned commands, and returns them.
 fn agreed(sight: &mut Sight) -> Vec<Command> {
     let commands = sight.plan().commands;
     commands.iter().for_each(|c| _ = sight.state.apply(c));
@@ -889,7 +890,7 @@ fn a_job_is_agreed_on_once_and_again_when_it_has_finished() {
     tell(&mut sight, 2, true);
     assert_eq!(agreed(&mut sight), [told(JobState::Finished)]);
     assert_eq!(agreed(&mut sight), []);
-    // While a shard has no leader, what is agreed stays.
+    // While a shard has no leader, its agreed placement stays.
     sight.replica(2, JobShard::from_number(2)).leads = false;
     assert!(!agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })));
 }
@@ -901,7 +902,7 @@ fn shards_that_tell_of_two_jobs_are_waited_for() {
         sight.replica(shard, JobShard::from_number(shard as u32)).job = Some(a_job(name, false));
     }
     assert_eq!(agreed(&mut sight), []);
-    // A job that is smaller than the fleet does not ask the others.
+    // A job with fewer shards than the fleet does not need reports of the other shards.
     sight.replica(0, JobShard::from_number(0)).job = Some(JobReport { shards: 1, ..a_job("a", false) });
     let commands = agreed(&mut sight);
     assert!(
@@ -986,7 +987,7 @@ fn a_job_that_is_to_stop_is_told_to_until_it_has_and_goes_when_its_time_is_over(
     agreed(&mut sight);
     let state = |sight: &Sight| sight.state.jobs.get(job).map(|j| (j.state, j.released));
     assert_eq!(state(&sight), Some((JobState::Stopped, false)));
-    // It ended at 1 s of the plan's clock, which stands still.
+    // It ended at 1 s of the plan's clock, which does not advance.
     assert_eq!(agreed(&mut sight), [], "its weights are kept for 5 s");
     sight.unix_ms = 6_000;
     assert_eq!(agreed(&mut sight), [Command::Release { job }]);

@@ -1,5 +1,6 @@
-//! Which servers this one reaches, at the addresses that are agreed on: nobody votes who is not reached. And who is told
-//! to be a member of the control group by those that it reaches: before its own log says so, it knows no others.
+//! Which servers this one reaches, at their agreed addresses: an unreached server gets no vote. Also which
+//! servers are members of the control group, according to the servers reached: before its own log tells, this
+//! server knows no others.
 
 use super::{agent::Agent, calls::Hello, state::State};
 use crate::{raft::ReplicaId, replicated::Group};
@@ -13,12 +14,12 @@ use std::{
 
 /// A server is asked again after this long...
 const AGAIN: Duration = Duration::from_secs(2);
-/// ...and counts as reached for so long after its last answer.
+/// ...and counts as reached for this long after its last answer.
 const LASTS: Duration = Duration::from_secs(6);
-/// Addresses that are remembered: a fleet's, and those of servers that ask to be admitted.
+/// Maximum number of remembered addresses: a fleet's, and those of servers that ask to join.
 const MOST: usize = 1024;
 
-/// What one address answered last.
+/// The last answer from one address.
 #[derive(Clone, Debug)]
 struct Answer {
     server: ServerId,
@@ -26,7 +27,7 @@ struct Answer {
     at: Instant,
 }
 
-/// Who was reached.
+/// The servers that were reached.
 #[derive(Default)]
 pub(super) struct Reach {
     inner: Mutex<Inner>,
@@ -36,12 +37,12 @@ pub(super) struct Reach {
 struct Inner {
     answers: BTreeMap<String, Answer>,
     asked: BTreeMap<String, Instant>,
-    /// Of the control group, as servers that were reached have said.
+    /// Members of the control group, according to the servers reached.
     members: BTreeSet<ReplicaId>,
 }
 
 impl Reach {
-    /// `address` has answered.
+    /// Notes an answer from `address`.
     pub fn heard(&self, address: &str, hello: &Hello) {
         let mut inner = self.inner.lock();
         if inner.answers.len() >= MOST {
@@ -56,7 +57,7 @@ impl Reach {
         inner.members.insert(hello.node);
     }
 
-    /// Whether this address was that of this server's replica lately.
+    /// Whether this replica of this server answered at this address lately.
     pub fn confirms(&self, address: &str, server: ServerId, node: ReplicaId) -> bool {
         let inner = self.inner.lock();
         let answer = inner.answers.get(address);
@@ -77,7 +78,7 @@ impl Reach {
         self.inner.lock().members.clone()
     }
 
-    /// Those of `addresses` that are to be asked now.
+    /// The addresses to ask now.
     fn due(&self, addresses: BTreeSet<String>) -> Vec<String> {
         let mut inner = self.inner.lock();
         let now = Instant::now();
@@ -89,8 +90,8 @@ impl Reach {
 }
 
 impl Agent {
-    /// Asks the servers that it knows, and that want to be admitted, who they are; tells the groups of this server whom
-    /// else than their members they may listen to.
+    /// Asks the known and the joining servers for their identity, and passes on to this server's groups which
+    /// other servers they may listen to.
     pub(super) fn look_around(self: &Arc<Self>) {
         let own = self.address().to_string();
         let mut addresses: BTreeSet<String> =
@@ -112,14 +113,14 @@ impl Agent {
         for (shard, replica) in self.replicas().all() {
             let voters = self.agreed.read(|s| s.shards.get(&shard).map(|p| p.voters.clone()));
             replica.group.trust(voters.unwrap_or_default());
-            // Nobody else tells it that its leader's server has gone.
+            // Nothing else notifies it that its leader's server is gone.
             if replica.group.is_asleep() && !self.reaches_leader(&replica.group) {
                 replica.group.wake();
             }
         }
     }
 
-    /// A server of this fleet, or of the one that is being founded, has answered there.
+    /// Notes an answer from a server of this fleet, or of the one that is being founded.
     pub(super) fn heard(&self, address: &str, hello: &Hello) {
         self.reach.heard(address, hello);
         self.replicas().peers().is_at(hello.server, address);

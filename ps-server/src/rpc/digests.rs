@@ -1,5 +1,5 @@
-//! Digests that are asked for. Each reads a whole state: of a replica one is made at a time, whoever asks meanwhile
-//! shares the next, and the thread that makes it is none of the runtime's.
+//! Digests of replicas. Each reads a whole state: only one is computed at a time for a replica, callers that
+//! come meanwhile share the next one, and it is computed off the runtime's threads.
 
 use crate::{
     compute,
@@ -10,13 +10,13 @@ use paraft_common::JobShard;
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-/// The last digest of each replica that was asked for one.
+/// The last digest of each replica.
 #[derive(Debug, Default)]
 pub struct Digests {
     of: Mutex<BTreeMap<(JobShard, ReplicaId), Arc<Asked>>>,
 }
 
-/// Whoever holds the lock makes a digest; the others wait.
+/// The holder of the lock computes a digest; the others wait.
 type Asked = tokio::sync::Mutex<Option<CachedDigest>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,12 +28,12 @@ struct CachedDigest {
 }
 
 impl Digests {
-    /// The log index and the digest of a replica's state at it, not older than the call. `None`: it has stopped, or the
-    /// digest could not be made.
+    /// A replica's log index and its digest there, no older than the call. `None`: it has stopped, or the
+    /// digest failed.
     pub async fn of(&self, shard: JobShard, group: &Group) -> Option<(u64, u64)> {
         let asked = {
             let mut of = self.of.lock();
-            // Replicas that were replaced go.
+            // Drop entries of replaced replicas.
             of.retain(|(s, node), _| *s != shard || *node == group.me());
             of.entry((shard, group.me())).or_default().clone()
         };
@@ -48,7 +48,7 @@ where
 {
     let came = Instant::now();
     let mut last = asked.lock().await;
-    // CachedDigest while this call waited, or still that of the state.
+    // Computed while this call waited, or still that of the current state.
     if let Some(made) = last.filter(|m| m.since >= came || m.index == applied()) {
         return Some((made.index, made.digest));
     }
@@ -73,7 +73,7 @@ mod tests {
                 &asked,
                 || applied.load(Relaxed),
                 || async {
-                    // The state goes on while it is read, as in training.
+                    // The state changes while it is read, as in training.
                     let index = applied.fetch_add(1, Relaxed);
                     reads.fetch_add(1, Relaxed);
                     tokio::task::yield_now().await;

@@ -16,17 +16,17 @@ use std::{future::ready, sync::Arc, time::Duration};
 use tokio::{io::AsyncWriteExt, sync::oneshot};
 use tonic::Status;
 
-/// What was said last may still be on its way when the other side has gone silent, or has said its last.
+/// Time for the last messages to go out after the peer has fallen silent, or has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// What is served over lanes.
+/// The services over lanes.
 #[derive(Clone)]
 pub struct Lanes {
     /// Workers.
     pub shards: ShardsService,
     /// Leaders of groups with a replica here.
     pub peers: PeersService,
-    /// Buffers for what they send.
+    /// Buffers for their messages.
     pub pool: Arc<Pool>,
 }
 
@@ -72,7 +72,7 @@ impl Lanes {
         visitor: Visitor,
     ) -> Result<(), LaneError> {
         let (over, ended) = oneshot::channel::<()>();
-        // Who lets the stream go lets `over` go with it.
+        // Dropping the stream drops `over` with it.
         let messages = self.messages::<ToShard>(read, limits::MAX_MESSAGE_BYTES).inspect(move |_| {
             let _ = &over;
         });

@@ -1,8 +1,9 @@
-//! What readers of a server may hold of its memory: all together, and those with one certificate.
+//! Bounds on the memory of readers: of all readers of a server, and of those with one certificate.
 //!
-//! A reader gets copies: it holds nothing of a shard's state, so that no update waits for it or copies for it. The copies that wait for
-//! their readers have `BYTES` at most, half of it those of one certificate. A reader that finds no room waits for its turn; one that takes
-//! nothing loses its connection ([`crate::connections::TAKE_TIMEOUT`]), and with it its copies.
+//! A reader gets copies: it holds nothing of a shard's state, so no update waits or copies for it. All copies
+//! that wait for their readers have at most `BYTES`, half of it for one certificate. A reader without room
+//! waits; one that reads nothing loses its connection ([`crate::connections::TAKE_TIMEOUT`]), and with it its
+//! copies.
 
 use paraft_proto::{RefusalKind, limits::MAX_BUCKET_BYTES};
 use parking_lot::Mutex;
@@ -12,11 +13,12 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Copies that wait for their readers, of all shards of a server. What admission leaves free of each host's memory has room for it.
+/// Maximum bytes of copies that wait for their readers, over all shards of a server. What admission leaves
+/// free of each host's memory has room for it.
 const BYTES: usize = 32 * MAX_BUCKET_BYTES;
-/// Streams of readers; each takes some 20 KiB beside its copies.
+/// Maximum number of readers' streams; each takes about 20 KiB besides its copies.
 const STREAMS: usize = 256;
-/// What one certificate may have of both: so one reader that misbehaves is not alone.
+/// One certificate may have `1 / SHARE` of both, so that one bad reader leaves room for others.
 const SHARE: usize = 2;
 
 /// All readers of a server.
@@ -26,20 +28,20 @@ pub struct Readers {
     of: Mutex<HashMap<String, Weak<Share>>>,
 }
 
-/// What those with one certificate may hold.
+/// The share of one certificate.
 struct Share {
     bytes: Arc<Semaphore>,
     streams: Arc<Semaphore>,
 }
 
-/// A stream of a reader.
+/// A reader's stream.
 pub struct Reader {
     all: Arc<Semaphore>,
     share: Arc<Share>,
     _streams: [OwnedSemaphorePermit; 2],
 }
 
-/// Room for a copy; it is given back with it.
+/// Room for a copy; dropping it frees the room.
 pub struct Room {
     _bytes: [OwnedSemaphorePermit; 2],
 }
@@ -55,7 +57,7 @@ impl Readers {
     /// A stream for a reader with this certificate.
     ///
     /// # Errors
-    /// There are as many as there may be.
+    /// The maximum is reached.
     pub fn reader(&self, certificate: &str) -> Result<Reader, RefusalKind> {
         let share = self.share(certificate);
         let full = |most: usize, whose: &str| {
@@ -89,10 +91,11 @@ impl Readers {
 }
 
 impl Reader {
-    /// Waits for room for a copy of so many bytes.
+    /// Waits for room for a copy of this many bytes.
     pub async fn room(&self, bytes: usize) -> Room {
         let bytes = bytes.clamp(1, BYTES / SHARE) as u32;
-        // Neither is ever closed. The own share first: who waits for it holds nothing of the others'.
+        // Neither semaphore is ever closed. The own share first: a reader that waits for it holds nothing of
+        // the others'.
         let own = self.share.bytes.clone().acquire_many_owned(bytes).await;
         let all = self.all.clone().acquire_many_owned(bytes).await;
         Room { _bytes: [own, all].map(|permit| permit.expect("no semaphore of readers is closed")) }

@@ -1,4 +1,4 @@
-//! Weights for readers, from a replica that need not lead.
+//! Weights for readers, from any replica.
 
 use super::{
     convert,
@@ -16,10 +16,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
-/// Copies that wait in a stream for the transport: the room of all is bounded, and this is a stream's part.
+/// Copies in a stream that wait for the transport: this is a stream's part of the common bound.
 pub(super) const QUEUE: usize = 1;
-/// A reader that waits for a version looks again this long after something was applied: many readers are not to wake as often as there
-/// are updates.
+/// A reader that waits for a version checks this long after an entry was applied: many readers must not wake
+/// as often as there are updates.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 impl ShardsService {
@@ -47,7 +47,8 @@ impl ShardsService {
         let hosted = self.may(by, Need::Reader, &request.job, request.shard).await?;
         let shard = hosted.shard.id();
         if request.founding != 0 && request.founding != hosted.founding {
-            // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
+            // This replica cannot tell which of the two foundings is the current one: its own may be
+            // outdated.
             return Err(RefusalKind::OtherFounding(shard).into());
         }
         let reader = self.readers.reader(&by.rights().to_string())?;
@@ -56,7 +57,7 @@ impl ShardsService {
     }
 }
 
-/// Hands out weights of a replica, as they are there, until there are no more or the client has gone.
+/// Sends the current weights of a replica, until all are sent or the client is gone.
 pub(super) async fn pour(
     hosted: &Replica,
     request: ReadRequest,
@@ -70,10 +71,10 @@ pub(super) async fn pour(
     let mut read = convert::read(&hosted.shard, request)?;
     let mut applied = hosted.applied.clone();
     loop {
-        // Before it looks: what is applied while it does is news.
+        // Before it reads: an entry applied meanwhile must wake it again.
         applied.mark_unchanged();
         while let Some(due) = read.due(&hosted.shard) {
-            // A copy is made when there is room for it, and the client has taken the one before.
+            // A copy is made when there is room for it, and the client has read the one before.
             let Ok(place) = out.reserve().await else { return Ok(()) };
             let room = tokio::select! {
                 room = reader.room(due.bytes) => room,

@@ -1,5 +1,5 @@
-//! Workers whose ranks have a part of the model each, and clip by the norm of the whole gradient, of which each rank sees a part: what they learn is
-//! what a worker with the whole model learns, whoever dies.
+//! Workers whose ranks each have a part of the model, and clip by the norm of the whole gradient, of which
+//! each rank sees a part: they learn what a worker with the whole model learns, whichever rank dies.
 
 use super::{
     pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits},
@@ -17,17 +17,17 @@ use std::thread;
 
 const CLIP: &str = "clip.norm=0.05";
 
-/// No optimizer that looks at a gradient's direction only: it would not see a factor.
+/// Not an optimizer that uses only a gradient's direction: it would not notice a factor.
 const SET: [&str; 2] = ["optimizer.kind=momentum", "optimizer.lr=0.05"];
 
-/// What slices and meshes add up comes in another order.
+/// Slices and meshes sum in another order.
 const NEAR: f64 = 2e-3;
 
 fn clipped(at: &At, more: &[&str]) -> Result<Job> {
     on_digits(at, MLP, &[&SET[..], &[CLIP], more].concat())
 }
 
-/// As a worker with the whole model learns it; without the bound it learns something else.
+/// Learned by a worker with the whole model; without the bound the weights differ.
 fn whole(more: &[&str]) -> Result<Vec<f32>> {
     let whole = train(&clipped(&fleet(4)?.at, more)?)?;
     let free = train(&on_digits(&fleet(4)?.at, MLP, &[&SET[..], more].concat())?)?;
@@ -84,7 +84,7 @@ fn slices_and_meshes_clip_by_the_norm_of_the_whole_gradient() -> Result<()> {
     Ok(())
 }
 
-/// One worker gets the same bits in every mode, also where its ranks hear of a switch at different steps.
+/// One worker gets the same bits in every mode, even if its ranks learn of a switch at different steps.
 #[test]
 fn a_switch_of_the_mode_changes_no_bit_of_one_worker() -> Result<()> {
     let long = ["train.workers=1", "train.max_steps=400", "train.epochs=99"];
@@ -114,7 +114,7 @@ fn a_switch_of_the_mode_changes_no_bit_of_one_worker() -> Result<()> {
     Ok(())
 }
 
-/// The next one closes its rounds again and asks for the norm again.
+/// The next leader closes its rounds again, and asks for the norm again.
 #[test]
 fn a_leader_that_dies_changes_no_bit() -> Result<()> {
     let long = ["train.max_steps=200", "train.epochs=99"];

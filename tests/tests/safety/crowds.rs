@@ -84,7 +84,7 @@ fn a_server_tells_its_connections_apart_and_says_what_it_has_left() -> Result<()
     Ok(())
 }
 
-/// Digests are asked for in a crowd: everybody gets one, and of the same state the same.
+/// Many clients ask for digests at once: each gets one, and the same one of the same state.
 #[test]
 fn crowd_that_asks_for_digests_is_answered_and_training_continues() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;

@@ -1,4 +1,5 @@
-//! Failover on evidence: a leader whose process has ended is replaced at once, and evidence that is false loses nothing.
+//! Failover on evidence: a leader whose process has ended is replaced at once, and false evidence loses
+//! nothing.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use paraft_common::{Durability, Mode, ShardId, Step};
@@ -18,13 +19,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A follower that waits for silence stands after three to four times this long: longer than any test waits.
+/// A follower that waits for silence starts an election after three to four times this long: longer than any
+/// test waits.
 const NEVER: Duration = Duration::from_secs(25);
 
 /// A worker that trains: what it did, and its last weights.
 type Training = JoinHandle<Result<(u64, Vec<f32>, u64)>>;
 
-/// Two workers with more steps than they will make; they stop when they are told to.
+/// Two workers with more steps than they will make, until the test stops them.
 struct Work {
     ledger: Ledger,
     furthest: Arc<AtomicU64>,
@@ -35,8 +37,8 @@ struct Work {
 impl Work {
     fn begin(fleet: &Fleet, durability: Durability) -> Self {
         const STEPS: u64 = 4_000;
-        // Nobody may lose its session: it would go on at the other's step, and of a step that is made again, or passed over, the
-        // weights can't tell whose fault it was.
+        // No worker may lose its session: it would continue at the other's step. After a repeated or skipped
+        // step the weights cannot show whose fault it was.
         let ledger = Ledger { durability, grace_ms: 60_000, ..Ledger::new(Mode::Asp, 2, STEPS) };
         let (furthest, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let workers = (0..2)
@@ -58,13 +60,13 @@ impl Work {
         Self { ledger, furthest, stop, workers }
     }
 
-    /// Returns when a worker has made so many steps more.
+    /// Returns when a worker has made this many more steps.
     fn goes_on(&self, steps: u64) {
         let from = self.furthest.load(SeqCst);
         wait::until("the workers to go on", || self.furthest.load(SeqCst), |f| *f >= from + steps);
     }
 
-    /// Ends it; every push must have been applied exactly once.
+    /// Ends the workers; every push must have been applied exactly once.
     fn ends(self) -> Result<()> {
         self.stop.store(true, SeqCst);
         let ends = self.workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
@@ -99,7 +101,7 @@ fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()
         let (next, after) = fleet.leader(ShardId(0));
         assert_ne!(next, leader);
         assert!(after.term > before.term);
-        // All its groups had to find another, and each found one.
+        // All its groups had to find another leader, and each found one.
         for shard in 1..3 {
             assert_ne!(fleet.leader(ShardId(shard)).0, leader);
         }
@@ -122,13 +124,13 @@ fn the_control_group_and_those_that_sleep_find_a_leader_without_any_timer() -> R
     let leads = fleet.at.addresses.iter().position(|a| *a == leads).context("its address is of the list")?;
     fleet.kill(leads as u32);
     fleet.describe().context("the control group")?;
-    // Whoever comes for the shards wakes them, and they find out then.
+    // A worker wakes the shards, and they notice it then.
     let work = Work::begin(&fleet, Durability::default());
     work.goes_on(5);
     work.ends()
 }
 
-/// Who was seen to lead in which term; fails where a term has two.
+/// The leaders seen in each term; fails if a term has two.
 #[derive(Default)]
 struct Leaders(BTreeMap<u64, BTreeSet<u64>>);
 
@@ -152,8 +154,9 @@ impl Leaders {
     }
 }
 
-/// Pushes go on while all connections are reset every so often, and, with `refuse`, the leader's address refuses others for
-/// some time: the leader lives, and everything speaks against it. Gives the terms that began, and the seconds that it took.
+/// Pushes continue while all connections are reset again and again and, with `refuse`, the leader's address
+/// refuses others for a while: the leader lives, and all evidence is against it. Returns the number of new
+/// terms, and the seconds that it took.
 fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
     let mut fleet = fleet(FleetOptions { shards: 1, proxies: true, ..Default::default() })?;
     let work = Work::begin(&fleet, Durability::default());
@@ -189,7 +192,7 @@ fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
     Ok((leaders.terms(), took))
 }
 
-/// Its streams are well; nothing that is pushed on them can be taken.
+/// Its streams work, but no push on them can be committed.
 #[test]
 fn who_pushes_to_a_leader_that_has_lost_its_majority_is_sent_away_and_gives_up() -> Result<()> {
     let durability = Durability::QuorumDisk;
@@ -207,7 +210,7 @@ fn who_pushes_to_a_leader_that_has_lost_its_majority_is_sent_away_and_gives_up()
     let shard = || fleet.status(leads, false).ok().and_then(|s| s.shards.into_iter().next());
     let says = shard().context("its status")?;
     assert!(!says.leads, "{says:?}");
-    // With a majority it serves again, and what nobody knew the end of is in once.
+    // With a majority it serves again, and pushes of unknown outcome are applied once.
     others.iter().try_for_each(|id| fleet.restart_server(*id))?;
     fleet.whole()?;
     let mut page = ledger.join(&fleet.at, 0)?;

@@ -1,4 +1,4 @@
-//! Leases of workers, and the chunks of data that go with them.
+//! Leases of workers, and of their chunks of data.
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::{Checkpoint, Folder};
@@ -26,12 +26,12 @@ fn a_member_whose_process_hangs_loses_its_lease() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 1, replicas: 1, ..Default::default() })?;
     let ledger = Ledger { grace_ms: 50, ..Ledger::new(Mode::Bsp, 2, 4) };
     let buckets: Vec<_> = (0..).zip(ledger.job().layout().buckets().iter().map(|b| b.len)).collect();
-    // Its connection stays open and its kernel answers; only the worker says nothing.
+    // Its connection stays open and its kernel answers; only the worker is silent.
     let (mut hung, opened) = Stream::open_and_hang(&fleet.at.addresses[0], &ledger.job(), 1, &buckets)?;
     let weights = ledger.join(&fleet.at, 0)?.run()?;
     assert_eq!(weights[ledger.place(0, Step(4))], -1.0, "the others go on");
     assert_eq!(fleet.shard().workers_lost, 1);
-    // It wakes up: its stream is gone, and its session.
+    // It wakes up: its stream and its session are gone.
     ensure!(hung.receive()?.is_none(), "its stream has ended");
     let mut again = Stream::connect(&fleet.at.addresses[0])?;
     let open = paraft_tests::stream::open(&ledger.job(), 1)?;
@@ -49,7 +49,7 @@ fn a_long_step_is_no_silence() -> Result<()> {
     let other = thread::spawn(move || ledger.join(&at, 0)?.run());
     let mut page = ledger.join(&fleet.at, 1)?;
     page.begin()?;
-    // It computes for longer than two leases; nothing comes from this thread.
+    // It computes for longer than two leases; this thread sends nothing.
     thread::sleep(ledger.job().lease() * 5 / 2);
     let weights = page.run()?;
     assert_eq!(other.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??, weights);
@@ -139,12 +139,12 @@ impl Hooked {
         Self { rank, interrupt: Arc::default(), hook: Box::new(|_| {}), crash: None, resume: None }
     }
 
-    /// It ends without a word to the servers, in the middle of its step `at`'s chunk.
+    /// A worker that dies without a goodbye, in the middle of a chunk, at step `at`.
     fn dies(rank: u32, at: u64) -> Self {
         Self { crash: Some(at), ..Self::new(rank) }
     }
 
-    /// It is told to end in its step `at`.
+    /// A worker that is asked to end in step `at`.
     fn leaves(rank: u32, at: u64) -> Self {
         let interrupt = Arc::new(AtomicBool::new(false));
         let end = interrupt.clone();
@@ -176,7 +176,7 @@ impl Hooked {
     }
 }
 
-/// All workers at once; those that end well.
+/// Runs all workers at once; returns those that end without an error.
 fn together(job: &Job, workers: Vec<Hooked>) -> Result<Vec<WorkerReport>> {
     thread::scope(|s| {
         let threads: Vec<_> = workers.into_iter().map(|w| s.spawn(move || w.run(job))).collect();
@@ -231,7 +231,7 @@ fn members(fleet: &Fleet, shards: u32) -> Vec<Vec<u32>> {
     (0..shards).map(of).collect()
 }
 
-/// Its lease would hold the others up for a minute.
+/// Otherwise its lease would block the others for a minute.
 #[test]
 fn a_worker_that_is_told_to_end_gives_its_lease_and_its_chunk_back() -> Result<()> {
     for mode in EVERY {
@@ -265,7 +265,7 @@ fn a_worker_that_waits_for_others_can_be_told_to_end() -> Result<()> {
     let job = leased(&fleet, "bsp", &["train.epochs=1", "cluster.grace_ms=60000", "train.workers=2"])?;
     let (go_on, held) = std::sync::mpsc::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();
-    // It holds its second step back until the other, which waits for it, has left.
+    // It delays its second step until the other worker, which waits for it, has left.
     let slow = move |step| {
         if step == 2 {
             let _ = tell.send(());
@@ -318,7 +318,7 @@ fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Resul
     for mode in ["bsp", "asp"] {
         let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
         let job = leased(&fleet, mode, &["train.epochs=6", "cluster.grace_ms=60000"])?;
-        // Everyone stands still in the middle of a chunk while the leader dies.
+        // All workers pause in the middle of a chunk while the leader dies.
         let (stop, go) = (Arc::new(Barrier::new(4)), Arc::new(Barrier::new(4)));
         let workers = (0..3).map(|rank| {
             let (stop, go) = (stop.clone(), go.clone());
@@ -363,7 +363,7 @@ fn a_job_of_chunks_goes_on_from_the_end_of_an_epoch_in_every_mode() -> Result<()
         assert_eq!(manifest.epochs_done, Some(2), "{mode}: the last epoch's end always has one");
         let saved = Checkpoint::open(&latest)?.load()?.weights;
         assert!(saved.iter().zip(&first).all(|(s, n)| -s == *n), "{mode}: what was cut is the epoch's end");
-        // Another fleet, another number of shards, another worker lost on the way.
+        // Another fleet, another number of shards, and another worker lost.
         let fleet = Fleet::start(FleetOptions::default())?;
         let job = leased(&fleet, mode, &[&every[..], &["train.epochs=4"]].concat())?;
         let from = |w: Hooked| Hooked { resume: Some(latest.clone()), ..w };
@@ -384,7 +384,7 @@ fn a_job_of_chunks_goes_on_from_the_end_of_an_epoch_in_every_mode() -> Result<()
 #[test]
 fn early_stopping_ends_those_that_wait_for_a_chunk_too() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
-    // The held-out loss is always 1: after two epochs without a fall the third is not trained.
+    // The held-out loss is always 1: after two epochs without a decrease, the third is not trained.
     let job = leased(&fleet, "asp", &["train.epochs=50", "eval.early_stop={patience=2,min_delta=0.0}"])?;
     let reports = together(&job, (0..3).map(Hooked::new).collect())?;
     assert_eq!(reports.iter().map(|r| r.samples).sum::<u64>(), 3 * SAMPLES as u64);
@@ -392,7 +392,7 @@ fn early_stopping_ends_those_that_wait_for_a_chunk_too() -> Result<()> {
     Ok(())
 }
 
-/// More workers than chunks: those without one hold nobody up, in lock-step too.
+/// More workers than chunks: a worker without one blocks no other, even in lock-step.
 #[test]
 fn a_worker_without_a_chunk_holds_nobody_up() -> Result<()> {
     for mode in EVERY {
@@ -412,8 +412,8 @@ fn a_worker_without_a_chunk_holds_nobody_up() -> Result<()> {
     Ok(())
 }
 
-/// A worker that is silent while it holds a chunk: the others get it when its lease is over, and the last of its words
-/// change nothing.
+/// A worker is silent while it holds a chunk: another gets the chunk when the lease expires, and the silent
+/// worker's last messages change nothing.
 #[test]
 fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;

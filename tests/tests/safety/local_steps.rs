@@ -1,4 +1,4 @@
-//! Workers with weights of their own: what they learn, what they push, and what becomes of a job that loses one.
+//! Workers with local weights: what they learn, what they push, and a job that loses one.
 
 use anyhow::{Context, Result, ensure};
 use paraft_tests::{
@@ -14,7 +14,8 @@ use std::{
 
 const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n";
 
-/// A job on a fleet of its own. 1437 samples, 35 in a minibatch: 20 minibatches an epoch for each of two workers.
+/// A job on a fleet of its own. 1437 samples, 35 in a minibatch: 20 minibatches per epoch for each of two
+/// workers.
 fn fleet_and_job(set: &[&str]) -> Result<(Fleet, Job)> {
     let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
     let all = [&["train.batch=35", "train.epochs=10", "cluster.bucket_bytes=1024"], set].concat();
@@ -79,9 +80,9 @@ fn one_local_step_with_an_outer_sgd_at_rate_one_is_lock_step_training() -> Resul
     let local = ["local.kind=diloco", "local.steps=1", "local.outer.kind=sgd", "local.outer.lr=1.0"];
     let (plain, diloco) = (weights_of(&[])?, weights_of(&local)?);
     let apart = distance(&plain, &diloco);
-    // 200 updates, each rounded at the size of a weight instead of that of its change.
+    // 200 updates, each rounded at the size of a weight instead of at the size of its change.
     ensure!(apart < 1e-4, "{apart:e} apart");
-    // Two steps are something else.
+    // Two steps give other weights.
     let other = weights_of(&[&local[..], &["local.steps=2"]].concat())?;
     ensure!(distance(&plain, &other) > 1e-2, "local steps did nothing");
     Ok(())
@@ -225,7 +226,7 @@ fn a_worker_that_dies_in_the_middle_of_its_local_steps_is_replaced() -> Result<(
 fn a_checkpoint_holds_the_center_and_the_outer_optimizer() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let folder = format!("checkpoint.dir={}", dir.path().display());
-    // Plain SGD inside: a worker that begins anew has lost nothing.
+    // Plain SGD inside: a worker that restarts has lost nothing.
     let local = ["local.kind=diloco", "local.steps=5"];
     let set = [&local[..], &[&folder, "checkpoint.every_epochs=2", "train.epochs=2"]].concat();
     weights_of(&set)?;

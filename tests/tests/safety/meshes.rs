@@ -1,5 +1,5 @@
-//! Workers whose ranks have a model several times over, in meshes with samples of their own: what they learn is nearly what as many workers
-//! learn, whoever dies.
+//! Workers whose ranks have several copies of a model, in meshes with samples of their own: they learn nearly
+//! what as many workers learn, whichever rank dies.
 
 use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, on_text};
 use anyhow::{Result, ensure};
@@ -16,7 +16,7 @@ use std::{
     thread,
 };
 
-/// What meshes add up comes in another order.
+/// Meshes sum in another order.
 const NEAR: f64 = 2e-3;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Workers whose ranks hold a slice of the model each, or of a stage of it: what they learn is nearly what a worker with the whole model learns,
-//! whoever dies.
+//! Workers whose ranks each hold a slice of the model, or of a stage of it: they learn nearly what a worker
+//! with the whole model learns, whichever rank dies.
 
 use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, text_learns_the_same};
 use anyhow::{Result, ensure};
@@ -12,7 +12,7 @@ use paraft_tests::{
 };
 use std::{fs, thread};
 
-/// What slices add up comes in another order.
+/// Slices sum in another order.
 const NEAR: f64 = 2e-3;
 
 #[test]
@@ -52,7 +52,8 @@ fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one
     Ok(())
 }
 
-/// Where it dies among the buckets of a pull the next one gives them all again, and some have been dealt.
+/// If it dies among the buckets of a pull, the next leader sends them all again, and some are already
+/// distributed.
 #[test]
 fn a_leader_of_a_shard_that_dies_leaves_all_slices_with_the_same_weights() -> Result<()> {
     let wide = "[model]\nkind = \"mlp\"\nhidden = [500, 500]";

@@ -1,4 +1,4 @@
-//! Two ends of a lane in one process: what is shared, what is copied, what is given back.
+//! Two ends of a lane in one process: which payloads are shared, copied and given back.
 
 use super::*;
 use crate::{LaneError, Receiver, Sender, send};
@@ -71,7 +71,7 @@ impl Ends {
         got.bulk[0].to_bytes()
     }
 
-    /// Both sides read on, and say that what they were shown is mapped.
+    /// Both sides read, and report that the offered memory is mapped.
     async fn answers(&mut self) {
         for _ in 0..2 {
             self.pushed(push(0, Bytes::new())).await;
@@ -91,7 +91,7 @@ async fn a_push_is_read_where_it_lies_and_changes_no_more_once_it_was() {
     let mut ends = ends();
     let memory = Memory::new(4 * LEN).expect("memory");
     ends.worker.offer(&memory);
-    // The first shows the memory.
+    // The first push offers the memory.
     assert_eq!(ends.pushed(push(1, filled(&memory, 1))).await, vec![1; LEN]);
     ends.answers().await;
     assert!(ends.worker.may_lie());
@@ -106,7 +106,7 @@ async fn a_push_is_read_where_it_lies_and_changes_no_more_once_it_was() {
     let again = filled(&memory, 9);
     assert_eq!(memory.place_of(&again), Some(place), "it is the same place");
     assert_eq!(got, vec![2; LEN], "what was taken is nobody's else");
-    // What lies elsewhere travels, as does what is small.
+    // Payloads outside the memory go through the socket, as small ones do.
     assert_eq!(ends.pushed(push(3, vec![3; LEN].into())).await, vec![3; LEN]);
     assert_eq!(ends.pushed(push(4, again.slice(..100))).await, vec![9; 100]);
 }
@@ -171,7 +171,7 @@ async fn who_cannot_map_what_it_is_shown_is_sent_everything() {
     let shared = Shared::new(Trust::Copies);
     let (read, _write) = over_unix(b, shared.clone()).expect("halves");
     let mut receiver = Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES, Pool::new(1 << 20));
-    // Where no descriptor is left the kernel brings the bytes alone.
+    // Without a free descriptor the kernel delivers only the bytes.
     a.write_all(&crate::frame::memory_comes()).await.expect("written");
     let mut out = crate::frame::Outbox::default();
     out.put(&push(1, vec![5; LEN].into()), None);
@@ -226,7 +226,7 @@ fn memory_that_could_end_its_reader_is_not_mapped() {
 fn nobody_maps_our_memory_for_writing() {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     let memory = Memory::new(LEN).expect("memory");
-    // SAFETY: a new mapping, of which nothing is made.
+    // SAFETY: a new mapping, to which no reference is made.
     let mapped = unsafe {
         mmap(std::ptr::null_mut(), LEN, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memory.fd(), 0)
     };

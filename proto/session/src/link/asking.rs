@@ -1,26 +1,27 @@
-//! A leader that is open, owes an answer and says nothing may hang. Then other servers are asked, one after the other, on a stream
-//! beside its own. Only a leader of a later term is taken for it: what is merely slow is not left.
+//! An open leader that owes an answer and is silent may hang. Then the link asks other servers, one after the
+//! other, on a second stream. It changes only to a leader of a later term: it does not leave a leader that is
+//! merely slow.
 
 use super::{Fixed, Link, Outlet, State};
 use crate::io::Effect;
 use paraft_proto::{Advice, from_shard};
 use std::time::Duration;
 
-/// A leader that owes an answer is asked about after so long without a word of it. Longer than what a fleet takes that is well,
-/// about what followers take to find a silent leader out.
+/// Timeout for a silent leader that owes an answer; then others are asked. Longer than a healthy fleet takes,
+/// and about as long as followers take to detect a silent leader.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
-/// From the first such ask to the next, and from there on twice as long each time: the election may be under way. Where the answer
-/// waits for other workers that is a handful of asks.
+/// Pause from the first question to the next, doubled each time: an election may be in progress. If the
+/// answer waits for other workers, that is a handful of questions.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Others are asked about a silent leader.
+/// The questions to other servers about a silent leader.
 #[derive(Default)]
 pub(super) struct Asking {
-    /// So often.
+    /// Number of questions so far.
     times: u32,
-    /// The stream on which one is asked, and the place of its server.
+    /// The current question's stream, and the index of its server.
     stream: Option<(u64, usize)>,
-    /// It was named by one that was asked.
+    /// Another asked server has named it.
     named: bool,
 }
 
@@ -29,10 +30,10 @@ impl Link {
         !self.unacked.is_empty() || self.asked.is_some()
     }
 
-    /// The leader owes something, and did not before.
+    /// The leader owes an answer from now on.
     pub(super) fn owes_from(&mut self, now: Duration, out: &mut Outlet) {
         self.quiet = now;
-        // A look that is due finds out. There is one at most each half second, however many pushes there are.
+        // The next check will notice. There is at most one each half second, however many pushes there are.
         if self.look.is_none() && matches!(self.state, State::Open(_)) && self.servers.len() > 1 {
             self.changes(out, |link| link.look = Some(now + PATIENCE));
         }
@@ -46,7 +47,7 @@ impl Link {
             self.changes(out, |link| link.look = Some(due));
         } else {
             let times = self.asking.as_ref().map_or(0, |a| a.times);
-            // All but the one that is silent.
+            // All servers except the silent one.
             let others = self.servers.len() - 1;
             let place = times as usize % others;
             let place = if place < self.next { place } else { place + 1 };
@@ -74,12 +75,12 @@ impl Link {
         }
     }
 
-    /// Whether it is the stream on which another is asked.
+    /// Whether it is the stream of the current question.
     pub fn asks_on(&self, dial: u64) -> bool {
         self.asking.as_ref().and_then(|a| a.stream).is_some_and(|(d, _)| d == dial)
     }
 
-    /// The one that was asked answers; `None`: its stream ended.
+    /// Takes the answer of the asked server; `None`: its stream ended.
     pub fn answered(
         &mut self,
         now: Duration,
@@ -91,7 +92,7 @@ impl Link {
         let Some((dial, place)) = asking.stream.take() else { return };
         let (times, named) = (asking.times, asking.named);
         match kind {
-            // Whatever the silent one does yet, nothing of it counts any more.
+            // Whatever the silent leader still does, it no longer counts.
             Some(from_shard::Kind::Opened(o)) if o.term > self.term => {
                 out.effects.push_back(Effect::HangUp { shard: self.shard, broken: true });
                 out.effects.push_back(Effect::Turn(self.shard));
@@ -101,12 +102,12 @@ impl Link {
             }
             Some(from_shard::Kind::Refused(r)) if r.advice() == Advice::Redirect && !r.leader.is_empty() => {
                 let leader = self.place_of(r.leader);
-                // Names may be old: of each that is asked only one is followed.
+                // Names may be outdated: only one name of each asked server is followed.
                 if leader != self.next && leader != place && !named {
                     return self.asks(leader, Asking { times, stream: None, named: true }, fixed, out);
                 }
             }
-            // It leads an earlier term and does not know, cannot say yet who leads, or is not there.
+            // It leads an earlier term without knowing, does not know the leader yet, or is down.
             _ => {}
         }
         out.effects.push_back(Effect::AskNoMore(self.shard));

@@ -1,4 +1,4 @@
-//! What a server does while it leads the control group: it takes reports, plans, and agrees on what it has planned.
+//! The leader of the control group: it takes reports, plans, and commits the plan's commands.
 
 use super::Agent;
 use crate::{
@@ -20,29 +20,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Reports that come so soon after a plan are answered from it: the next plan, which they cause, has what they say. A
-/// server reports a few times in an election's time; who sends thousands a second must not have the leader plan for each.
+/// A report within this time after a plan is answered from that plan; the next plan, which the report causes,
+/// includes it. A server reports a few times per election timeout, and a client that sends thousands a second
+/// must not cause a plan for each.
 pub(super) const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
-/// Why a report was not taken.
+/// Why a report was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotTaken {
     /// This server does not lead the control group.
     NotLeader,
-    /// It was told upon a report that this server has not: all of it is to be told.
+    /// The report is a difference to one that this server does not have: send the whole report.
     Whole,
-    /// Another process is this server, and where.
+    /// Another process has this server's id, at this address.
     Another(String),
 }
 
-/// What only the leader of the control group knows; lost with the leadership.
+/// State of the control group's leader only; lost with the leadership.
 #[derive(Default)]
 pub(in crate::control) struct Leading {
     pub since: Option<Instant>,
     pub heard: BTreeMap<ServerId, LastReport>,
     pub health: BTreeMap<JobShard, (Health, String)>,
     pub(super) lost_since: BTreeMap<JobShard, Instant>,
-    /// Servers that too few of the others reach.
+    /// Servers that too few other servers reach.
     pub unreached: BTreeMap<ServerId, String>,
     /// The rule that chooses a job's staleness bound.
     auto: Follows,
@@ -50,16 +51,16 @@ pub(in crate::control) struct Leading {
     pub(super) planned: Option<Planned>,
 }
 
-/// A plan, for those who ask again.
+/// A plan, kept for repeated reports.
 pub(in crate::control) struct Planned {
     pub at: Instant,
-    /// Of the agreed state that it was made from.
+    /// Generation of the agreed state that it was made from.
     generation: u64,
     directives: BTreeMap<ServerId, Vec<Directive>>,
 }
 
 impl Agent {
-    /// Takes a report, if this server leads the control group; gives what the reporter should do.
+    /// Takes a report, if this server leads the control group; returns the directives for the reporter.
     pub fn take_report(&self, told: Told) -> Result<Vec<Directive>, NotTaken> {
         if !self.group().leadership().borrow().leads {
             return Err(NotTaken::NotLeader);
@@ -83,7 +84,7 @@ impl Agent {
         }
         let like = heard.is_some_and(|h| report.is_like(&h.report));
         leading.heard.insert(server, LastReport { number, report, at: Instant::now() });
-        // Time, too, asks for plans: this server makes one at its own pace.
+        // Time alone also calls for plans: this server makes one at its own pace.
         if let Some(planned) = &leading.planned
             && planned.generation == self.agreed.read(|s| s.generation)
             && (planned.at.elapsed() < PLAN_PAUSE || like && planned.directives.values().all(Vec::is_empty))
@@ -138,7 +139,7 @@ impl Agent {
 
     pub(super) async fn lead(self: Arc<Self>) {
         let mut starts = self.control.starts();
-        // Until the server ends, or a start of the replica follows the last.
+        // Until the server ends, or the replica starts again.
         while starts.borrow_and_update().is_some() {
             self.lead_at_times(self.group()).await;
             self.leading.lock().since = None;
@@ -175,7 +176,7 @@ impl Agent {
                 tokio::select! {
                     () = pause => {}
                     () = self.news.notified() => tokio::time::sleep(PLAN_PAUSE).await,
-                    // A job that was submitted wants its shards now.
+                    // A submitted job needs its shards now.
                     _ = moved.changed() => tokio::time::sleep(PLAN_PAUSE).await,
                     changed = leadership.changed() => if changed.is_err() { return },
                 }
@@ -185,11 +186,11 @@ impl Agent {
         }
     }
 
-    /// Plans, and agrees on it; gives whether there was anything to do.
+    /// Makes and commits a plan; returns whether it had any action.
     async fn step(&self) -> bool {
         let state = self.agreed.get();
         if state.fleet == 0 {
-            // The founder lost the leadership, or its life, before it had founded.
+            // The founder lost the leadership, or died, before it had founded the fleet.
             let members = self.group().membership().members;
             let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
             let fleet = rand::random_range(1..u64::MAX);
@@ -202,7 +203,7 @@ impl Agent {
             let leading = self.leading.lock();
             let new = |(id, h): (&ServerId, &LastReport)| {
                 let known = state.servers.get(id).is_some_and(|s| s.address == h.report.address);
-                // Nobody has to tell this server where it is itself.
+                // This server knows its own address.
                 let own = *id == self.options.server && h.report.node == self.group().me();
                 let there = || own || self.reach.confirms(&h.report.address, *id, h.report.node);
                 let forgotten = state.forgotten.contains(id);
@@ -216,7 +217,7 @@ impl Agent {
             && plan.commands.is_empty()
             && plan.directives.is_empty()
             && plan.control.is_none());
-        // Together: each waits for the disks of a majority.
+        // In parallel: each waits for the disks of a majority.
         let agreeing = admit.into_iter().chain(plan.commands).map(|command| {
             tracing::debug!(?command, "agreeing");
             self.propose(command)
@@ -243,13 +244,13 @@ impl Agent {
         busy
     }
 
-    /// Whether this server leads the control group and what only its leader knows is of this term.
+    /// Whether this server leads the control group, and its leader state belongs to this term.
     pub fn leads(&self) -> bool {
         self.leading.lock().since.is_some() && self.group().leadership().borrow().leads
     }
 
-    /// For status: the agreed state, how each shard is, and when each server was last heard; `None` where this
-    /// server does not lead the control group.
+    /// For the status: the agreed state, the health of each shard, and the time of each server's last report.
+    /// `None` if this server does not lead the control group.
     #[allow(clippy::type_complexity)]
     pub fn overview(
         &self,

@@ -1,4 +1,4 @@
-//! What a server tells the leader of the control group, and how it does what the answer says.
+//! A server's reports to the leader of the control group, and how it executes the directives in the answer.
 
 use super::{Agent, Heard};
 use crate::{
@@ -17,11 +17,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What keeps a server out for this long is worth a line in its log. Servers are asked whether they are reached every 2 s.
+/// A reason that keeps a server out for this long is logged. The reachability check runs every 2 s.
 const KEPT_OUT: Duration = Duration::from_secs(5);
 
 impl Agent {
-    /// What this server holds; what sleeps is as it was in the report `before`.
+    /// What this server holds; sleeping replicas are taken from the report `before`.
     pub(super) fn own_report(&self, before: Option<&Report>) -> Report {
         let replicas = self.replicas.all().into_iter().map(|(id, r)| {
             let asleep = before.and_then(|b| b.replicas.get(&id)).filter(|then| sleeps_on(&r, then));
@@ -36,7 +36,7 @@ impl Agent {
                     founded: true,
                     trouble: waits.why,
                     no_room: waits.empty,
-                    // Of one that is empty there is no storage that could serve again.
+                    // An empty place has no storage that could recover.
                     stopped: (!waits.empty).then(|| waits.since.elapsed()),
                     ..ReplicaReport::default()
                 })
@@ -60,7 +60,8 @@ impl Agent {
         }
     }
 
-    /// Tells the leader of the control group, wherever it is, and does what the answer says. Fails as [`Self::belong`].
+    /// Reports to the leader of the control group, wherever it is, and follows the answer. Fails as
+    /// [`Self::belong`].
     pub(super) async fn report(self: &Arc<Self>) -> Result<Heard, String> {
         if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
             self.belong(fleet, fleets)?;
@@ -79,14 +80,15 @@ impl Agent {
             self.follow(self.agreed.read(|s| s.generation), directives);
             return Ok(if quiet { Heard::Nothing } else { Heard::News });
         }
-        // Until somebody has it, nobody has what it would be told upon.
+        // Until a server has it, no server has the base of the next difference.
         *self.reported.lock() = Some((report.clone(), 0, String::new()));
         let upon = |address: &str| {
             let (last, since, _) = before.as_ref().filter(|(.., to)| to == address)?;
             let (report, gone) = report.since(last);
             Some(Told { server, number, since: *since, report, gone })
         };
-        // The leader, where it is known, else everyone that is known; at its own address too, where another process may be.
+        // The leader, if known, else every known server; its own address, too, where another process may
+        // listen.
         let mut asked = BTreeSet::new();
         let mut next: Vec<String> =
             self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
@@ -117,7 +119,7 @@ impl Agent {
                     });
                 }
                 Ok(reply) => {
-                    // Who does not lead says nothing.
+                    // A server that does not lead gives no reason.
                     if !reply.why.is_empty() {
                         self.told(&address, &reply.why);
                     }
@@ -129,8 +131,8 @@ impl Agent {
         Ok(Heard::News)
     }
 
-    /// Says what keeps this server out, once, and only where it lasts: to somebody who has just come back the leader may
-    /// answer for a moment as before.
+    /// Logs what keeps this server out, once, and only if it lasts: right after a return the leader may still
+    /// answer as before.
     fn told(&self, peer: &str, why: &str) {
         let mut since = self.kept_out.lock();
         match *since {
@@ -142,7 +144,7 @@ impl Agent {
         }
     }
 
-    /// Does what it is told. Each directive may have been overtaken; what does not fit any more changes nothing.
+    /// Executes directives. Each may be outdated; one that no longer applies changes nothing.
     fn follow(self: &Arc<Self>, generation: u64, directives: Vec<Directive>) {
         if self.generation.fetch_max(generation, Relaxed) > generation {
             return; // from a leader of the past
@@ -154,7 +156,7 @@ impl Agent {
                 let done = this.carry_out(&d).await;
                 drop(busy);
                 match done {
-                    // What comes next is planned by what is here now.
+                    // The next plan depends on what is here now.
                     Ok(())
                         if matches!(d.what, Action::Host { .. } | Action::Found { .. } | Action::Remove) =>
                     {
@@ -206,7 +208,7 @@ impl Agent {
             }
             Action::Switch(Switch { number, mode, loosest }) => {
                 let leader = self.replicas.get(d.shard).ok_or("it is not here")?.leader;
-                // What comes of it is reported.
+                // The next report carries the result.
                 let (number, wanted) = (Some(*number), Wanted::Decided { mode: *mode, loosest: *loosest });
                 leader.send(Event::SwitchMode { number, wanted, tx: None }).await.map_err(|e| e.to_string())
             }
@@ -218,7 +220,7 @@ impl Agent {
     fn report_of(&self, shard: JobShard, r: &Replica) -> ReplicaReport {
         let lead = *r.group.leadership().borrow();
         let membership = r.group.membership();
-        // One that has ended, not been stopped, is about to wait.
+        // A group that has ended, but was not stopped, is about to wait.
         let own = r.group.trouble().or_else(|| r.shard.lacks_room());
         let waits = own.is_some() && !r.group.was_failed();
         let refuses = self.cannot_serve(shard, r).filter(|_| own.is_none());
@@ -246,11 +248,11 @@ impl Agent {
     }
 }
 
-/// A directive for a shard is being carried out, until this goes, also where that panics.
+/// Marks a shard with a directive in progress, until it is dropped, even by a panic.
 struct Busy(Arc<Agent>, JobShard);
 
 impl Busy {
-    /// `None`: another one is.
+    /// `None`: another directive is in progress.
     fn begin(agent: &Arc<Agent>, shard: JobShard) -> Option<Self> {
         let new = agent.busy.lock().insert(shard);
         new.then(|| Self(agent.clone(), shard))
@@ -263,7 +265,7 @@ impl Drop for Busy {
     }
 }
 
-/// A replica that sleeps, and did when `then` was told, is as it was then.
+/// Whether a replica sleeps, and slept when `then` was reported: then it has not changed.
 fn sleeps_on(r: &Replica, then: &ReplicaReport) -> bool {
     let lead = *r.group.leadership().borrow();
     let as_then = (r.group.me(), r.founding, r.group.applied_index(), lead.leads, lead.term)
@@ -271,7 +273,7 @@ fn sleeps_on(r: &Replica, then: &ReplicaReport) -> bool {
     as_then && r.group.is_asleep() && then.trouble.is_empty() && r.group.trouble().is_none()
 }
 
-/// What a shard that is led here says of its job.
+/// The job that a shard reports, if this server leads it.
 fn job_of(replica: &Replica) -> Option<JobReport> {
     let shard = &replica.shard;
     let configured = shard.configured()?;

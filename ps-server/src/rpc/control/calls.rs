@@ -1,4 +1,4 @@
-//! Questions to other servers, over gRPC.
+//! Requests to other servers, over gRPC.
 
 use super::{
     super::memory,
@@ -17,19 +17,19 @@ use parking_lot::Mutex;
 use std::{collections::HashMap, future::Future, time::Duration};
 use tonic::{Response, Status, transport::Channel};
 
-/// A server that does not answer so soon is not waited for.
+/// Timeout for another server's answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections that are kept: more than a fleet's, and they are made anew.
+/// Maximum number of kept connections: beyond it they are made again.
 const MAX_CHANNELS: usize = 1024;
 
-/// One connection to each server, made when it is first asked.
+/// One connection to each server, made on the first request.
 pub struct GrpcCalls {
     access: Access,
     channels: Mutex<HashMap<String, ControlClient<Channel>>>,
 }
 
 impl GrpcCalls {
-    /// None yet. `access` says how they are reached.
+    /// No connections yet. `access`: how to make them.
     pub fn new(access: Access) -> Self {
         Self { access, channels: Mutex::default() }
     }

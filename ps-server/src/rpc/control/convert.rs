@@ -12,7 +12,7 @@ use paraft_proto::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// A shape from the wire; `None` where it is none.
+/// A shape from the wire; `None` if it is invalid.
 pub fn shape_of(shape: Option<&FleetShape>) -> Option<Shape> {
     let s = shape?;
     let durability: Durability = s.durability.parse().ok()?;
@@ -75,7 +75,7 @@ fn aside(a: &AsideReport) -> paraft_proto::AsideReport {
     paraft_proto::AsideReport { shard: shard.number(), founding, name, readable }
 }
 
-/// A report from the wire. A job that this version does not know is left out.
+/// A report from the wire. A job of an unknown kind is left out.
 pub fn from_report(r: ReportRequest) -> Told {
     let aside = |a: paraft_proto::AsideReport| {
         let paraft_proto::AsideReport { shard, founding, name, readable } = a;
@@ -141,7 +141,7 @@ pub fn to_directive(d: Directive) -> paraft_proto::Directive {
     paraft_proto::Directive { shard: d.shard.number(), kind: Some(kind) }
 }
 
-/// A directive from the wire; `None`: of a kind that this version does not know.
+/// A directive from the wire; `None`: of an unknown kind.
 pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
     use directive::Kind;
     let what = match d.kind.as_ref()? {

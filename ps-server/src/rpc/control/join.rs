@@ -1,4 +1,4 @@
-//! How a new server asks a fleet to take it in.
+//! How a new server asks a fleet for admission.
 
 use crate::raft::channel;
 use paraft_proto::{DescribeRequest, JoinReply, JoinRequest, control_client::ControlClient, no_leader};
@@ -6,8 +6,8 @@ use paraft_tls::Access;
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// A new server asks a fleet for its id: the first address that leads there, or knows who does. Says in the log, in the
-/// meantime, what it waits for.
+/// Asks a fleet for an id: at the first address that leads, or knows the leader. Meanwhile logs what it waits
+/// for.
 pub async fn ask_to_join(
     at: &[String],
     address: &str,
@@ -34,15 +34,15 @@ pub async fn ask_to_join(
     }
 }
 
-/// A fleet that is well takes a new server in within this time; then it hears what is the matter, and again after each
-/// of the other.
+/// A healthy fleet admits a new server within this time. After it, and then at this interval, the server logs
+/// what it waits for.
 const JOIN_QUIET: Duration = Duration::from_secs(2);
 const JOIN_REPEAT: Duration = Duration::from_secs(10);
 const DESCRIBE: Duration = Duration::from_secs(1);
-/// After a leader's refusal, and where it could not take the order.
+/// Pause after a leader's refusal, or if the leader could not take the order.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Until a leader takes it in. Keeps what a leader refused with.
+/// Asks until a leader admits it. Keeps a leader's refusal.
 async fn ask(
     at: &[String],
     address: &str,
@@ -78,7 +78,7 @@ async fn ask(
     }
 }
 
-/// What these servers say of the control group.
+/// What these servers report of the control group.
 async fn why_nobody_leads(at: &[String], access: &Access, refused: &Mutex<String>) -> String {
     let describe = |to: String| async move {
         let ask = async {
