@@ -159,9 +159,9 @@ mod tests {
             (&[0, 1, 2], &[0, 1, 2], &[2], &both[..]),
             (&[0, 1, 2], &[0, 2, 3], &[2], &both[..1]), // it holds no replica, but votes on placement
             (&[0, 2, 3], &[0, 1, 2], &[2], &both[1..]),
-            (&[0, 2, 3], &[0, 2, 3], &[0, 2, 3], &[]), // it is no part of what is lost
+            (&[0, 2, 3], &[0, 2, 3], &[0, 2, 3], &[]), // it is not part of the lost group
             (&[0, 1, 2, 3, 4], &[1], &[2], &both[1..]),
-            (&[0, 1, 2, 3, 4], &[], &[2], &both[1..]), // who knows
+            (&[0, 1, 2, 3, 4], &[], &[2], &both[1..]), // its voters are unknown
         ] {
             assert_eq!(
                 fleet(control, shard, silent).depend_on(1, &[]),

@@ -8,7 +8,7 @@ use paraft_common::{BucketId, JobId, ServerId, SessionId, ShardId, Step, WorkerI
 
 /// Why a message was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the texts explain them
 pub enum RefusalKind {
     #[error("{}", not_leader(*shard, leader.as_deref(), stopped.as_deref()))]
     NotLeader {

@@ -280,7 +280,7 @@ mod tests {
         }
         let _first = room.reserve(JobShard::from_number(0), &with_log(200)).expect("there is room");
         assert_eq!(promised(&room, None), 500);
-        set(&logs[0], 250); // longer than was thought: what others are promised stays theirs
+        set(&logs[0], 250); // longer than expected: memory that is promised to others stays theirs
         set(&logs[1], 150);
         set(&free, 700);
         assert_eq!(promised(&room, None), 300);

@@ -258,7 +258,7 @@ impl Server {
             me: identity.node,
             folder: Some(Folder::within(&logs, options.data.join("control"))),
             election: options.election * CONTROL_ELECTIONS,
-            check_every: None, // its leader is who compares
+            check_every: None, // the leader compares
         };
         let control = ControlReplica::start(control, agreed.clone(), peers.clone())
             .await

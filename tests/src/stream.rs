@@ -106,7 +106,7 @@ impl Stream {
 
     /// Sends one message, even an empty one.
     pub fn send_raw(&self, message: ToShard) {
-        let _ = self.out.send(message); // a closed stream shows in what is read
+        let _ = self.out.send(message); // a closed stream shows at the next read
     }
 
     /// The next message, or `None` if the server ended the stream. Fails after the deadline.

@@ -357,7 +357,7 @@ impl Link {
     /// Pushes; `at` is the time of the worker's call, which may be earlier than `now`.
     pub fn push(&mut self, push: Push, at: Duration, now: Duration, out: &mut Outlet) {
         if self.state == State::Lost {
-            return; // nobody would acknowledge it
+            return; // it would not be acknowledged
         }
         if !self.owes() {
             self.owes_from(now, out);

@@ -523,7 +523,7 @@ impl Session {
             return 0.0;
         }
         let squares = sum_of_squares(&p.payload.clone().into(), self.job.encoding(spec.kind), spec.len);
-        squares.unwrap_or(f64::NAN) // not as the job encodes it: the servers say so
+        squares.unwrap_or(f64::NAN) // not in the job's encoding: the servers refuse it
     }
 
     /// Sums as the servers do for BSP: by shard, and within it by bucket, whatever the order of the backward
@@ -698,7 +698,7 @@ impl Session {
             }
             LinkEvent::Dropped(n) => self.dropped += n,
             LinkEvent::Failed(e) => return Err(e),
-            LinkEvent::NotFinite { error, .. } => return Err(error), // `poll` has seen it
+            LinkEvent::NotFinite { error, .. } => return Err(error), // `poll` has handled it
         }
         Ok(None)
     }
@@ -729,7 +729,7 @@ impl Session {
     /// A shard has lost the session: opens a new one on all shards.
     fn rejoin(&mut self, now: Duration) {
         if matches!(self.wait, Wait::Leave(_)) {
-            return; // the worker goes anyway: where nobody answers, its lease ends
+            return; // the worker leaves anyway: without an answer its lease expires
         }
         if self.joining.is_none() {
             self.rejoins += 1;

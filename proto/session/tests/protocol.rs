@@ -714,7 +714,7 @@ proptest! {
                 Happens::Push(bucket) => {
                     step += 1;
                     push(&mut session, &mut servers, bucket, step);
-                    unacked.push(step); // it is the seq, too
+                    unacked.push(step); // also the seq
                 }
                 Happens::Ack(i) if open && i < unacked.len() => {
                     let seq = unacked.remove(i);

@@ -167,7 +167,7 @@ impl Reads {
             if self.incoming.has_raw() {
                 let (taken, asks) = self.incoming.open(&mut self.opener, &mut take)?;
                 if asks {
-                    self.seals.0.lock().update(false)?; // goes with what is said next
+                    self.seals.0.lock().update(false)?; // goes out with the next bytes
                 }
                 if taken > 0 || self.incoming.is_over() {
                     return Ok(taken);

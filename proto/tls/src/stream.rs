@@ -74,7 +74,7 @@ fn poll_read(
             let (taken, asks) = incoming.open(opener, &mut take)?;
             if asks {
                 inner.sealer.lock().update(false)?;
-                let _ = inner.try_send(); // or with what is said next
+                let _ = inner.try_send(); // or with the next bytes
             }
             if taken > 0 {
                 return Poll::Ready(Ok(()));

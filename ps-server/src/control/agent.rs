@@ -300,7 +300,7 @@ impl Agent {
                 let (voters, caught_up) = (group.membership().voters, group.caught_up());
                 let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
                 else {
-                    continue; // nobody could take over
+                    continue; // no replica could take over
                 };
                 led = true;
                 if let Err(e) = group.transfer(heir).await {

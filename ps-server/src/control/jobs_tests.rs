@@ -113,7 +113,7 @@ fn a_job_keeps_when_it_was_first_seen_and_does_not_touch_the_generation() {
 fn a_job_whose_shard_begins_anew_is_lost_unless_it_had_finished() {
     for (before, after) in [(JobState::Running, JobState::Lost), (JobState::Finished, JobState::Finished)] {
         let mut state = state([place(0, 10), place(1, 11), job(10, before, 5)]);
-        state.apply(&place(1, 11)); // as it was: its voters have changed, say
+        state.apply(&place(1, 11)); // unchanged: its voters have changed, for example
         assert_eq!(the_job(&state, 10).state, before);
         hold(&mut state, 10, "/c", vec![checkpoint("/c", 7)]);
         state.apply(&place(1, 12));

@@ -545,7 +545,7 @@ fn vote(
         None if keeps_majority(&lead.membership.voters, &voters, works) => {
             plan.tell(leads_at, shard, Action::Voters(voters));
         }
-        None => {} // until those that are to stay have caught up
+        None => {} // until the others have caught up
     }
 }
 

@@ -208,7 +208,7 @@ pub enum Outcome {
 
 /// Why a command changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the texts explain them
 pub enum Refusal {
     #[error("{job} has the name `{name}` already, and is {}", state.name())]
     NameTaken { job: JobId, name: String, state: JobState },
@@ -492,7 +492,7 @@ mod tests {
         join(&agreed, "b:1");
         let servers = |agreed: &Agreed| agreed.read(|s| s.servers.len());
         for _ in 0..2 {
-            agreed.learn_again(); // each start of the replica that fails
+            agreed.learn_again(); // each failed start of the replica
             assert_eq!((servers(&agreed), agreed.get().fleet), (2, 7));
         }
         found(&agreed);

@@ -43,7 +43,7 @@ pub fn from_report(r: AutoReport) -> Option<Report> {
         losses: (r.loss_sum.is_finite().then_some(r.loss_sum)?, r.losses),
         lead: r.lead,
     };
-    let number = (r.number < MAX_SWITCHES).then_some(r.number)?; // there is a next one
+    let number = (r.number < MAX_SWITCHES).then_some(r.number)?; // so that the next one exists
     let (mode, loosest) = (r.mode.parse().ok()?, r.loosest.parse().ok()?);
     Some(Report { term: r.term, rule, number, mode, loosest, members: r.members, counted })
 }

@@ -101,7 +101,7 @@ impl ShardsService {
             };
             let mut missing = BTreeMap::<ShardId, Vec<u32>>::new();
             if let Some(conf) = hosted.shard.configured() {
-                let layout = conf.job.layout(); // the other job is cut as this one
+                let layout = conf.job.layout(); // both jobs have the same layout
                 for bucket in conf.buckets.iter().filter(|b| !b.initialised()) {
                     missing
                         .entry(placement::shard_of(&layout, bucket.id, shards))

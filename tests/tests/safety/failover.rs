@@ -169,7 +169,7 @@ fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
         if refuse {
             faults.refused.insert(leader);
             fleet.put(&faults);
-            thread::sleep(Duration::from_millis(20)); // until nobody listens
+            thread::sleep(Duration::from_millis(20)); // until no process listens
         }
         (0..3).for_each(|server| *faults.resets.entry(server).or_default() += 1);
         fleet.put(&faults);

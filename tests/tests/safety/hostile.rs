@@ -229,7 +229,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
 #[test]
 fn a_session_is_taken_up_again_only_by_who_was_told_its_number() -> Result<()> {
     let (fleet, ledger) = fleet()?;
-    let ledger = Ledger { grace_ms: 60_000, ..ledger }; // it says nothing for as long as the strangers take
+    let ledger = Ledger { grace_ms: 60_000, ..ledger }; // it is silent for as long as the strangers take
     let address = &fleet.at.addresses[0];
     let right = open(&ledger.job(), 0)?;
     let (mut owner, opened) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
@@ -310,9 +310,9 @@ fn bytes_that_are_no_messages_are_refused_and_the_server_lives_on() -> Result<()
     exchange(&prefix(1 << 30), false)?.expect(unknown)?;
     exchange(&prefix(limits::MAX_MESSAGE_BYTES as u32 + 1), false)?.expect(unknown)?;
     exchange(&[&prefix(100)[..], &[0; 10]].concat(), true)?.expect(unknown)?; // truncated
-    exchange(&[&prefix(4)[..], &[0xff; 4]].concat(), false)?.expect(unknown)?; // no protobuf
-    exchange(&[1, 0, 0, 0, 1, 0], false)?.expect(unknown)?; // says that it is compressed
-    exchange(&[&prefix(2)[..], &[0x0d, 1]].concat(), false)?.expect(unknown)?; // Open as another wire type
+    exchange(&[&prefix(4)[..], &[0xff; 4]].concat(), false)?.expect(unknown)?; // not protobuf
+    exchange(&[1, 0, 0, 0, 1, 0], false)?.expect(unknown)?; // claims to be compressed
+    exchange(&[&prefix(2)[..], &[0x0d, 1]].concat(), false)?.expect(unknown)?; // Open with another wire type
     exchange(&[], true)?.expect(b"must be Open")?;
     let mut nonsense = Call::connect(address)?;
     nonsense.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")?;

@@ -128,7 +128,7 @@ fn the_step_lead_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
         while page.done.0 < STEPS {
             let pulled = page.step()?;
             ensure!(pulled.slowest.0 + u64::from(BOUND) >= pulled.done.0, "{pulled:?}");
-            let _ = tell.send(pulled.done); // nobody listens after the slow one's last step
+            let _ = tell.send(pulled.done); // no receiver is left after the slow one's last step
         }
         page.finish()?;
         Ok(())

@@ -147,7 +147,7 @@ impl Agent {
     /// Executes directives. Each may be outdated; one that no longer applies changes nothing.
     fn follow(self: &Arc<Self>, generation: u64, directives: Vec<Directive>) {
         if self.generation.fetch_max(generation, Relaxed) > generation {
-            return; // from a leader of the past
+            return; // from a former leader
         }
         for d in directives {
             let Some(busy) = Busy::begin(self, d.shard) else { continue };

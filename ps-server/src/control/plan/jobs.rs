@@ -34,7 +34,7 @@ pub(super) fn note_job(view: &View, id: JobId, job: &Job) -> Option<Command> {
     for shard in JobShard::all(id, job.shape.shards.min(first.shards)) {
         let (founding, job) = told(shard)?;
         if job.facts != first.facts {
-            return None; // two jobs that were begun at once; one of them will be refused
+            return None; // two jobs that began at once; one of them will be refused
         }
         foundings.insert(shard, founding);
         finished &= job.finished;

@@ -85,7 +85,7 @@ pub fn ending(state: &State, request: EndJobRequest, now_ms: u64) -> Result<Endi
         return Err(RefusalKind::NoSuchJob { asked, there: state.jobs.names() });
     };
     if !delete && (found.stopping || found.state == JobState::Stopped) {
-        return Ok(Ending::Ended(found.state)); // asked again
+        return Ok(Ending::Ended(found.state)); // a repeated request
     }
     Ok(Ending::Order(match delete {
         true => Order::Delete { job },
