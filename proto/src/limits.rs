@@ -17,7 +17,7 @@ pub const FRAME_BYTES: u32 = 1 << 20;
 /// reads, a part of a checkpoint) and a few calls. A server's channel has, for each of 65 groups, an append
 /// or a piece of a snapshot, a vote and a heartbeat, and those that timed out. Twice as many; each takes
 /// about 7 KiB.
-pub const STREAMS: u32 = 512;
+pub const MAX_STREAMS: u32 = 512;
 /// Maximum bytes of a request's headers. Ours are less than 1 KiB.
 pub const HEADER_BYTES: u32 = 16 << 10;
 /// HTTP/2 window of a stream: larger ones lose to page faults of fresh memory.

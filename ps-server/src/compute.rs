@@ -23,7 +23,7 @@ use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{Semaphore, oneshot},
 };
-use turns::Turns;
+use turns::FairQueue;
 
 /// Work on fewer bytes runs in the calling task: 20 to 40 us at the 6 to 14 GB/s of optimizers and sums.
 /// Moving it to another thread and back takes half as long, and adds two wake-ups to a push.
@@ -67,12 +67,12 @@ pub async fn run<T: Send + 'static>(
     bytes: u64,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Panicked> {
-    static TURNS: LazyLock<Turns> =
-        LazyLock::new(|| Turns::new(available_parallelism().map_or(1, |n| n.get())));
+    static FAIR_QUEUE: LazyLock<FairQueue> =
+        LazyLock::new(|| FairQueue::new(available_parallelism().map_or(1, |n| n.get())));
     if !elsewhere(bytes) {
         return Ok(work());
     }
-    let _turn = TURNS.of(job, bytes).await;
+    let _turn = FAIR_QUEUE.of(job, bytes).await;
     let (tx, rx) = oneshot::channel();
     // Rayon ends the process if its closure panics.
     rayon::spawn(move || _ = tx.send(catch_unwind(AssertUnwindSafe(work))));

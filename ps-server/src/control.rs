@@ -43,8 +43,8 @@ mod reach;
 mod replica;
 mod state;
 
-pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, NotTaken, report_interval};
-pub use calls::{Calls, Hello, Reported, Told};
+pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, ReportRefusal, report_interval};
+pub use calls::{Calls, Hello, ReportAnswer, SentReport};
 pub use groups::{Advice, Answer, Groups, Heartbeat, JoinRequest, Key, Overview, Refused};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Submission, is_in};
 pub use orders::{Done, MAX_ORDERS, Order, Orders};

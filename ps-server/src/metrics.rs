@@ -36,12 +36,12 @@ type StageLabel = [(&'static str, &'static str); 1];
 type Labels = [(&'static str, String); 1];
 
 /// A shard and its job: several jobs have a shard 0.
-type OfShard = [(&'static str, String); 2];
+type ShardLabels = [(&'static str, String); 2];
 
 /// One number of a shard's status. The help texts end without a dot: the library adds one.
-type Of = fn(&ShardStatus) -> u64;
+type StatusNumber = fn(&ShardStatus) -> u64;
 
-const GAUGES: [(&str, &str, Of); 10] = [
+const GAUGES: [(&str, &str, StatusNumber); 10] = [
     ("shard_leader", "1 where this server leads the shard and serves workers", |s| u64::from(s.leads)),
     ("raft_term", "Raft term", |s| s.term),
     ("raft_applied_index", "Log index applied", |s| s.applied_index),
@@ -54,7 +54,7 @@ const GAUGES: [(&str, &str, Of); 10] = [
     ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
 ];
 
-const COUNTERS: [(&str, &str, Option<Unit>, Of); 14] = [
+const COUNTERS: [(&str, &str, Option<Unit>, StatusNumber); 14] = [
     ("pushes", "Pushes applied", None, |s| s.pushes),
     ("duplicate_pushes", "Entries recognised as applied before", None, |s| s.duplicates),
     ("refused_messages", "Messages refused for what they are", None, |s| s.refused),
@@ -119,10 +119,11 @@ pub async fn render(status: &StatusService) -> String {
             registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(bytes as i64));
         }
     }
-    let of =
-        |s: &ShardStatus| -> OfShard { [("job_name", s.job_name.clone()), ("shard", s.shard.to_string())] };
+    let of = |s: &ShardStatus| -> ShardLabels {
+        [("job_name", s.job_name.clone()), ("shard", s.shard.to_string())]
+    };
     for (name, help, value) in GAUGES {
-        let family = Family::<OfShard, Gauge>::default();
+        let family = Family::<ShardLabels, Gauge>::default();
         for s in &reply.shards {
             family.get_or_create(&of(s)).set(value(s) as i64);
         }
@@ -147,7 +148,7 @@ pub async fn render(status: &StatusService) -> String {
         }
     }
     for (name, help, unit, value) in COUNTERS {
-        let family = Family::<OfShard, Counter>::default();
+        let family = Family::<ShardLabels, Counter>::default();
         for s in &reply.shards {
             family.get_or_create(&of(s)).inc_by(value(s));
         }
@@ -156,7 +157,7 @@ pub async fn render(status: &StatusService) -> String {
             None => registry.register(name, help, family),
         }
     }
-    let delays = Family::<OfShard, Binned>::default();
+    let delays = Family::<ShardLabels, BinnedHistogram>::default();
     for s in &reply.shards {
         delays.get_or_create(&of(s)).add(DELAYS, delay_bins(&s.delay_counts), None);
     }
@@ -219,7 +220,8 @@ const AGES: &[f64] = &[0.000_976_562_5, 0.003_906_25, 0.015_625, 0.0625, 0.25, 1
 
 /// How late each worker's pushes were, over the shards that this server led.
 fn staleness(registry: &mut Registry, reply: &StatusReply) {
-    let [delays, distances, ages] = std::array::from_fn(|_| Family::<OfShard, Binned>::default());
+    let [delays, distances, ages] =
+        std::array::from_fn(|_| Family::<ShardLabels, BinnedHistogram>::default());
     let late = reply.shards.iter().flat_map(|s| s.staleness.iter().map(move |l| (&s.job_name, l)));
     for (job, l) in late {
         let of = [("job_name", job.clone()), ("worker", l.worker.to_string())];
@@ -247,7 +249,7 @@ fn delay_bins(counts: &[u64]) -> Vec<(f64, u64)> {
 
 /// A histogram from kept bins, in Prometheus' buckets: the library's own type takes only single values.
 #[derive(Debug, Default)]
-struct Binned(Mutex<Buckets>);
+struct BinnedHistogram(Mutex<Buckets>);
 
 #[derive(Debug, Default)]
 struct Buckets {
@@ -257,7 +259,7 @@ struct Buckets {
     sum: f64,
 }
 
-impl Binned {
+impl BinnedHistogram {
     /// Adds bins, each an upper bound and a count. Without `sum`, the bounds are the values.
     fn add(&self, bounds: &'static [f64], bins: Vec<(f64, u64)>, sum: Option<f64>) {
         let mut all = self.0.lock();
@@ -271,11 +273,11 @@ impl Binned {
     }
 }
 
-impl TypedMetric for Binned {
+impl TypedMetric for BinnedHistogram {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-impl EncodeMetric for Binned {
+impl EncodeMetric for BinnedHistogram {
     fn encode(&self, mut encoder: MetricEncoder) -> std::fmt::Result {
         let all = self.0.lock();
         let bounds = all.bounds.iter().copied().chain([f64::INFINITY]);

@@ -71,8 +71,8 @@ impl std::fmt::Debug for Reserved {
 }
 
 /// Interval of memory measurements, unless this many bytes are taken before.
-const LOOK: Duration = Duration::from_millis(100);
-const LOOK_BYTES: u64 = 32 << 20;
+const MEASURE_INTERVAL: Duration = Duration::from_millis(100);
+const MEASURE_BYTES: u64 = 32 << 20;
 
 impl Room {
     /// The room of this host.
@@ -159,7 +159,8 @@ impl Room {
     pub fn take(&self, bytes: u64) -> Result<(), Unable> {
         let mut inner = self.inner.lock();
         inner.taken = inner.taken.saturating_add(bytes);
-        let fresh = inner.seen.filter(|(at, _)| at.elapsed() < LOOK && inner.taken < LOOK_BYTES);
+        let fresh =
+            inner.seen.filter(|(at, _)| at.elapsed() < MEASURE_INTERVAL && inner.taken < MEASURE_BYTES);
         let spare = match fresh {
             Some((_, spare)) => spare,
             None => {
@@ -320,7 +321,7 @@ mod tests {
         let _aside = room.reserve(JobShard::from_number(0), &need(900)).expect("there is room");
         room.take(400 * MIB).expect("as planned");
         set(&free, 300);
-        std::thread::sleep(LOOK);
+        std::thread::sleep(MEASURE_INTERVAL);
         let why = room.take(400 * MIB).expect_err("others took it").to_string();
         assert!(why.contains("300.0 MiB free"), "{why}");
         set(&free, 1100);

@@ -1,7 +1,7 @@
 //! A server: its replicas, their leaders, the services. Parses, builds, runs.
 
 use crate::{
-    connections::{self, Connections, LOOK_INTERVAL, TAKE_TIMEOUT},
+    connections::{self, Connections, STALL_CHECK_INTERVAL, TAKE_TIMEOUT},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Shape, Timeouts},
     files::DataFile,
     header, metrics,
@@ -12,9 +12,9 @@ use crate::{
         Lanes,
         audit::Audit,
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
-        exchange::{ShardsService, UNOPENED},
+        exchange::{MAX_UNOPENED_STREAMS, ShardsService},
         peers::PeersService,
-        rights::Guard,
+        rights::RightsLayer,
         status::StatusService,
     },
     settings,
@@ -238,7 +238,7 @@ impl Server {
                 Identity { server: *id, node: ReplicaId::new_incarnation(*id), fleet: 0 }
             }
             (None, Place::Joins(at)) => {
-                let reply = ask_to_join(at, &options.address, &options.access, JOIN_PATIENCE)
+                let reply = ask_to_join(at, &options.address, &options.access, JOIN_TIMEOUT)
                     .await
                     .map_err(ServerError::Join)?;
                 options.shape = shape_of(reply.shape.as_ref())
@@ -333,7 +333,7 @@ impl Server {
                 agent: agent.clone(),
                 status: status.clone(),
                 streams: Arc::default(),
-                unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
+                unopened: Arc::new(tokio::sync::Semaphore::new(MAX_UNOPENED_STREAMS)),
                 readers: Arc::default(),
                 audit: audit.clone(),
                 access: options.access.clone(),
@@ -453,17 +453,17 @@ impl Server {
 
     fn router(
         &self,
-    ) -> tonic::transport::server::Router<tower::layer::util::Stack<Guard, tower::layer::util::Identity>>
+    ) -> tonic::transport::server::Router<tower::layer::util::Stack<RightsLayer, tower::layer::util::Identity>>
     {
         tonic::transport::Server::builder()
             .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
             .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
             .max_frame_size(limits::FRAME_BYTES)
-            .max_concurrent_streams(limits::STREAMS)
+            .max_concurrent_streams(limits::MAX_STREAMS)
             .http2_max_header_list_size(limits::HEADER_BYTES)
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
-            .layer(Guard(self.audit.clone()))
+            .layer(RightsLayer(self.audit.clone()))
             .add_service(ControlServer::new(ControlService {
                 agent: self.agent.clone(),
                 audit: self.audit.clone(),
@@ -479,19 +479,19 @@ impl Server {
 }
 
 /// Interval of checks on open connections: certificates expire, and authorities are withdrawn.
-const EXPIRE_EVERY: Duration = Duration::from_millis(500);
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 async fn expire(connections: Arc<Connections>, access: Access, mut stopped: watch::Receiver<()>) {
     let Access::Certificates(credentials) = access else { return };
     let mut withdrawn = credentials.withdrawn();
-    while tokio::time::timeout(EXPIRE_EVERY, stopped.changed()).await.is_err() {
+    while tokio::time::timeout(EXPIRY_CHECK_INTERVAL, stopped.changed()).await.is_err() {
         let now = credentials.withdrawn();
         connections.expire(std::mem::replace(&mut withdrawn, now) != now);
     }
 }
 
 async fn close_stalled(connections: Arc<Connections>, mut stopped: watch::Receiver<()>) {
-    while tokio::time::timeout(LOOK_INTERVAL, stopped.changed()).await.is_err() {
+    while tokio::time::timeout(STALL_CHECK_INTERVAL, stopped.changed()).await.is_err() {
         connections.close_stalled(TAKE_TIMEOUT);
     }
 }
@@ -500,4 +500,4 @@ async fn close_stalled(connections: Arc<Connections>, mut stopped: watch::Receiv
 const RECEIVED_BYTES: usize = 32 << 20;
 
 /// A new server gives up after this long if no fleet answers.
-const JOIN_PATIENCE: Duration = Duration::from_secs(30);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);

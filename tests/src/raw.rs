@@ -32,14 +32,14 @@ impl Call {
     }
 
     /// Opens this many calls on one connection, whatever the server answers, and sends no message on any.
-    pub fn flood(address: &str, path: &str, calls: u32) -> Result<Flooded> {
+    pub fn flood(address: &str, path: &str, calls: u32) -> Result<FloodResult> {
         let mut call = Self::connect(address)?;
         call.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
         call.frame(SETTINGS, 0, 0, &[])?;
         let block = headers(address, path)?;
         let mut reading = call.tcp.try_clone()?;
-        reading.set_read_timeout(Some(QUIET))?;
-        let reader = std::thread::spawn(move || Flooded::read(&mut reading));
+        reading.set_read_timeout(Some(SILENCE_TIMEOUT))?;
+        let reader = std::thread::spawn(move || FloodResult::read(&mut reading));
         for stream in 0..calls {
             // If the server has closed the connection, its answer is complete.
             if call.frame(HEADERS, END_HEADERS, 2 * stream + 1, &block).is_err() {
@@ -116,7 +116,7 @@ impl Call {
 
 /// A server's answer to a flood of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flooded {
+pub struct FloodResult {
     /// Calls that it accepted.
     pub taken: u32,
     /// Calls that it refused, each with a reset.
@@ -126,9 +126,9 @@ pub struct Flooded {
 }
 
 /// After this long a silent server has no more to say.
-const QUIET: Duration = Duration::from_secs(2);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Flooded {
+impl FloodResult {
     fn read(tcp: &mut TcpStream) -> Self {
         let mut seen = Self::default();
         let mut head = [0; 9];

@@ -19,7 +19,7 @@ pub(crate) const HEAD: usize = 8;
 /// Bytes for each payload: its length and place.
 const ENTRY: usize = 12;
 /// The payload is in the frame.
-const HERE: u64 = u64::MAX;
+const INLINE: u64 = u64::MAX;
 /// Instead of a header's length: a descriptor of the sender's memory comes with these bytes.
 const MEMORY: u32 = u32::MAX;
 /// Instead of a header's length: the sender has mapped the peer's memory. Before that every payload is in its
@@ -92,8 +92,8 @@ impl Outbox {
         self.open.put_u32_le(header as u32);
         self.open.put_u32_le(m.bulk.len() as u32);
         let places = m.bulk.iter().map(|p| match p.pieces() {
-            [only] => shared.and_then(|s| s.place_of(only)).unwrap_or(HERE),
-            _ => HERE,
+            [only] => shared.and_then(|s| s.place_of(only)).unwrap_or(INLINE),
+            _ => INLINE,
         });
         let places: Vec<u64> = places.collect();
         for (p, place) in m.bulk.iter().zip(&places) {
@@ -102,7 +102,7 @@ impl Outbox {
         }
         m.message.encode_raw(&mut self.open);
         self.bytes += self.open.len() - before;
-        for (p, _) in m.bulk.iter().zip(&places).filter(|(_, place)| **place == HERE) {
+        for (p, _) in m.bulk.iter().zip(&places).filter(|(_, place)| **place == INLINE) {
             self.payload(p);
         }
     }
@@ -219,12 +219,12 @@ enum State {
 }
 
 /// Maximum bytes that are read ahead of a frame: bulk among them is copied once more.
-const READ_AHEAD: usize = 16 << 10;
+const MAX_READ_AHEAD_BYTES: usize = 16 << 10;
 
 impl Inbox {
     /// Takes messages of up to `limit` bytes, whose bulk goes into buffers of this pool.
     pub fn new(limit: usize, shared: Option<Arc<Shared>>, pool: Arc<Pool>) -> Self {
-        let ahead = vec![0; READ_AHEAD].into();
+        let ahead = vec![0; MAX_READ_AHEAD_BYTES].into();
         Self { buffer: BytesMut::new(), ahead, state: State::Head, limit, shared, goes_without: false, pool }
     }
 
@@ -351,7 +351,7 @@ impl Inbox {
     fn next_bulk(&mut self) -> Result<(), FrameError> {
         let State::Bulk { entries, done, now, missing, .. } = &mut self.state else { return Ok(()) };
         while let Some((len, place)) = entries.as_chunks().0.get(done.len()).map(entry) {
-            if place == HERE {
+            if place == INLINE {
                 *now = self.pool.take(len);
                 let here = self.buffer.split_to(len.min(self.buffer.len()));
                 now.as_mut()[..here.len()].copy_from_slice(&here);

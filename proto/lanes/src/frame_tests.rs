@@ -94,7 +94,7 @@ fn lengths_beyond_the_bounds_are_refused_before_anything_is_made_for_them() {
         let mut wire = [header, bulks.len() as u32].map(u32::to_le_bytes).concat();
         for b in bulks {
             wire.extend_from_slice(&b.to_le_bytes());
-            wire.extend_from_slice(&HERE.to_le_bytes());
+            wire.extend_from_slice(&INLINE.to_le_bytes());
         }
         wire
     };

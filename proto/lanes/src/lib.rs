@@ -37,7 +37,7 @@ pub use send::{Sender, send};
 use std::time::Duration;
 
 /// Interval of keepalives while there is nothing else to send.
-pub const ALIVE_EVERY: Duration = Duration::from_secs(1);
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After this many consecutive ticks without bytes, while some were due, the peer is gone.
 const SILENT_TICKS: u32 = 3;

@@ -8,17 +8,17 @@ use std::{
 };
 
 /// Shorter payloads are as cheap in memory of their own.
-const POOLED_BYTES: usize = 64 << 10;
+const MIN_POOLED_BYTES: usize = 64 << 10;
 
 /// Free buffers, the one used last at the end: the caches may still hold it.
 pub struct Pool {
-    free: Mutex<Free>,
+    free: Mutex<FreeBuffers>,
     /// Maximum bytes that are kept.
     most: usize,
 }
 
 #[derive(Default)]
-struct Free {
+struct FreeBuffers {
     buffers: Vec<Vec<u64>>,
     bytes: usize,
 }
@@ -38,7 +38,7 @@ impl Pool {
     /// A buffer of `len` bytes, with arbitrary contents.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Buffer {
         let words = len.div_ceil(8);
-        let used = if len >= POOLED_BYTES { self.used(words) } else { None };
+        let used = if len >= MIN_POOLED_BYTES { self.used(words) } else { None };
         Buffer { words: used.unwrap_or_else(|| vec![0; words]), len, pool: self.clone() }
     }
 
@@ -52,7 +52,7 @@ impl Pool {
         Some(buffer)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
+    fn lock(&self) -> MutexGuard<'_, FreeBuffers> {
         self.free.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -98,7 +98,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let buffer = std::mem::take(&mut self.words);
         let bytes = buffer.len() * 8;
-        if bytes < POOLED_BYTES {
+        if bytes < MIN_POOLED_BYTES {
             return;
         }
         let mut free = self.pool.lock();

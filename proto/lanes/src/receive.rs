@@ -1,7 +1,7 @@
 //! Reads frames from a socket.
 
 use crate::{
-    ALIVE_EVERY, LaneError, SILENT_TICKS,
+    KEEPALIVE_INTERVAL, LaneError, SILENT_TICKS,
     frame::{FrameError, Inbox},
     pool::Pool,
     shared::ReadHalf,
@@ -34,7 +34,7 @@ pub struct Receiver<M> {
 impl<M> Receiver<M> {
     /// For messages of at most `limit` bytes, whose bulk goes into buffers of this pool.
     pub fn new(socket: ReadHalf, limit: usize, pool: Arc<Pool>) -> Self {
-        let mut alive = interval(ALIVE_EVERY);
+        let mut alive = interval(KEEPALIVE_INTERVAL);
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let inbox = Inbox::new(limit, socket.shared().cloned(), pool);
         Self { socket, inbox, alive, silent: 0, over: false, messages: PhantomData }
@@ -60,7 +60,7 @@ impl<M: Bulk> Receiver<M> {
                     while self.alive.poll_tick(cx).is_ready() {
                         self.silent += 1;
                         if self.silent > SILENT_TICKS {
-                            return Poll::Ready(Err(LaneError::Silent(ALIVE_EVERY * SILENT_TICKS)));
+                            return Poll::Ready(Err(LaneError::Silent(KEEPALIVE_INTERVAL * SILENT_TICKS)));
                         }
                     }
                     return Poll::Pending;

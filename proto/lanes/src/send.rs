@@ -1,7 +1,7 @@
 //! Messages into a lane: from a stream, or from any thread.
 
 use crate::{
-    ALIVE_EVERY, LaneError,
+    KEEPALIVE_INTERVAL, LaneError,
     shared::{Shared, WriteHalf, lock},
     write::Writer,
 };
@@ -21,10 +21,10 @@ use tokio::{
 
 /// Up to this many bytes are written by the calling thread: waking another one, perhaps on another core,
 /// takes longer.
-const AT_ONCE: usize = 64 << 10;
+const MAX_INLINE_BYTES: usize = 64 << 10;
 
 fn signs_of_life() -> Interval {
-    let mut alive = interval(ALIVE_EVERY);
+    let mut alive = interval(KEEPALIVE_INTERVAL);
     alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
     alive
 }
@@ -108,9 +108,9 @@ where
             return false; // for room
         }
         writer.give_back();
-        let all = self.take(writer, AT_ONCE);
+        let all = self.take(writer, MAX_INLINE_BYTES);
         // The error occurs again where a caller can receive it.
-        all && writer.waiting() <= AT_ONCE && writer.try_flush().unwrap_or(false)
+        all && writer.waiting() <= MAX_INLINE_BYTES && writer.try_flush().unwrap_or(false)
     }
 
     /// Takes from the queue until this many bytes wait; `true`: the queue is empty.

@@ -13,9 +13,9 @@ use std::{
 };
 
 /// Messages that wait at the same time go out together, up to this many bytes.
-const TOGETHER: usize = 1 << 20;
+const MAX_BATCH_BYTES: usize = 1 << 20;
 /// Maximum number of pieces for one system call.
-const SLICES: usize = 64;
+const MAX_SLICES: usize = 64;
 
 /// A lane's socket, and the bytes that wait for room in it.
 pub(crate) struct Writer {
@@ -42,7 +42,7 @@ impl Writer {
 
     /// Whether one more message may go out with the waiting ones.
     pub fn has_room(&self) -> bool {
-        self.out.bytes() < TOGETHER
+        self.out.bytes() < MAX_BATCH_BYTES
     }
 
     /// Appends a message, after what is to be given back: the peer need not copy what this message changes.
@@ -122,9 +122,9 @@ impl Writer {
 }
 
 fn write(socket: &WriteHalf, out: &mut Outbox) -> io::Result<usize> {
-    let mut slices = [IoSlice::new(&[]); SLICES];
+    let mut slices = [IoSlice::new(&[]); MAX_SLICES];
     let pieces = out.pieces();
     slices.iter_mut().zip(pieces).for_each(|(slice, piece)| *slice = IoSlice::new(piece));
-    let n = pieces.len().min(SLICES);
+    let n = pieces.len().min(MAX_SLICES);
     socket.try_write(&slices[..n])
 }

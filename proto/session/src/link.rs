@@ -14,7 +14,7 @@ use crate::{
     search::Search,
     session::Reported,
 };
-use asking::{Asking, PATIENCE};
+use asking::{LeaderInquiry, SILENCE_TIMEOUT};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
 use paraft_proto::{
     Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pause, Pull, Push,
@@ -59,7 +59,7 @@ pub(crate) enum LinkEvent {
 }
 
 /// State that all links of a session share and write to.
-pub(crate) struct Outlet {
+pub(crate) struct SessionOutput {
     pub effects: VecDeque<Effect>,
     pub heard: VecDeque<LinkEvent>,
     /// Complete evaluations.
@@ -78,7 +78,7 @@ pub(crate) struct Outlet {
 }
 
 /// The fixed settings of a link.
-pub(crate) struct Fixed {
+pub(crate) struct LinkSettings {
     pub worker: u32,
     pub job: Arc<str>,
     pub retry: RetryPolicy,
@@ -138,7 +138,7 @@ pub(crate) struct Link {
     quiet: Duration,
     /// When to check for silence, while a stream is open.
     look: Option<Duration>,
-    asking: Option<Asking>,
+    asking: Option<LeaderInquiry>,
     /// The servers may still need the initial state.
     has_initial: bool,
 }
@@ -205,7 +205,7 @@ impl Link {
         self.term
     }
 
-    fn turns(&mut self, to: State, out: &mut Outlet) {
+    fn turns(&mut self, to: State, out: &mut SessionOutput) {
         self.asks_no_more(out);
         self.changes(out, |link| {
             link.look = None;
@@ -213,8 +213,8 @@ impl Link {
         });
     }
 
-    /// Applies a change, and keeps [`Outlet::due`] up to date.
-    fn changes(&mut self, out: &mut Outlet, change: impl FnOnce(&mut Self)) {
+    /// Applies a change, and keeps [`SessionOutput::due`] up to date.
+    fn changes(&mut self, out: &mut SessionOutput, change: impl FnOnce(&mut Self)) {
         let before = self.deadline();
         change(self);
         let after = self.deadline();
@@ -226,14 +226,14 @@ impl Link {
 
     // ---- streams ----
 
-    pub fn dial(&mut self, fixed: &Fixed, out: &mut Outlet) {
+    pub fn dial(&mut self, fixed: &LinkSettings, out: &mut SessionOutput) {
         out.dials += 1;
         self.turns(State::Dialling(out.dials), out);
         let (address, open) = (self.servers[self.next].clone(), self.open(fixed));
         out.effects.push_back(Effect::Dial { shard: self.shard, dial: out.dials, address, open });
     }
 
-    fn open(&self, fixed: &Fixed) -> Box<Open> {
+    fn open(&self, fixed: &LinkSettings) -> Box<Open> {
         Box::new(Open {
             protocol: PROTOCOL,
             shard: self.shard.0,
@@ -244,7 +244,7 @@ impl Link {
         })
     }
 
-    pub fn tick(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+    pub fn tick(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
         if self.deadline().is_none_or(|at| at > now) {
             return;
         }
@@ -259,12 +259,12 @@ impl Link {
         matches!(self.state, State::Dialling(d) | State::Open(d) if d == dial)
     }
 
-    pub fn broken(&mut self, now: Duration, cause: &str, fixed: &Fixed, out: &mut Outlet) {
+    pub fn broken(&mut self, now: Duration, cause: &str, fixed: &LinkSettings, out: &mut SessionOutput) {
         self.note_cause(cause);
         self.breaks(now, Break::Redial(None), fixed, out);
     }
 
-    fn breaks(&mut self, now: Duration, how: Break, fixed: &Fixed, out: &mut Outlet) {
+    fn breaks(&mut self, now: Duration, how: Break, fixed: &LinkSettings, out: &mut SessionOutput) {
         // A redirect of a stream is no evidence against its connection.
         let broken = matches!(how, Break::Redial(None));
         out.effects.push_back(Effect::HangUp { shard: self.shard, broken });
@@ -284,7 +284,7 @@ impl Link {
         self.back_off(now, fixed, out);
     }
 
-    fn back_off(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+    fn back_off(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
         let (since, attempt) = self.trouble.get_or_insert((now, 0));
         *attempt += 1;
         let waited = now.saturating_sub(*since);
@@ -298,7 +298,7 @@ impl Link {
         }
     }
 
-    fn fails(&mut self, e: SessionError, out: &mut Outlet) {
+    fn fails(&mut self, e: SessionError, out: &mut SessionOutput) {
         self.turns(State::Ended, out);
         out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
         out.heard.push_back(LinkEvent::Failed(e));
@@ -317,13 +317,13 @@ impl Link {
     }
 
     /// Drops the pushes of a lost session: they will not be acknowledged.
-    fn drop_unacked(&mut self, out: &mut Outlet) {
+    fn drop_unacked(&mut self, out: &mut SessionOutput) {
         out.in_flight -= self.unacked.iter().map(|(p, _)| p.payload.len()).sum::<usize>();
         self.unacked.clear();
     }
 
     /// Forgets the session, and opens a new one.
-    pub fn reset(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+    pub fn reset(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
         self.session = 0;
         self.drop_unacked(out);
         self.asked = None;
@@ -343,19 +343,19 @@ impl Link {
     // ---- messages of the worker: kept first, and sent if the stream is open; kept messages go out when it
     // opens ----
 
-    fn send(&self, kind: Kind, out: &mut Outlet) {
+    fn send(&self, kind: Kind, out: &mut SessionOutput) {
         if matches!(self.state, State::Open(_)) {
             out.effects.push_back(Effect::Send(self.shard, ToShard { kind: Some(kind) }));
         }
     }
 
     /// Sent only where the stream is open.
-    pub fn once(&self, kind: Kind, out: &mut Outlet) {
+    pub fn once(&self, kind: Kind, out: &mut SessionOutput) {
         self.send(kind, out);
     }
 
     /// Pushes; `at` is the time of the worker's call, which may be earlier than `now`.
-    pub fn push(&mut self, push: Push, at: Duration, now: Duration, out: &mut Outlet) {
+    pub fn push(&mut self, push: Push, at: Duration, now: Duration, out: &mut SessionOutput) {
         if self.state == State::Lost {
             return; // it would not be acknowledged
         }
@@ -372,7 +372,7 @@ impl Link {
         self.unacked.iter().any(|(push, _)| push.step == step)
     }
 
-    pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut Outlet) {
+    pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut SessionOutput) {
         if !self.holds || !pull.only.is_empty() {
             pull.have.clear();
         }
@@ -383,7 +383,7 @@ impl Link {
         self.send(Kind::Pull(pull), out);
     }
 
-    pub fn retain(&mut self, kind: Kind, out: &mut Outlet) {
+    pub fn retain(&mut self, kind: Kind, out: &mut SessionOutput) {
         if matches!(kind, Kind::Advance(_)) {
             self.retained.retain(|k| !matches!(k, Kind::Advance(_)));
         }
@@ -391,27 +391,27 @@ impl Link {
         self.send(kind, out);
     }
 
-    pub fn take(&mut self, take: Acquire, out: &mut Outlet) {
+    pub fn take(&mut self, take: Acquire, out: &mut SessionOutput) {
         self.asked_chunk = Some(take);
         self.send(Kind::Acquire(take), out);
     }
 
-    pub fn pause(&mut self, out: &mut Outlet) {
+    pub fn pause(&mut self, out: &mut SessionOutput) {
         self.presence = Some(Kind::Pause(Pause {}));
         self.send(Kind::Pause(Pause {}), out);
     }
 
-    pub fn resume(&mut self, level: bool, out: &mut Outlet) {
+    pub fn resume(&mut self, level: bool, out: &mut SessionOutput) {
         self.presence = Some(Kind::Resume(Resume { level }));
         self.send(Kind::Resume(Resume { level }), out);
     }
 
-    pub fn settle(&mut self, out: &mut Outlet) {
+    pub fn settle(&mut self, out: &mut SessionOutput) {
         self.settling = true;
         self.settled(out);
     }
 
-    fn settled(&mut self, out: &mut Outlet) {
+    fn settled(&mut self, out: &mut SessionOutput) {
         if self.settling && self.unacked.is_empty() && self.state != State::Lost {
             self.settling = false;
             out.heard.push_back(LinkEvent::Settled(self.shard));
@@ -420,12 +420,18 @@ impl Link {
 
     // ---- messages of the leader ----
 
-    pub fn message(&mut self, now: Duration, message: WithBulk<FromShard>, fixed: &Fixed, out: &mut Outlet) {
+    pub fn message(
+        &mut self,
+        now: Duration,
+        message: WithBulk<FromShard>,
+        fixed: &LinkSettings,
+        out: &mut SessionOutput,
+    ) {
         let WithBulk { message: FromShard { kind }, bulk } = message;
         self.quiet = now;
         if self.asking.is_some() {
             self.asks_no_more(out);
-            self.changes(out, |link| link.look = Some(now + PATIENCE));
+            self.changes(out, |link| link.look = Some(now + SILENCE_TIMEOUT));
         }
         let broken = |what: &str| SessionError::Protocol { shard: self.shard, what: what.into() };
         let failed = match kind {
@@ -483,7 +489,7 @@ impl Link {
         }
     }
 
-    fn opened(&mut self, now: Duration, o: &Opened, fixed: &Fixed, out: &mut Outlet) {
+    fn opened(&mut self, now: Duration, o: &Opened, fixed: &LinkSettings, out: &mut SessionOutput) {
         let State::Dialling(dial) = self.state else { return };
         if o.term < self.term {
             // This leader does not know what the worker did under the later leader.
@@ -522,7 +528,7 @@ impl Link {
         out.heard.push_back(LinkEvent::Opened { shard, clock, new, founding });
     }
 
-    fn weights(&mut self, now: Duration, weights: Weights, payload: Payload, out: &mut Outlet) {
+    fn weights(&mut self, now: Duration, weights: Weights, payload: Payload, out: &mut SessionOutput) {
         // The worker no longer wants an answer to an earlier pull, from before the session was opened again.
         let wanted =
             |p: &Pull| p.done == weights.done && (p.only.is_empty() || p.only.contains(&weights.bucket));
@@ -540,7 +546,7 @@ impl Link {
         out.heard.push_back(LinkEvent::Weights { shard: self.shard, weights, payload, asked, at: now });
     }
 
-    fn ack(&mut self, a: &Ack, out: &mut Outlet) {
+    fn ack(&mut self, a: &Ack, out: &mut SessionOutput) {
         // An ack for a push that was acknowledged before, and then sent again, changes nothing.
         let place = self.unacked.binary_search_by_key(&a.seq, |(push, _)| push.seq);
         if let Some((push, pushed)) = place.ok().and_then(|place| self.unacked.remove(place)) {
@@ -564,12 +570,12 @@ impl Link {
         self.settled(out);
     }
 
-    pub fn norm(&self, step: u64, sum_of_squares: f64, out: &mut Outlet) {
+    pub fn norm(&self, step: u64, sum_of_squares: f64, out: &mut SessionOutput) {
         self.send(Kind::Norm(Norm { step, sum_of_squares }), out);
     }
 
     /// The stream stays open, and the worker may skip the step.
-    fn is_not_finite(&mut self, r: Refused, out: &mut Outlet) {
+    fn is_not_finite(&mut self, r: Refused, out: &mut SessionOutput) {
         let place = self.unacked.binary_search_by_key(&r.seq, |(push, _)| push.seq);
         let Some((push, _)) = place.ok().and_then(|place| self.unacked.remove(place)) else { return };
         out.in_flight -= push.payload.len();
@@ -582,8 +588,8 @@ impl Link {
         &mut self,
         now: Duration,
         r: Refused,
-        fixed: &Fixed,
-        out: &mut Outlet,
+        fixed: &LinkSettings,
+        out: &mut SessionOutput,
     ) -> Option<SessionError> {
         if r.seq > 0 && r.kind() == WireKind::NotFinite {
             self.is_not_finite(r, out);

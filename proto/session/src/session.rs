@@ -16,17 +16,17 @@ pub use pulls::{Pull, Pulled};
 use crate::{
     error::SessionError,
     io::{Effect, Input},
-    link::{Fixed, Link, LinkEvent, Outlet},
+    link::{Link, LinkEvent, LinkSettings, SessionOutput},
     norms::{Norms, sum_of_parts},
 };
 use bytes::Bytes;
-use chunks::Chunks;
+use chunks::ChunkWait;
 use paraft_common::{
     BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, config::ServerJob,
     encoding::sum_of_squares, modes::Modes, placement, retry::RetryPolicy,
 };
 use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, Weights, limits, to_shard::Kind};
-use pulls::Pulling;
+use pulls::PullState;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     ops::Range,
@@ -107,13 +107,13 @@ enum Wait {
     Join,
     Pull,
     Settle(BTreeSet<ShardId>),
-    Chunk(Chunks),
+    Chunk(ChunkWait),
     Leave(BTreeSet<ShardId>),
 }
 
 /// The latest push, if a caller needs its norm.
 #[derive(Default)]
-struct Pushed {
+struct PushedSquares {
     step: u64,
     /// The sum of squares of each bucket.
     squares: BTreeMap<u32, f64>,
@@ -121,7 +121,7 @@ struct Pushed {
 
 /// See the [module](self).
 pub struct Session {
-    fixed: Fixed,
+    fixed: LinkSettings,
     job: ServerJob,
     layout: Layout,
     shards: u32,
@@ -129,7 +129,7 @@ pub struct Session {
     links: BTreeMap<ShardId, Link>,
     /// The buckets of this process's stages.
     own: Range<u32>,
-    out: Outlet,
+    out: SessionOutput,
     /// Norms of BSP rounds over all shards.
     norms: Norms,
     /// The founding of shard 0.
@@ -137,7 +137,7 @@ pub struct Session {
     wait: Wait,
     /// While sessions are being opened: the clocks of the shards that have given one.
     joining: Option<BTreeMap<ShardId, u64>>,
-    pulling: Option<Pulling>,
+    pulling: Option<PullState>,
     /// Number of chunk requests so far.
     requests: u64,
     /// The version of each bucket that the worker has.
@@ -149,7 +149,7 @@ pub struct Session {
     held: Vec<(Push, Duration)>,
     /// The step being pushed, and whether its pushes wait for that norm.
     pushing: (u64, bool),
-    pushed: Pushed,
+    pushed: PushedSquares,
     /// The step of a pull whose parts of the norm were not returned yet.
     awaits_parts: Option<u64>,
     /// Samples behind the gradients of the next pushes.
@@ -204,7 +204,7 @@ impl Session {
         }
         let clips = options.job.clip.norm.is_some();
         Self {
-            fixed: Fixed {
+            fixed: LinkSettings {
                 worker: options.worker.0,
                 job: options.job_text.into(),
                 retry: options.retry,
@@ -218,7 +218,7 @@ impl Session {
             shards: options.shards,
             links,
             own,
-            out: Outlet {
+            out: SessionOutput {
                 effects: VecDeque::new(),
                 heard: VecDeque::new(),
                 reported: Vec::new(),
@@ -237,7 +237,7 @@ impl Session {
             requests: 0,
             held: Vec::new(),
             pushing: (0, false),
-            pushed: Pushed::default(),
+            pushed: PushedSquares::default(),
             awaits_parts: None,
             samples: 1,
             rates: Vec::new(),
@@ -442,7 +442,7 @@ impl Session {
         // If processes share a worker, in every mode: another process's shards may be in another mode.
         let squares = self.squares(&push);
         if self.pushed.step != step.0 {
-            self.pushed = Pushed { step: step.0, squares: BTreeMap::new() };
+            self.pushed = PushedSquares { step: step.0, squares: BTreeMap::new() };
         }
         self.pushed.squares.insert(bucket.0, squares);
         if waits {
@@ -458,7 +458,7 @@ impl Session {
     /// The sums of squares by shard of a step that was pushed whole in this session. `Some` only if some
     /// shards apply pushes one by one, or other processes of the worker have the rest of the gradient.
     pub fn pushed_squares(&self, step: Step) -> Option<Vec<(ShardId, f64)>> {
-        let Pushed { step: of, squares, .. } = &self.pushed;
+        let PushedSquares { step: of, squares, .. } = &self.pushed;
         let trained = |b: &u32| self.layout.buckets()[*b as usize].kind == TensorKind::Param;
         let all = self.own.clone().filter(trained).all(|b| *of == step.0 && squares.contains_key(&b));
         all.then(|| self.by_shard(squares).into_iter().collect())
@@ -501,7 +501,7 @@ impl Session {
         // Pushes that wait for the rest of their step were not sent to any shard.
         self.held.clear();
         self.pushing = (0, false);
-        self.pushed = Pushed::default();
+        self.pushed = PushedSquares::default();
         let all = (0u32..).zip(&self.versions);
         for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
             let Some(link) =
@@ -709,7 +709,7 @@ impl Session {
             return None;
         }
         match &self.wait {
-            Wait::Pull if self.pulling.as_ref().is_some_and(Pulling::is_answered) => {
+            Wait::Pull if self.pulling.as_ref().is_some_and(PullState::is_answered) => {
                 self.wait = Wait::Nothing;
                 self.pulled().map(Event::Pulled)
             }
@@ -738,7 +738,7 @@ impl Session {
         self.joining = Some(BTreeMap::new());
         self.held.clear();
         self.pushing = (0, false);
-        self.pushed = Pushed::default();
+        self.pushed = PushedSquares::default();
         self.refused.clear();
         self.computed_at.clear();
         for link in self.links.values_mut() {

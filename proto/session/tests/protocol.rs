@@ -674,7 +674,7 @@ fn while_a_leader_answers_in_time_nobody_is_asked_and_no_more_is_to_be_done_than
 }
 
 #[derive(Clone, Debug)]
-enum Happens {
+enum StreamEvent {
     Push(u32),
     Ack(usize),
     Break,
@@ -686,17 +686,17 @@ enum Happens {
     Answers(bool),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn happens() -> impl Strategy<Value = StreamEvent> {
     prop_oneof![
-        4 => (0..BUCKETS as u32).prop_map(Happens::Push),
-        3 => (0usize..6).prop_map(Happens::Ack),
-        1 => Just(Happens::Break),
-        1 => (0usize..4).prop_map(Happens::Redirect),
-        1 => Just(Happens::Retry),
-        3 => Just(Happens::Open),
-        3 => (0u64..120).prop_map(Happens::Time),
-        1 => (400u64..700).prop_map(Happens::Time),
-        2 => any::<bool>().prop_map(Happens::Answers),
+        4 => (0..BUCKETS as u32).prop_map(StreamEvent::Push),
+        3 => (0usize..6).prop_map(StreamEvent::Ack),
+        1 => Just(StreamEvent::Break),
+        1 => (0usize..4).prop_map(StreamEvent::Redirect),
+        1 => Just(StreamEvent::Retry),
+        3 => Just(StreamEvent::Open),
+        3 => (0u64..120).prop_map(StreamEvent::Time),
+        1 => (400u64..700).prop_map(StreamEvent::Time),
+        2 => any::<bool>().prop_map(StreamEvent::Answers),
     ]
 }
 
@@ -711,12 +711,12 @@ proptest! {
         let (mut open, mut unacked, mut step) = (true, Vec::new(), 0);
         for what in all {
             match what {
-                Happens::Push(bucket) => {
+                StreamEvent::Push(bucket) => {
                     step += 1;
                     push(&mut session, &mut servers, bucket, step);
                     unacked.push(step); // also the seq
                 }
-                Happens::Ack(i) if open && i < unacked.len() => {
+                StreamEvent::Ack(i) if open && i < unacked.len() => {
                     let seq = unacked.remove(i);
                     // Twice, as for a push that was sent again.
                     for _ in 0..2 {
@@ -725,28 +725,28 @@ proptest! {
                     }
                     servers.came.entry(SHARD).or_default().retain(|k| !matches!(k, Kind::Push(p) if p.seq == seq));
                 }
-                Happens::Ack(_) => {}
-                Happens::Break => {
+                StreamEvent::Ack(_) => {}
+                StreamEvent::Break => {
                     servers.breaks(&mut session, SHARD);
                     open = false;
                 }
-                Happens::Redirect(to) if servers.dialled.contains_key(&SHARD) => {
+                StreamEvent::Redirect(to) if servers.dialled.contains_key(&SHARD) => {
                     let leader = ["a", "b", "c", "d"][to];
                     servers.refuses(&mut session, SHARD, Advice::Redirect, leader);
                     open = false;
                 }
-                Happens::Retry if servers.dialled.contains_key(&SHARD) => {
+                StreamEvent::Retry if servers.dialled.contains_key(&SHARD) => {
                     servers.refuses(&mut session, SHARD, Advice::Retry, "");
                     open = false;
                 }
-                Happens::Redirect(_) | Happens::Retry => {}
-                Happens::Open if servers.dialled.contains_key(&SHARD) && !open => {
+                StreamEvent::Redirect(_) | StreamEvent::Retry => {}
+                StreamEvent::Open if servers.dialled.contains_key(&SHARD) && !open => {
                     servers.opens(&mut session, SHARD, 7, 0);
                     open = true;
                 }
-                Happens::Open => {}
-                Happens::Time(ms) => servers.passes(&mut session, Duration::from_millis(ms)),
-                Happens::Answers(later) => {
+                StreamEvent::Open => {}
+                StreamEvent::Time(ms) => servers.passes(&mut session, Duration::from_millis(ms)),
+                StreamEvent::Answers(later) => {
                     servers.term += u64::from(later && servers.beside.contains_key(&SHARD));
                     let opened = servers.opened(7, 0);
                     servers.answers(&mut session, SHARD, opened);

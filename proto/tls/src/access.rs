@@ -5,9 +5,9 @@ use crate::{
     authority::CERT,
     credentials::{Credentials, CredentialsError},
     handshake::TlsError,
-    refusals::Noted,
+    refusals::NotedConnection,
     role::Rights,
-    stream::{Failed, Stream, Wire},
+    stream::{FailedHandshake, Stream, Wire},
     verify,
 };
 use parking_lot::RwLock;
@@ -150,7 +150,7 @@ impl Access {
         &self,
     ) -> impl tower::Service<
         http::Uri,
-        Response = hyper_util::rt::TokioIo<Noted>,
+        Response = hyper_util::rt::TokioIo<NotedConnection>,
         Error = io::Error,
         Future: Send,
     > + Clone
@@ -166,7 +166,7 @@ impl Access {
                 let late =
                     || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT:?}"));
                 let wire = dials.await.map_err(|_| late())??;
-                Ok(hyper_util::rt::TokioIo::new(Noted::new(wire, address)))
+                Ok(hyper_util::rt::TokioIo::new(NotedConnection::new(wire, address)))
             }
         })
     }
@@ -176,14 +176,15 @@ impl Access {
     ///
     /// # Errors
     /// The peer is refused, and was told why.
-    pub async fn accept(&self, socket: TcpStream, http1: bool) -> Result<(Wire, Rights), Failed> {
+    pub async fn accept(&self, socket: TcpStream, http1: bool) -> Result<(Wire, Rights), FailedHandshake> {
         match self {
             Self::Closed => {
-                Err(Failed { why: TlsError::Io(Self::no_certificate()), socket, said: Vec::new() })
+                Err(FailedHandshake { why: TlsError::Io(Self::no_certificate()), socket, said: Vec::new() })
             }
             Self::Insecure => Ok((Wire::Plain(socket), Rights::all("anybody (--insecure)"))),
             Self::Certificates(credentials) => {
-                let (stream, rights) = Stream::accept(socket, credentials, &Expected::ANYBODY, http1).await?;
+                let (stream, rights) =
+                    Stream::accept(socket, credentials, &Expected::ANY_ROLE, http1).await?;
                 Ok((Wire::Tls(Box::new(stream)), rights))
             }
         }

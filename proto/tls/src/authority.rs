@@ -34,12 +34,12 @@ pub const CERT: &str = "tls.crt";
 pub const KEY: &str = "tls.key";
 
 /// Default lifetime of a certificate.
-pub const LASTS: Duration = Duration::from_secs(90 * DAY);
+pub const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(90 * DAY);
 /// Lifetime of an authority.
-const AUTHORITY_LASTS: Duration = Duration::from_secs(3650 * DAY);
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(3650 * DAY);
 const DAY: u64 = 24 * 3600;
 /// The clocks of hosts differ: a certificate is valid from this long before it was made.
-const SINCE: Duration = Duration::from_secs(3600);
+const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 /// A host name in every certificate, for tools that require one.
 pub const SERVER_NAME: &str = "paraft";
 
@@ -104,7 +104,7 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        lasts(&mut params, AUTHORITY_LASTS);
+        lasts(&mut params, AUTHORITY_LIFETIME);
         let key = KeyPair::generate()?;
         // Each authority has its own name: among several trusted ones the name tells which has signed.
         let own: String = key.public_key_raw().iter().rev().take(4).map(|b| format!("{b:02x}")).collect();
@@ -244,13 +244,13 @@ pub fn certificate_in(dir: &Path) -> Result<(String, Rights, Duration), Authorit
     let name = cert.subject().iter_common_name().next().and_then(|n| n.as_str().ok()).unwrap_or_default();
     let validity = cert.validity();
     let seconds = validity.not_after.timestamp() - validity.not_before.timestamp();
-    let lasting = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).saturating_sub(SINCE);
+    let lasting = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).saturating_sub(CLOCK_SKEW);
     Ok((name.to_string(), rights, lasting))
 }
 
 fn lasts(params: &mut CertificateParams, lasting: Duration) {
     let now = SystemTime::now();
-    params.not_before = (now - SINCE).into();
+    params.not_before = (now - CLOCK_SKEW).into();
     params.not_after = (now + lasting).into();
 }
 

@@ -5,7 +5,7 @@ use crate::{
     access::As,
     authority::{CA_CERT, CERT, Issued, KEY},
     role::{Need, Rights},
-    verify::{Dialled, Dialling, Expected},
+    verify::{ClientVerifier, Expected, ServerVerifier},
 };
 use parking_lot::Mutex;
 use rustls::{
@@ -26,12 +26,12 @@ use std::{
 };
 
 /// Minimum interval between checks of the files, on a connection or a call.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A certificate that expires sooner than this gets a warning.
 const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Maximum bytes of such a file: some hundred certificates.
-const LARGEST: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Why a process has no credentials.
 #[derive(Debug, thiserror::Error)]
@@ -80,14 +80,14 @@ impl fmt::Display for Source {
 }
 
 /// The three texts.
-struct Texts {
+struct PemTexts {
     authorities: Vec<u8>,
     cert: Vec<u8>,
     key: Vec<u8>,
 }
 
 /// The TLS configurations made of them.
-struct Loaded {
+struct TlsConfigs {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
@@ -102,7 +102,7 @@ struct Loaded {
 }
 
 struct State {
-    loaded: Arc<Loaded>,
+    loaded: Arc<TlsConfigs>,
     looked: Instant,
     seen: Vec<(u64, u64, i64, i64)>,
     /// Counts how often trust was withdrawn from an authority.
@@ -146,7 +146,7 @@ impl Credentials {
         let (cert, rest) = text.split_at(begins.ok_or_else(|| bad("there is no private key in it"))?);
         let ends = rest.find("-----END").and_then(|at| Some(at + rest[at..].find('\n')?));
         let (key, authorities) = rest.split_at(ends.ok_or_else(|| bad("the private key has no end"))?);
-        let texts = Texts { authorities: authorities.into(), cert: cert.into(), key: key.into() };
+        let texts = PemTexts { authorities: authorities.into(), cert: cert.into(), key: key.into() };
         Self::new(Source::Text(from.into()), &texts, Vec::new())
     }
 
@@ -156,7 +156,7 @@ impl Credentials {
     /// None that is known.
     pub fn of_issued(issued: &Issued) -> Result<Arc<Self>, CredentialsError> {
         let Issued { authorities, cert, key } = issued;
-        let texts = Texts {
+        let texts = PemTexts {
             authorities: authorities.clone().into(),
             cert: cert.clone().into(),
             key: key.clone().into(),
@@ -166,7 +166,7 @@ impl Credentials {
 
     fn new(
         source: Source,
-        texts: &Texts,
+        texts: &PemTexts,
         seen: Vec<(u64, u64, i64, i64)>,
     ) -> Result<Arc<Self>, CredentialsError> {
         let loaded = load(texts).map_err(|why| CredentialsError::Bad { from: source.to_string(), why })?;
@@ -211,7 +211,7 @@ impl Credentials {
     /// For an incoming connection; `from`: the expected peer.
     pub(crate) fn accepts(&self, from: &Expected, http1: bool) -> Result<Arc<ServerConfig>, String> {
         let now = self.now();
-        if *from == Expected::ANYBODY {
+        if *from == Expected::ANY_ROLE {
             return Ok(if http1 { now.accepts_http1.clone() } else { now.accepts.clone() });
         }
         server_config(&now.chain, &now.key, &now.roots, from.clone()).map(Arc::new)
@@ -227,18 +227,19 @@ impl Credentials {
     }
 
     /// The current credentials; files that cannot be read, or do not match yet, change nothing.
-    fn now(&self) -> Arc<Loaded> {
+    fn now(&self) -> Arc<TlsConfigs> {
         let mut state = self.state.lock();
         if let Source::Folder { own: dir, .. } = &self.source
-            && state.looked.elapsed() >= LOOK
+            && state.looked.elapsed() >= CHECK_INTERVAL
         {
             state.looked = Instant::now();
             let seen = stamps(dir);
             if seen != state.seen {
-                let fit = |l: Loaded| match state.must.filter(|need| !l.rights.are_enough_for(*need, None)) {
-                    Some(need) => Err(format!("it is of {}, and this needs the role {need}", l.rights)),
-                    None => Ok(l),
-                };
+                let fit =
+                    |l: TlsConfigs| match state.must.filter(|need| !l.rights.are_enough_for(*need, None)) {
+                        Some(need) => Err(format!("it is of {}, and this needs the role {need}", l.rights)),
+                        None => Ok(l),
+                    };
                 match texts_in(dir).map_err(|e| e.to_string()).and_then(|t| load(&t)).and_then(fit) {
                     Ok(loaded) => {
                         let gone = |c| !loaded.authorities.contains(c);
@@ -276,7 +277,7 @@ fn stamps(dir: &Path) -> Vec<(u64, u64, i64, i64)> {
     [CA_CERT, CERT, KEY].map(of).into()
 }
 
-fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
+fn texts_in(dir: &Path) -> Result<PemTexts, CredentialsError> {
     let read = |name: &str| {
         let path = dir.join(name);
         whole_file(&path).map_err(|cause| CredentialsError::File { path, cause })
@@ -290,7 +291,7 @@ fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
             return Err(CredentialsError::Open { path, mode: meta.mode() & 0o777 });
         }
     }
-    Ok(Texts { authorities: read(CA_CERT)?, cert: read(CERT)?, key: read(KEY)? })
+    Ok(PemTexts { authorities: read(CA_CERT)?, cert: read(CERT)?, key: read(KEY)? })
 }
 
 /// The contents of a regular file. A read of a pipe would block, and one of an endless file would never end.
@@ -299,14 +300,16 @@ fn whole_file(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no file"));
     }
     let mut text = Vec::new();
-    fs::File::open(path)?.take(LARGEST).read_to_end(&mut text)?;
+    fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
     match text.len() as u64 {
-        LARGEST.. => Err(io::Error::new(io::ErrorKind::FileTooLarge, "this is too large for certificates")),
+        MAX_FILE_BYTES.. => {
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, "this is too large for certificates"))
+        }
         _ => Ok(text),
     }
 }
 
-fn load(texts: &Texts) -> Result<Loaded, String> {
+fn load(texts: &PemTexts) -> Result<TlsConfigs, String> {
     let certs = |text: &[u8], what: &str| {
         let all: Result<Vec<CertificateDer<'static>>, _> =
             CertificateDer::pem_slice_iter(text).map(|c| c.map(CertificateDer::into_owned)).collect();
@@ -328,14 +331,14 @@ fn load(texts: &Texts) -> Result<Loaded, String> {
         return Err(format!("{CERT}: this certificate has ended: `paraft certs renew`"));
     }
     let speaks = |protocol: &[u8]| {
-        let mut config = server_config(&chain, &key, &roots, Expected::ANYBODY)?;
+        let mut config = server_config(&chain, &key, &roots, Expected::ANY_ROLE)?;
         // Libraries ask for a protocol; our own connections do not.
         config.alpn_protocols = vec![protocol.to_vec()];
         Ok::<_, String>(Arc::new(config))
     };
     let (accepts, accepts_http1) = (speaks(b"h2")?, speaks(b"http/1.1")?);
     let dials = Arc::new(client_config(&chain, &key, &roots, Expected::SERVER)?);
-    Ok(Loaded { chain, key, roots, authorities, rights, accepts, accepts_http1, dials })
+    Ok(TlsConfigs { chain, key, roots, authorities, rights, accepts, accepts_http1, dials })
 }
 
 /// AES-128 if the processor has it, which is fastest there and strong enough; else ChaCha20.
@@ -363,7 +366,7 @@ fn server_config(
     roots: &Arc<RootCertStore>,
     expected: Expected,
 ) -> Result<ServerConfig, String> {
-    let dialling = Dialling::new(roots.clone(), provider(), expected)?;
+    let dialling = ClientVerifier::new(roots.clone(), provider(), expected)?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(|e| e.to_string())?
@@ -383,7 +386,7 @@ fn client_config(
     roots: &Arc<RootCertStore>,
     expected: Expected,
 ) -> Result<ClientConfig, String> {
-    let dialled = Dialled { roots: roots.clone(), provider: provider(), expected };
+    let dialled = ServerVerifier { roots: roots.clone(), provider: provider(), expected };
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(|e| e.to_string())?

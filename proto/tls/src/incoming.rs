@@ -8,9 +8,9 @@ use crate::{
 use std::io::{self, ErrorKind};
 
 /// Bytes per read while little arrives.
-const LITTLE: usize = 20 << 10;
+const SMALL_READ_BYTES: usize = 20 << 10;
 /// Bytes per read while much arrives.
-const MUCH: usize = 256 << 10;
+const LARGE_READ_BYTES: usize = 256 << 10;
 
 /// The received bytes of a connection. See the module.
 #[derive(Default)]
@@ -51,7 +51,7 @@ impl Incoming {
         if self.at == self.plain.len() {
             self.plain.clear();
             self.at = 0;
-            if self.plain.capacity() > MUCH {
+            if self.plain.capacity() > LARGE_READ_BYTES {
                 self.plain = Vec::new();
             }
         }
@@ -100,22 +100,22 @@ impl Incoming {
     pub fn fill(&mut self, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<()> {
         self.raw.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        let room = if self.much { MUCH } else { LITTLE };
+        let room = if self.much { LARGE_READ_BYTES } else { SMALL_READ_BYTES };
         if self.raw.len() != room && self.end <= room {
             self.raw.resize(room, 0);
-            if room == LITTLE {
+            if room == SMALL_READ_BYTES {
                 self.raw.shrink_to_fit();
             }
         }
         if self.end == self.raw.len() {
-            self.raw.resize(self.end + LITTLE, 0);
+            self.raw.resize(self.end + SMALL_READ_BYTES, 0);
         }
         loop {
             match read(&mut self.raw[self.end..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {
                     self.end += n;
-                    self.much = self.end == self.raw.len() || (self.much && n > LITTLE);
+                    self.much = self.end == self.raw.len() || (self.much && n > SMALL_READ_BYTES);
                     return Ok(());
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}

@@ -35,6 +35,6 @@ mod verify;
 pub use access::Access;
 pub use credentials::{Credentials, CredentialsError};
 pub use handshake::TlsError;
-pub use refusals::{Noted, refusal};
+pub use refusals::{NotedConnection, refusal};
 pub use role::{Need, Rights, Role};
 pub use stream::{Stream, Wire};

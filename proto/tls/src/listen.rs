@@ -5,14 +5,14 @@ use std::time::Duration;
 use tokio::{net::TcpListener, sync::mpsc};
 
 /// Maximum number of connections with a handshake in progress; more wait to be accepted.
-const BEGUN: usize = 16;
+const MAX_HANDSHAKES: usize = 16;
 /// Timeout of a handshake.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The connections of a listener whose peers have this right for this job. They end when the receiver is
 /// dropped.
 pub fn wires(listener: TcpListener, need: Need, job: String) -> mpsc::Receiver<Wire> {
-    let (tx, rx) = mpsc::channel(BEGUN);
+    let (tx, rx) = mpsc::channel(MAX_HANDSHAKES);
     tokio::spawn(async move {
         while let Ok(room) = tx.clone().reserve_owned().await {
             let Ok((socket, from)) = listener.accept().await else {
@@ -22,7 +22,7 @@ pub fn wires(listener: TcpListener, need: Need, job: String) -> mpsc::Receiver<W
             let job = job.clone();
             tokio::spawn(async move {
                 let access = Access::ours();
-                match tokio::time::timeout(PATIENCE, access.accept(socket, true)).await {
+                match tokio::time::timeout(HANDSHAKE_TIMEOUT, access.accept(socket, true)).await {
                     Ok(Ok((wire, rights))) if rights.are_enough_for(need, Some(&job)) => {
                         drop(room.send(wire))
                     }

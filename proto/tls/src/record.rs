@@ -21,11 +21,11 @@ const TAG: usize = 16;
 /// Maximum content of a record.
 const RECORD: usize = 1 << 14;
 /// Maximum bytes after the header: the content, its type, the tag, and some padding.
-const MOST: usize = RECORD + 256;
+const MAX_RECORD_BYTES: usize = RECORD + 256;
 /// Maximum records under one key; RFC 8446, 5.5 allows some more for AES-GCM.
-const UNDER_A_KEY: u64 = 1 << 24;
+const MAX_RECORDS_PER_KEY: u64 = 1 << 24;
 /// Maximum consecutive key changes, or records without content.
-const IDLE_RECORDS: u32 = 32;
+const MAX_IDLE_RECORDS: u32 = 32;
 
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
@@ -33,9 +33,9 @@ const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 
 /// Bytes sealed at a time, which then wait for the socket.
-const AT_A_TIME: usize = 256 << 10;
+const MAX_SEALED_BYTES: usize = 256 << 10;
 /// If less than this was written, the buffer shrinks to this once it is sent.
-const LITTLE: usize = 64 << 10;
+const KEPT_BYTES: usize = 64 << 10;
 
 /// Bytes that wait for the socket. Those before `sent` are sent; those after `end` are free room, kept for
 /// the next bulk.
@@ -83,7 +83,7 @@ impl Outbox {
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
         if self.sent == self.end {
-            if self.end < LITTLE && self.bytes.len() > LITTLE {
+            if self.end < KEPT_BYTES && self.bytes.len() > KEPT_BYTES {
                 self.bytes = Vec::new();
             }
             (self.sent, self.end) = (0, 0);
@@ -182,7 +182,7 @@ impl Sealer {
         // In one step, so that the buffer grows once.
         self.out.room(all + all.div_ceil(RECORD) * (HEADER + 1 + TAG));
         while taken < all {
-            if self.key.used >= UNDER_A_KEY {
+            if self.key.used >= MAX_RECORDS_PER_KEY {
                 self.update(false)?;
             }
             let n = (all - taken).min(RECORD);
@@ -235,7 +235,7 @@ impl Sealer {
         mut write: impl FnMut(&[u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
         self.out.send(&mut write)?;
-        let taken = self.seal(pieces, AT_A_TIME)?;
+        let taken = self.seal(pieces, MAX_SEALED_BYTES)?;
         match self.out.send(&mut write) {
             Err(e) if e.kind() != ErrorKind::WouldBlock => Err(e),
             _ => Ok(taken),
@@ -265,7 +265,7 @@ impl Sealer {
 
 /// The result of opening received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Came {
+pub(crate) struct OpenedRecords {
     /// Number of bytes consumed.
     pub used: usize,
     /// The peer sends nothing more.
@@ -288,12 +288,12 @@ impl Opener {
     }
 
     /// Opens the complete records; `hear` receives their contents, in order.
-    pub fn open(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<Came, TlsError> {
-        let mut done = Came { used: 0, end: false, asks: false };
+    pub fn open(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<OpenedRecords, TlsError> {
+        let mut done = OpenedRecords { used: 0, end: false, asks: false };
         let bad = |why: &str| Err(TlsError::Broken(why.into()));
         while let Some(header) = came[done.used..].first_chunk::<HEADER>().copied() {
             let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
-            if header[..3] != [CONTENT, 3, 3] || !(TAG + 1..=MOST).contains(&length) {
+            if header[..3] != [CONTENT, 3, 3] || !(TAG + 1..=MAX_RECORD_BYTES).contains(&length) {
                 return bad("something else than a record came");
             }
             let Some(record) = came[done.used + HEADER..].get_mut(..length) else { break };
@@ -306,7 +306,7 @@ impl Opener {
             let Some(at) = text.iter().rposition(|b| *b != 0) else { return bad("a record without a type") };
             let (text, kind) = (&text[..at], text[at]);
             self.idle = if kind == CONTENT && !text.is_empty() { 0 } else { self.idle + 1 };
-            if self.idle > IDLE_RECORDS {
+            if self.idle > MAX_IDLE_RECORDS {
                 return bad("records that say nothing");
             }
             match (kind, text) {

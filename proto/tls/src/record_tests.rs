@@ -11,7 +11,7 @@ fn ends() -> [(Sealer, Opener); 2] {
     let issued = authority.issue("test", &[peer], Duration::from_secs(60)).expect("issued");
     let ours = Credentials::of_issued(&issued).expect("good");
     let mut dials = Handshake::dials(&ours, &Expected::SERVER).expect("begun");
-    let mut accepts = Handshake::accepts(&ours, &Expected::ANYBODY, false).expect("begun");
+    let mut accepts = Handshake::accepts(&ours, &Expected::ANY_ROLE, false).expect("begun");
     let mut to_accept: Vec<u8> = Vec::new();
     let mut to_dial: Vec<u8> = Vec::new();
     let turn = |of: &mut Handshake, came: &mut Vec<u8>, to: &mut Vec<u8>| {
@@ -46,7 +46,7 @@ fn take(sealer: &mut Sealer) -> Vec<u8> {
     bytes
 }
 
-fn opened(opener: &mut Opener, bytes: &mut [u8]) -> Result<(Vec<u8>, Came), TlsError> {
+fn opened(opener: &mut Opener, bytes: &mut [u8]) -> Result<(Vec<u8>, OpenedRecords), TlsError> {
     let mut text = Vec::new();
     let came = opener.open(bytes, &mut |said| text.extend_from_slice(said))?;
     Ok((text, came))
@@ -63,7 +63,7 @@ fn a_record_opens_once_in_its_place_and_unchanged() {
         changed[at] ^= 1;
         // A longer length waits for more bytes; every other change is detected at once.
         let (text, came) = opened(&mut opens, &mut changed)
-            .unwrap_or((Vec::new(), Came { used: 0, end: false, asks: false }));
+            .unwrap_or((Vec::new(), OpenedRecords { used: 0, end: false, asks: false }));
         assert_eq!((text.len(), came.used), (0, 0), "byte {at}");
     }
     let mut part = one[..one.len() - 1].to_vec();
@@ -95,7 +95,7 @@ fn keys_change_each_way_while_more_is_said() {
         assert_eq!(opened(&mut hears, &mut back).expect("opened").0, b"answer");
     }
     // A key is changed after its last record.
-    seals.key.used = UNDER_A_KEY;
+    seals.key.used = MAX_RECORDS_PER_KEY;
     let mut bytes = sealed(&mut seals, b"more");
     assert_eq!(seals.key.used, 1);
     assert_eq!(opened(&mut opens, &mut bytes).expect("opened").0, b"more");
@@ -108,7 +108,7 @@ fn keys_change_each_way_while_more_is_said() {
 fn what_says_nothing_for_ever_is_an_end() {
     for flood in [|s: &mut Sealer| s.update(true), |s: &mut Sealer| s.record(CONTENT, 0, |_| {})] {
         let [(mut seals, _), (_, mut opens)] = ends();
-        (0..=IDLE_RECORDS).for_each(|_| flood(&mut seals).expect("sealed"));
+        (0..=MAX_IDLE_RECORDS).for_each(|_| flood(&mut seals).expect("sealed"));
         assert!(opened(&mut opens, &mut take(&mut seals)).is_err());
     }
     // Not a message that we expect: a part of one, a ticket, an alert.

@@ -20,13 +20,13 @@ pub fn refusal(address: &str) -> Option<String> {
 }
 
 /// A connection of an HTTP client, whose first bytes are noted.
-pub struct Noted {
+pub struct NotedConnection {
     wire: Wire,
     /// Until something has arrived.
     address: Option<String>,
 }
 
-impl Noted {
+impl NotedConnection {
     pub(crate) fn new(wire: Wire, address: &str) -> Self {
         Self { wire, address: Some(address.into()) }
     }
@@ -36,7 +36,7 @@ impl Noted {
     }
 }
 
-impl AsyncRead for Noted {
+impl AsyncRead for NotedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -56,7 +56,7 @@ impl AsyncRead for Noted {
     }
 }
 
-impl AsyncWrite for Noted {
+impl AsyncWrite for NotedConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.wire().poll_write(cx, buf)
     }

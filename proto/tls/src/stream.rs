@@ -129,7 +129,7 @@ impl std::fmt::Debug for WriteHalf {
 }
 
 /// A failed handshake: the reason, and the socket, which has carried the reason to the peer.
-pub struct Failed {
+pub struct FailedHandshake {
     /// The reason.
     pub why: TlsError,
     /// Its last bytes may still be in flight.
@@ -159,15 +159,15 @@ impl Stream {
         credentials: &Credentials,
         from: &Expected,
         http1: bool,
-    ) -> Result<(Self, Rights), Failed> {
+    ) -> Result<(Self, Rights), FailedHandshake> {
         let handshake = match Handshake::accepts(credentials, from, http1) {
             Ok(handshake) => handshake,
-            Err(why) => return Err(Failed { why, socket, said: Vec::new() }),
+            Err(why) => return Err(FailedHandshake { why, socket, said: Vec::new() }),
         };
         Self::begin(socket, handshake).await
     }
 
-    async fn begin(socket: TcpStream, mut handshake: Handshake) -> Result<(Self, Rights), Failed> {
+    async fn begin(socket: TcpStream, mut handshake: Handshake) -> Result<(Self, Rights), FailedHandshake> {
         let mut incoming = Incoming::default();
         let met = meet(&mut incoming, &socket, &mut handshake).await;
         match met.and_then(|rights| Ok((rights, handshake.over()?))) {
@@ -177,7 +177,7 @@ impl Stream {
             }
             Err(why) => {
                 let said = incoming.raw().to_vec();
-                Err(Failed { why, socket, said })
+                Err(FailedHandshake { why, socket, said })
             }
         }
     }

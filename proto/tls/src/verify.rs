@@ -21,10 +21,10 @@ use std::sync::Arc;
 /// Why a correctly signed certificate is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Unfit(String);
+struct CertificateFault(String);
 
 fn unfit(why: String) -> Error {
-    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Unfit(why)))))
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(CertificateFault(why)))))
 }
 
 fn rights(cert: &CertificateDer<'_>, expected: &Expected) -> Result<(), Error> {
@@ -49,7 +49,7 @@ impl Expected {
     /// A server of the fleet.
     pub const SERVER: Self = Self { need: Need::Peer, job: None };
     /// Any peer with a role.
-    pub const ANYBODY: Self = Self { need: Need::Any, job: None };
+    pub const ANY_ROLE: Self = Self { need: Need::Any, job: None };
 
     /// A process that trains this job.
     pub fn worker_of(job: &str) -> Self {
@@ -59,13 +59,13 @@ impl Expected {
 
 /// Verifies the server of an outgoing connection.
 #[derive(Debug)]
-pub(crate) struct Dialled {
+pub(crate) struct ServerVerifier {
     pub roots: Arc<RootCertStore>,
     pub provider: Arc<CryptoProvider>,
     pub expected: Expected,
 }
 
-impl ServerCertVerifier for Dialled {
+impl ServerCertVerifier for ServerVerifier {
     fn verify_server_cert(
         &self,
         cert: &CertificateDer<'_>,
@@ -106,12 +106,12 @@ impl ServerCertVerifier for Dialled {
 
 /// Verifies the client of an incoming connection.
 #[derive(Debug)]
-pub(crate) struct Dialling {
+pub(crate) struct ClientVerifier {
     pub chain: Arc<dyn ClientCertVerifier>,
     pub expected: Expected,
 }
 
-impl Dialling {
+impl ClientVerifier {
     /// Signed by one of these authorities.
     pub fn new(
         roots: Arc<RootCertStore>,
@@ -123,7 +123,7 @@ impl Dialling {
     }
 }
 
-impl ClientCertVerifier for Dialling {
+impl ClientCertVerifier for ClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }

@@ -34,7 +34,7 @@ async fn meet(
     let at = listener.local_addr().expect("bound");
     let serves = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.expect("accepted");
-        match Stream::accept(socket, &server, &Expected::ANYBODY, false).await {
+        match Stream::accept(socket, &server, &Expected::ANY_ROLE, false).await {
             Ok((mut stream, rights)) => {
                 stream.write_all(b"welcome").await.expect("written");
                 stream.shutdown().await.expect("shut down");
@@ -110,7 +110,7 @@ async fn why_a_connection_was_refused_is_known_until_something_is_heard_there() 
     let serves = tokio::spawn(async move {
         for _ in 0..2 {
             let (socket, _) = listener.accept().await.expect("accepted");
-            match Stream::accept(socket, &peer, &Expected::ANYBODY, false).await {
+            match Stream::accept(socket, &peer, &Expected::ANY_ROLE, false).await {
                 Ok((mut stream, _)) => stream.write_all(b"welcome").await.expect("written"),
                 Err(mut failed) => failed.socket.shutdown().await.expect("shut down"),
             }
@@ -144,7 +144,7 @@ async fn what_is_said_arrives_whatever_the_pieces() {
     let serves = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.expect("accepted");
         let (stream, _) =
-            Stream::accept(socket, &peer, &Expected::ANYBODY, false).await.map_err(|f| f.why)?;
+            Stream::accept(socket, &peer, &Expected::ANY_ROLE, false).await.map_err(|f| f.why)?;
         let (mut read, mut write) = stream.into_split();
         tokio::io::copy(&mut read, &mut write).await?;
         write.shutdown().await?;
@@ -222,7 +222,7 @@ async fn plain_text_is_recognised_by_both() {
     let mut socket = TcpStream::connect(at).await.expect("it listens");
     let (came, _) = listener.accept().await.expect("accepted");
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("written");
-    let Err(failed) = Stream::accept(came, &peer, &Expected::ANYBODY, false).await else {
+    let Err(failed) = Stream::accept(came, &peer, &Expected::ANY_ROLE, false).await else {
         panic!("it is not TLS")
     };
     assert!(matches!(failed.why, TlsError::Plain), "{}", failed.why);

@@ -14,11 +14,11 @@ use std::{
 use tokio::sync::oneshot;
 
 /// Jobs that are remembered without work in progress: the end of their last work may be in the future.
-const REMEMBERED: usize = 1024;
+const MAX_IDLE_JOBS: usize = 1024;
 
 /// The slots of one pool.
 #[derive(Clone, Debug)]
-pub struct Turns(Arc<Mutex<State>>);
+pub struct FairQueue(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
@@ -33,14 +33,14 @@ struct Job {
     /// The virtual end of its last piece of work.
     ends: u64,
     /// By rising start.
-    waiting: VecDeque<(u64, oneshot::Sender<Turn>)>,
+    waiting: VecDeque<(u64, oneshot::Sender<FairSlot>)>,
 }
 
 /// A slot for a piece of work; dropping it frees the slot.
 #[derive(Debug)]
-pub struct Turn(Option<Turns>);
+pub struct FairSlot(Option<FairQueue>);
 
-impl Turns {
+impl FairQueue {
     /// With this many slots.
     pub fn new(at_a_time: usize) -> Self {
         Self(Arc::new(Mutex::new(State { free: at_a_time.max(1), now: 0, jobs: HashMap::new() })))
@@ -48,7 +48,7 @@ impl Turns {
 
     /// Waits for a slot for this job, for work of `bytes` bytes. Dropping the future takes no slot from
     /// another job.
-    pub async fn of(&self, job: u32, bytes: u64) -> Option<Turn> {
+    pub async fn of(&self, job: u32, bytes: u64) -> Option<FairSlot> {
         let waits = {
             let mut state = self.0.lock();
             let State { free, now, jobs } = &mut *state;
@@ -58,7 +58,7 @@ impl Turns {
             if *free > 0 {
                 *free -= 1;
                 *now = start;
-                return Some(Turn(Some(self.clone())));
+                return Some(FairSlot(Some(self.clone())));
             }
             let (tx, rx) = oneshot::channel();
             of.waiting.push_back((start, tx));
@@ -76,7 +76,7 @@ impl Turns {
                 let next = state.jobs.iter().filter_map(|(id, job)| Some((first(job)?, *id))).min();
                 let Some((start, next)) = next else {
                     state.free += 1;
-                    if state.jobs.len() > REMEMBERED {
+                    if state.jobs.len() > MAX_IDLE_JOBS {
                         let now = state.now;
                         state.jobs.retain(|_, job| job.ends > now);
                     }
@@ -85,7 +85,7 @@ impl Turns {
                 state.now = state.now.max(start);
                 let waiting = state.jobs.get_mut(&next).and_then(|job| job.waiting.pop_front());
                 let Some((_, tx)) = waiting else { continue };
-                (tx, Turn(Some(self.clone())))
+                (tx, FairSlot(Some(self.clone())))
             };
             match tx.send(turn) {
                 Ok(()) => return,
@@ -96,7 +96,7 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for FairSlot {
     fn drop(&mut self) {
         if let Some(turns) = self.0.take() {
             turns.over();
@@ -113,7 +113,7 @@ mod tests {
     /// The bytes served to each job in `turns` slots, one at a time, if it always has this many pieces of
     /// this size waiting.
     fn served(jobs: &[(u32, usize, u64)], turns: usize) -> BTreeMap<u32, u64> {
-        let all = Turns::new(1);
+        let all = FairQueue::new(1);
         let mut waiting = FuturesUnordered::new();
         let ask = |job: u32, bytes: u64| {
             let all = all.clone();
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn who_wanted_nothing_has_nothing_saved_up() {
-        let all = Turns::new(1);
+        let all = FairQueue::new(1);
         let turn = |job| all.of(job, 100).now_or_never().flatten().expect("free");
         (0..50).for_each(|_| drop(turn(1)));
         // The other job comes now: it does not get 50 slots in a row.
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn who_goes_away_takes_nobody_s_turn_along() {
-        let all = Turns::new(2);
+        let all = FairQueue::new(2);
         let held: Vec<_> = (0..2).map(|_| all.of(1, 1).now_or_never().flatten().expect("free")).collect();
         let mut goes = Box::pin(all.of(2, 1));
         let mut stays = Box::pin(all.of(2, 1));

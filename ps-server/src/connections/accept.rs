@@ -1,7 +1,7 @@
 //! The listeners. No error of `accept` ends one. tonic would retry at once, which without a free descriptor
 //! takes a whole core and accepts nothing.
 
-use super::{Connections, Guarded, Lane, Origin, door::Opens};
+use super::{Connections, GuardedSocket, Lane, Origin, door::IdentifiableSocket};
 use futures::Stream;
 use paraft_host::is_shortage;
 use paraft_proto::limits;
@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A source of connections.
 pub trait Listen: Send + 'static {
     /// A socket of a connection.
-    type Socket: Opens;
+    type Socket: IdentifiableSocket;
     /// The next connection, and its origin. Dropping the future loses none.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Socket, Origin)>> + Send;
 }
@@ -48,7 +48,7 @@ impl Listen for UnixListener {
 
 impl Connections {
     /// The next connection for which there is room.
-    pub(super) async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> Guarded<L::Socket> {
+    pub(super) async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> GuardedSocket<L::Socket> {
         let mut failing = false;
         loop {
             self.few_going().await;
@@ -57,7 +57,7 @@ impl Connections {
                     failing = false;
                     // Without a place it is dropped, which closes it.
                     if let Some(visitor) = self.admit(from) {
-                        return Guarded::new(socket, visitor);
+                        return GuardedSocket::new(socket, visitor);
                     }
                 }
                 Err(error) => {
@@ -73,19 +73,19 @@ impl Connections {
 }
 
 /// Maximum number of identified connections that wait for the service.
-const BEGUN: usize = 64;
+const MAX_IDENTIFIED: usize = 64;
 
 /// The connections of a listener, once their peers are identified.
 fn opened<L: Listen + Sync, T: Send + 'static, F>(
     listener: L,
     connections: Arc<Connections>,
     http1: bool,
-    begin: impl Fn(Guarded<<L::Socket as Opens>::Wire>) -> F + Clone + Send + 'static,
+    begin: impl Fn(GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>) -> F + Clone + Send + 'static,
 ) -> mpsc::Receiver<T>
 where
     F: Future<Output = Option<T>> + Send,
 {
-    let (tx, rx) = mpsc::channel(BEGUN);
+    let (tx, rx) = mpsc::channel(MAX_IDENTIFIED);
     tokio::spawn(async move {
         loop {
             let socket = tokio::select! {
@@ -112,30 +112,35 @@ pub fn incoming<L: Listen + Sync>(
     listener: L,
     connections: Arc<Connections>,
     lanes: impl Fn(Lane) + Clone + Send + 'static,
-) -> impl Stream<Item = io::Result<Guarded<<L::Socket as Opens>::Wire>>> {
-    let begun = opened(listener, connections, false, move |socket: Guarded<<L::Socket as Opens>::Wire>| {
-        let lanes = lanes.clone();
-        async move {
-            match socket.begins().await? {
-                Ok(socket) => Some(Ok(socket)),
-                Err(lane) => {
-                    lanes(lane);
-                    None
+) -> impl Stream<Item = io::Result<GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>>> {
+    let begun = opened(
+        listener,
+        connections,
+        false,
+        move |socket: GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>| {
+            let lanes = lanes.clone();
+            async move {
+                match socket.begins().await? {
+                    Ok(socket) => Some(Ok(socket)),
+                    Err(lane) => {
+                        lanes(lane);
+                        None
+                    }
                 }
             }
-        }
-    });
+        },
+    );
     ReceiverStream::new(begun)
 }
 
 /// A listener for axum. Its connections stay unknown: `/metrics` is for callers that may read of all jobs,
 /// and its connections are closed first.
-pub struct BoundedListener(mpsc::Receiver<Guarded<Wire>>);
+pub struct BoundedListener(mpsc::Receiver<GuardedSocket<Wire>>);
 
 impl BoundedListener {
     /// The connections of a listener.
     pub fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
-        Self(opened(listener, connections, true, |socket: Guarded<Wire>| async move {
+        Self(opened(listener, connections, true, |socket: GuardedSocket<Wire>| async move {
             let visitor = socket.visitor();
             if visitor.rights().are_for_all(Need::Reader) {
                 return Some(socket);
@@ -147,7 +152,7 @@ impl BoundedListener {
 }
 
 impl axum::serve::Listener for BoundedListener {
-    type Io = Guarded<Wire>;
+    type Io = GuardedSocket<Wire>;
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, ()) {

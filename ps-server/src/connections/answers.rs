@@ -28,10 +28,10 @@ use tonic::{Status, body::Body};
 /// of 100 KiB/s.
 pub const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of checks of all answers.
-pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+pub const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of one certificate's requests (status, weights to read) whose answers are not read to the
 /// end.
-pub const QUESTIONS: usize = 512;
+pub const MAX_OPEN_ANSWERS: usize = 512;
 
 /// All answers of a server.
 pub(super) struct Answers {
@@ -102,7 +102,7 @@ impl Answers {
         let mut questions = self.questions.lock();
         questions.get(&of).and_then(Weak::upgrade).unwrap_or_else(|| {
             questions.retain(|_, left| left.strong_count() > 0);
-            let left = Arc::new(Semaphore::new(QUESTIONS));
+            let left = Arc::new(Semaphore::new(MAX_OPEN_ANSWERS));
             questions.insert(of, Arc::downgrade(&left));
             left
         })
@@ -116,7 +116,7 @@ impl Visitor {
     }
 
     /// As [`Self::answer`], to one of the concurrent requests of its certificate. A request beyond
-    /// [`QUESTIONS`] waits, and only its own stream waits with it.
+    /// [`MAX_OPEN_ANSWERS`] waits, and only its own stream waits with it.
     pub(crate) async fn answer_question(&self) -> Arc<Answer> {
         let question = self.connections.answers.question(self.rights().to_string()).await;
         self.begin(question)
@@ -174,7 +174,7 @@ impl http_body::Body for WatchedBody {
         let answer = &self.answer;
         frame.map_ok(|frame| {
             // The transport may keep the bytes longer than this body: the answer ends when they are dropped.
-            frame.map_data(|bytes| Bytes::from_owner(Sent { bytes, _answer: answer.clone() }))
+            frame.map_data(|bytes| Bytes::from_owner(SentBytes { bytes, _answer: answer.clone() }))
         })
     }
 
@@ -187,12 +187,12 @@ impl http_body::Body for WatchedBody {
     }
 }
 
-struct Sent {
+struct SentBytes {
     bytes: Bytes,
     _answer: Arc<Answer>,
 }
 
-impl AsRef<[u8]> for Sent {
+impl AsRef<[u8]> for SentBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -268,7 +268,7 @@ mod tests {
         // tokio suspends a task that takes much at once, even if there is more.
         let asks = tokio::task::unconstrained(async {
             let mut asked = Vec::new();
-            for _ in 0..QUESTIONS {
+            for _ in 0..MAX_OPEN_ANSWERS {
                 asked.push(visitor.answer_question().await);
             }
             let mut next = std::pin::pin!(visitor.answer_question());

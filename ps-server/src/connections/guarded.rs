@@ -1,6 +1,6 @@
 //! A socket that is counted, has a timeout for its first bytes, and can be closed from outside.
 
-use super::{Lane, Visitor, lanes::Carries};
+use super::{Lane, Visitor, lanes::LaneSocket};
 use paraft_lanes::Purpose;
 use std::{
     future::{Future, poll_fn},
@@ -19,7 +19,7 @@ use tonic::transport::server::Connected;
 const PREFACE_BYTES: usize = 24;
 
 /// A connection of the table; it leaves the table when it is dropped.
-pub struct Guarded<S> {
+pub struct GuardedSocket<S> {
     socket: S,
     place: Place,
     /// Until its first bytes have arrived: how many are missing, and the deadline.
@@ -53,7 +53,7 @@ impl Place {
     }
 }
 
-impl<S> Guarded<S> {
+impl<S> GuardedSocket<S> {
     pub(super) fn new(socket: S, visitor: Visitor) -> Self {
         Self::at(socket, Place(visitor))
     }
@@ -94,11 +94,11 @@ impl<S> Guarded<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> GuardedSocket<S> {
     /// Waits for its first bytes. `Err`: it asks for a lane; `None`: it has ended, or must.
     pub(super) async fn begins(mut self) -> Option<Result<Self, Lane>>
     where
-        S: Carries,
+        S: LaneSocket,
     {
         let mut first = [0; PREFACE_BYTES];
         self.read_exact(&mut first).await.ok()?;
@@ -110,7 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
     }
 }
 
-impl<S> Connected for Guarded<S> {
+impl<S> Connected for GuardedSocket<S> {
     type ConnectInfo = Visitor;
 
     fn connect_info(&self) -> Visitor {
@@ -118,7 +118,7 @@ impl<S> Connected for Guarded<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for GuardedSocket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -144,7 +144,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.stays(cx)?;
         Pin::new(&mut self.socket).poll_write(cx, buf)

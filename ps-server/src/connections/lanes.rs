@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 pub type Halves = (ReadHalf, WriteHalf, Option<Arc<Shared>>);
 
 /// A socket that can carry a lane.
-pub trait Carries {
+pub trait LaneSocket {
     /// Splits it into both halves.
     ///
     /// # Errors
@@ -21,14 +21,14 @@ pub trait Carries {
     fn halves(self) -> io::Result<Halves>;
 }
 
-impl Carries for Wire {
+impl LaneSocket for Wire {
     fn halves(self) -> io::Result<Halves> {
         let (read, write) = over_tcp(self);
         Ok((read, write, None))
     }
 }
 
-impl Carries for UnixStream {
+impl LaneSocket for UnixStream {
     fn halves(self) -> io::Result<Halves> {
         let shared = Shared::new(Trust::Copies);
         let (read, write) = over_unix(self, shared.clone())?;

@@ -1,6 +1,6 @@
 //! Connections to this server: their bound, their priority, and the timeout of silent ones.
 //!
-//! Every connection, over TCP or the Unix socket, is a [`Guarded`] one: it is counted, it must send its first
+//! Every connection, over TCP or the Unix socket, is a [`GuardedSocket`]: it is counted, it must send its first
 //! bytes within [`PREFACE`], and the table can close it. It starts as [`Rank::Unknown`] and gets its rank
 //! with its first accepted request. At the bound the lowest rank is closed first: a crowd of strangers costs
 //! strangers their connections, and costs no server, worker or log its descriptor.
@@ -21,9 +21,9 @@ mod lanes;
 mod table;
 
 pub use accept::{BoundedListener, Listen, incoming};
-pub use answers::{LOOK_INTERVAL, TAKE_TIMEOUT};
+pub use answers::{STALL_CHECK_INTERVAL, TAKE_TIMEOUT};
 pub(crate) use answers::{WatchedBody, watched};
-pub use guarded::Guarded;
+pub use guarded::GuardedSocket;
 pub use lanes::Lane;
 pub use table::{Bounds, Origin, Rank};
 
@@ -49,31 +49,36 @@ pub const PREFACE: Duration = Duration::from_secs(5);
 /// Maximum connections of one server, however many descriptors there are: each idle one takes about 40 KiB of
 /// buffers, so these take 640 MiB. A worker has one for each of its shards. A server has three to each other
 /// one and, during pushes, one to each follower of a shard that it leads.
-pub const MOST: usize = 16_384;
+pub const MAX_CONNECTIONS: usize = 16_384;
 /// Minimum, however few descriptors there are: with less no fleet can form.
-const LEAST: usize = 16;
+const MIN_CONNECTIONS: usize = 16;
 
 /// Descriptors that belong to no connection and no shard: standard streams (3), the runtime (6), listeners
 /// (3), log and trace (2), the control group's log and snapshot (8), small files and folders while written
 /// (4), and some of libraries (name resolution, /proc).
-const OWN: u64 = 32;
+const OWN_DESCRIPTORS: u64 = 32;
 /// Descriptors of each hosted replica: a snapshot being written and one being read, a folder being synced;
 /// for a leader, a lane to each of up to four followers; one spare. (The log belongs to the server, and
 /// counts there.)
-const A_REPLICA: u64 = 8;
+const DESCRIPTORS_PER_REPLICA: u64 = 8;
 /// Descriptors to each other server: a channel for bulk, one for votes and heartbeats, one for reports, and
 /// one that is made while its predecessor is still closing.
-const A_SERVER: u64 = 4;
+const DESCRIPTORS_PER_SERVER: u64 = 4;
 /// Connections that are being closed and whose tasks have not run yet.
-const GOING: usize = 16;
+const MAX_CLOSING: usize = 16;
 /// Pause between two checks of them.
-const GOING_PAUSE: Duration = Duration::from_millis(1);
+const CLOSING_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The number of connections for a process with `limit` descriptors, besides `replicas` and its own
 /// connections to `servers` other servers: what is left after keeping their descriptors.
 pub fn room(limit: u64, replicas: usize, servers: usize) -> usize {
-    let kept = OWN + A_REPLICA * replicas as u64 + A_SERVER * servers as u64 + GOING as u64;
-    usize::try_from(limit.saturating_sub(kept)).unwrap_or(MOST).clamp(LEAST, MOST)
+    let kept = OWN_DESCRIPTORS
+        + DESCRIPTORS_PER_REPLICA * replicas as u64
+        + DESCRIPTORS_PER_SERVER * servers as u64
+        + MAX_CLOSING as u64;
+    usize::try_from(limit.saturating_sub(kept))
+        .unwrap_or(MAX_CONNECTIONS)
+        .clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
 }
 
 /// All connections of a server. One for the process.
@@ -94,11 +99,11 @@ pub struct Connections {
 struct State {
     table: Table,
     /// By id, until the socket is closed: including those that the table has released.
-    open: HashMap<u64, Arc<Held>>,
+    open: HashMap<u64, Arc<ConnectionState>>,
 }
 
 /// State shared by a connection's socket, its requests and the table.
-struct Held {
+struct ConnectionState {
     id: u64,
     /// The connection is shed: its next read or write fails.
     shed: AtomicBool,
@@ -111,10 +116,10 @@ struct Held {
     /// What its peer may do; empty until that is known.
     rights: OnceLock<Arc<Rights>>,
     /// Called when it is closed.
-    tells: Mutex<Option<Tells>>,
+    tells: Mutex<Option<CloseCallback>>,
 }
 
-type Tells = Box<dyn FnOnce() + Send>;
+type CloseCallback = Box<dyn FnOnce() + Send>;
 
 /// Numbers of open and of closed connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,7 +149,7 @@ pub struct Counts {
 /// The connection that a request came on.
 #[derive(Clone)]
 pub struct Visitor {
-    held: Arc<Held>,
+    held: Arc<ConnectionState>,
     connections: Arc<Connections>,
 }
 
@@ -204,11 +209,11 @@ impl Connections {
     /// closes all that showed a certificate; they must connect again.
     pub fn expire(&self, withdrawn: bool) {
         let now = SystemTime::now();
-        let over = |held: &Arc<Held>| {
+        let over = |held: &Arc<ConnectionState>| {
             let rights = held.rights.get();
             rights.is_some_and(|r| r.have_ended(now) || (withdrawn && r.ends().is_some()))
         };
-        let all: Vec<Arc<Held>> =
+        let all: Vec<Arc<ConnectionState>> =
             self.state.lock().open.values().filter(|held| over(held)).cloned().collect();
         for held in all {
             if !held.shed.swap(true, Relaxed) {
@@ -232,7 +237,7 @@ impl Connections {
             self.refused.fetch_add(1, Relaxed);
             return None;
         };
-        let held = Arc::new(Held {
+        let held = Arc::new(ConnectionState {
             id,
             shed: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -280,10 +285,10 @@ impl Connections {
                 let state = self.state.lock();
                 state.open.len() - state.table.len()
             };
-            if going < GOING {
+            if going < MAX_CLOSING {
                 return;
             }
-            tokio::time::sleep(GOING_PAUSE).await;
+            tokio::time::sleep(CLOSING_POLL_INTERVAL).await;
         }
     }
 

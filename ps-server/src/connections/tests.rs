@@ -19,8 +19,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 fn what_logs_snapshots_and_peers_need_is_not_given_to_connections() {
     assert_eq!(room(128, 1, 2), 128 - 32 - 8 - 8 - 16);
     assert_eq!(room(1024, 64, 2), 1024 - 32 - 512 - 8 - 16);
-    assert_eq!(room(1 << 20, 64, 1000), MOST);
-    assert_eq!(room(64, 64, 1000), LEAST, "too few for anything");
+    assert_eq!(room(1 << 20, 64, 1000), MAX_CONNECTIONS);
+    assert_eq!(room(64, 64, 1000), MIN_CONNECTIONS, "too few for anything");
 }
 
 /// A server that reads everything; returns its address.
@@ -108,9 +108,9 @@ async fn one_with_a_rank_outlives_a_crowd_that_comes_later() {
 }
 
 /// The first calls fail as without a free descriptor.
-struct Short(TcpListener, AtomicUsize);
+struct FailingListener(TcpListener, AtomicUsize);
 
-impl Listen for Short {
+impl Listen for FailingListener {
     type Socket = TcpStream;
 
     async fn next(&self) -> io::Result<(TcpStream, Origin)> {
@@ -130,7 +130,7 @@ async fn without_a_descriptor_a_listener_waits_strangers_give_way_and_it_goes_on
     friend.is(Rank::Worker);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let listener = Short(listener, AtomicUsize::new(0));
+    let listener = FailingListener(listener, AtomicUsize::new(0));
     let _client = dial(address).await;
     let began = Instant::now();
     let accepted = timeout(DEADLINE, connections.accept(&listener)).await;

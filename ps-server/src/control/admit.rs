@@ -9,10 +9,10 @@ use std::{
 };
 
 /// How long an answer is valid: the workers of a job come together, each to every shard.
-const GOOD_FOR: Duration = Duration::from_millis(500);
+const ANSWER_TTL: Duration = Duration::from_millis(500);
 
 /// The last answer: its time, its job, and the result.
-pub(super) type Last = tokio::sync::Mutex<Option<(Instant, String, Result<(), String>)>>;
+pub(super) type LastAdmission = tokio::sync::Mutex<Option<(Instant, String, Result<(), String>)>>;
 
 impl Agent {
     /// Whether all servers that answer have room for the job; the error has the numbers. `text` is the job in
@@ -20,7 +20,7 @@ impl Agent {
     pub async fn admit(&self, job: &ServerJob, text: &str) -> Result<(), String> {
         let mut last = self.admitted.lock().await;
         if let Some((at, known, answer)) = &*last
-            && at.elapsed() < GOOD_FOR
+            && at.elapsed() < ANSWER_TTL
             && known == text
         {
             return answer.clone();

@@ -19,8 +19,8 @@ use crate::{
     replicas::{Replica, Replicas},
     replicated::{Applied, Change, Group},
 };
-pub(super) use leading::Leading;
-pub use leading::NotTaken;
+pub(super) use leading::LeaderState;
+pub use leading::ReportRefusal;
 use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
 use paraft_proto::RefusalKind;
 use parking_lot::Mutex;
@@ -74,7 +74,7 @@ pub struct Agent {
     replicas: Arc<Replicas>,
     pub(super) fleet: AtomicU64,
     remember: Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>,
-    pub(super) leading: Mutex<Leading>,
+    pub(super) leading: Mutex<LeaderState>,
     /// The groups of ranks, for this term of leadership.
     pub groups: Mutex<Groups>,
     /// A report arrived: plan now.
@@ -96,7 +96,7 @@ pub struct Agent {
     pub(super) reach: Reach,
     /// Addresses that asked to join lately, and when each asked first.
     pub(super) joins: Mutex<HashMap<String, Instant>>,
-    pub(super) admitted: super::admit::Last,
+    pub(super) admitted: super::admit::LastAdmission,
 }
 
 /// Maximum number of admitted servers that have not reported; the fleet admits no more.
@@ -109,11 +109,11 @@ pub fn report_interval(election: Duration) -> Duration {
 }
 
 /// Without work, checks for work take at most one part in this many of the time.
-const AT_REST: u32 = 500;
+const IDLE_FACTOR: u32 = 500;
 
 /// The outcome of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum ReportOutcome {
     /// The leader had not applied yet what this server has: its answer says nothing about that.
     Early,
     /// The report or the answer had something new, or no server has answered.
@@ -122,10 +122,10 @@ pub(super) enum Heard {
     Nothing,
 }
 
-/// For this long after a replica starts here, the server reports every [`SOON_PAUSE`] while the replica is in
-/// no group.
-const SOON: Duration = Duration::from_secs(1);
-const SOON_PAUSE: Duration = Duration::from_millis(10);
+/// For this long after a replica starts here, the server reports every [`FAST_REPORT_INTERVAL`]
+/// while the replica is in no group.
+const FAST_REPORT_PERIOD: Duration = Duration::from_secs(1);
+const FAST_REPORT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How long a stopping server tries to transfer its leaderships.
 pub const HAND_OVER: Duration = Duration::from_secs(2);
@@ -245,7 +245,7 @@ impl Agent {
                     () = tokio::time::sleep(pause) => {}
                     // There may be a directive, and the leader waits for its result.
                     _ = moved.changed() => {}
-                    () = self.done.notified() => soon = Instant::now() + SOON,
+                    () = self.done.notified() => soon = Instant::now() + FAST_REPORT_PERIOD,
                 }
             };
             tokio::select! {
@@ -260,15 +260,17 @@ impl Agent {
                             return Err(differs);
                         }
                     };
-                    early = (heard == Heard::Early).then(|| early.unwrap_or(began));
+                    early = (heard == ReportOutcome::Early).then(|| early.unwrap_or(began));
                     pause = match heard {
                         // A leader that never applies it is not asked for ever.
-                        Heard::Early if early.is_some_and(|since| since.elapsed() < SOON) => SOON_PAUSE.max(10 * began.elapsed()),
-                        Heard::Early | Heard::News => self.interval(),
-                        Heard::Nothing => self.idle_interval(began.elapsed()),
+                        ReportOutcome::Early if early.is_some_and(|since| since.elapsed() < FAST_REPORT_PERIOD) => {
+                            FAST_REPORT_INTERVAL.max(10 * began.elapsed())
+                        }
+                        ReportOutcome::Early | ReportOutcome::News => self.interval(),
+                        ReportOutcome::Nothing => self.idle_interval(began.elapsed()),
                     };
                     if Instant::now() < soon && self.replicas.all().iter().any(|(_, r)| r.group.membership().members.is_empty()) {
-                        pause = pause.min(SOON_PAUSE);
+                        pause = pause.min(FAST_REPORT_INTERVAL);
                     }
                 }
                 () = async { drop(ended.wait_for(Option::is_none).await) } => break,
@@ -282,7 +284,7 @@ impl Agent {
     /// took, so that a server with many idle groups costs little more than one with few.
     pub(super) fn idle_interval(&self, took: Duration) -> Duration {
         let silent = self.options.timeouts.silent;
-        (silent / 4).max(took * AT_REST).min(silent / 2).max(self.interval())
+        (silent / 4).max(took * IDLE_FACTOR).min(silent / 2).max(self.interval())
     }
 
     fn interval(&self) -> Duration {

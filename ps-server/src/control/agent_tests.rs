@@ -4,7 +4,7 @@ use super::{leading::PLAN_PAUSE, *};
 use crate::{
     admission::Answer,
     control::{
-        calls::{Hello, Reported, Told},
+        calls::{Hello, ReportAnswer, SentReport},
         joining,
         plan::{ReplicaReport, Report},
     },
@@ -56,9 +56,16 @@ impl Calls for At {
         Box::pin(async { Err("it is not asked".into()) })
     }
 
-    fn report<'a>(&'a self, _: &'a str, _: u64, told: &'a Told) -> BoxFuture<'a, Result<Reported, String>> {
+    fn report<'a>(
+        &'a self,
+        _: &'a str,
+        _: u64,
+        told: &'a SentReport,
+    ) -> BoxFuture<'a, Result<ReportAnswer, String>> {
         let (number, generation) = (told.number, self.0.load(Relaxed));
-        Box::pin(async move { Ok(Reported { accepted: true, number, generation, ..Reported::default() }) })
+        Box::pin(
+            async move { Ok(ReportAnswer { accepted: true, number, generation, ..ReportAnswer::default() }) },
+        )
     }
 
     fn room<'a>(&'a self, _: &'a str, _: ServerId, _: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
@@ -77,10 +84,10 @@ async fn a_leader_that_has_not_applied_yet_what_the_reporter_has_is_asked_again(
     agreed.apply(&Command::Found { fleet: 7, shape: SHAPE, servers }).expect("it is new");
     let generation = agreed.read(|s| s.generation);
     assert!(generation > 0);
-    assert_eq!(agent.report().await, Ok(Heard::Early));
-    assert_eq!(agent.report().await, Ok(Heard::Early), "until it has");
+    assert_eq!(agent.report().await, Ok(ReportOutcome::Early));
+    assert_eq!(agent.report().await, Ok(ReportOutcome::Early), "until it has");
     applied.store(generation, Relaxed);
-    assert_eq!(agent.report().await, Ok(Heard::Nothing));
+    assert_eq!(agent.report().await, Ok(ReportOutcome::Nothing));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,7 +107,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     for i in 0..20_000 {
         // Each has something new.
         let report = Report { control_trouble: i.to_string(), ..agent.own_report(None) };
-        let taken = agent.take_report(Told { server, number: 1, report, ..Told::default() });
+        let taken = agent.take_report(SentReport { server, number: 1, report, ..SentReport::default() });
         assert!(taken.is_ok(), "it leads");
         let at = agent.leading.lock().planned.as_ref().map(|p| p.at);
         plans += u128::from(at != last);

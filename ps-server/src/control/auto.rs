@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 
 /// State for jobs with an automatic bound; lost with the leadership.
 #[derive(Debug, Default)]
-pub(super) struct Follows(BTreeMap<JobId, Followed>);
+pub(super) struct AutoRules(BTreeMap<JobId, RunningRule>);
 
 #[derive(Debug)]
-struct Followed {
+struct RunningRule {
     /// The founding of the job's first shard, which names this run.
     founding: u64,
     steering: Steering,
@@ -19,7 +19,7 @@ struct Followed {
     wanted: u64,
 }
 
-impl Follows {
+impl AutoRules {
     /// The directives to send now, and their servers.
     pub fn steer(&mut self, view: &View) -> Vec<(ServerId, Directive)> {
         self.0.retain(|job, _| view.state.shape_of(*job).is_some());
@@ -37,7 +37,7 @@ impl Follows {
             self.0.remove(&job);
             return None;
         };
-        let new = || Followed { founding, steering: Steering::default(), wanted: 0 };
+        let new = || RunningRule { founding, steering: Steering::default(), wanted: 0 };
         let followed = self.0.entry(job).or_insert_with(new);
         if followed.founding != founding {
             *followed = new();

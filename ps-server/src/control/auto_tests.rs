@@ -1,7 +1,7 @@
 //! Which server gets which switch of the mode, and what is lost with a leader of the control group.
 
 use super::{
-    auto::Follows,
+    auto::AutoRules,
     jobs::JobFacts,
     plan::{Action, Directive, JobReport, LastReport, ReplicaReport, Report, Timeouts, View},
     state::{Command, Place, Shape, State},
@@ -73,7 +73,7 @@ impl Fleet {
     }
 
     /// The directive of the control group's leader.
-    fn steer(&self, follows: &mut Follows) -> Option<(ServerId, Switch)> {
+    fn steer(&self, follows: &mut AutoRules) -> Option<(ServerId, Switch)> {
         let now = Instant::now();
         let heard: BTreeMap<_, _> = (0..3)
             .map(|s| {
@@ -129,7 +129,7 @@ impl Fleet {
 
 #[test]
 fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
-    let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+    let (mut fleet, mut follows) = (Fleet::new(), AutoRules::default());
     assert_eq!(fleet.steer(&mut follows), None);
     fleet.trains(WINDOW);
     let (server, switch) = fleet.steer(&mut follows).expect("stragglers dominate");
@@ -148,7 +148,7 @@ fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
 
 #[test]
 fn a_shard_that_was_founded_anew_has_another_job() {
-    let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+    let (mut fleet, mut follows) = (Fleet::new(), AutoRules::default());
     fleet.trains(WINDOW);
     assert_eq!(fleet.steer(&mut follows), None, "whose window that was is not known");
     fleet.trains(WINDOW);
@@ -161,14 +161,14 @@ fn a_shard_that_was_founded_anew_has_another_job() {
 #[test]
 fn whoever_leads_the_control_group_next_goes_on_with_the_job() {
     for dies_every in [usize::MAX, 9, 7, 6] {
-        let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+        let (mut fleet, mut follows) = (Fleet::new(), AutoRules::default());
         let mut modes = Vec::new();
         for i in 1..120 {
             fleet.trains(WINDOW);
             let told = fleet.steer(&mut follows);
             if i % dies_every == 0 {
                 // Its decisions that were not sent are lost with it.
-                follows = Follows::default();
+                follows = AutoRules::default();
             } else if let Some((_, switch)) = told {
                 fleet.takes(switch);
                 modes.push(switch.mode);

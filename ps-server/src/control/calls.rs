@@ -26,7 +26,7 @@ pub struct Hello {
 
 /// A report to send: the difference to the one that the leader has, or all of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct SentReport {
     /// The reporting server.
     pub server: ServerId,
     /// Drawn at random.
@@ -41,7 +41,7 @@ pub struct Told {
 
 /// The answer to a report.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Reported {
+pub struct ReportAnswer {
     /// The control group's leader has taken it.
     pub accepted: bool,
     /// The leader's address, if known there.
@@ -68,8 +68,8 @@ pub trait Calls: Send + Sync {
         &'a self,
         address: &'a str,
         fleet: u64,
-        told: &'a Told,
-    ) -> BoxFuture<'a, Result<Reported, String>>;
+        told: &'a SentReport,
+    ) -> BoxFuture<'a, Result<ReportAnswer, String>>;
 
     /// Asks whether `server` has room for this job (in its form for the log).
     fn room<'a>(

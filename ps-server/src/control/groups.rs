@@ -23,26 +23,26 @@ use std::{
 /// Maximum number of groups: a leader's memory must not grow with what clients send.
 pub(super) const MAX_GROUPS: usize = 4096;
 /// Maximum bytes of an address.
-pub(super) const MAX_ADDRESS: usize = 256;
+pub(super) const MAX_ADDRESS_BYTES: usize = 256;
 /// Maximum bytes of a job's name here.
-const MAX_JOB: usize = 512;
+const MAX_JOB_NAME_BYTES: usize = 512;
 /// Maximum bytes of a text about settings.
-const MAX_SETTINGS: usize = 4096;
+const MAX_SETTINGS_BYTES: usize = 4096;
 /// Survivors notice a lost rank at once, except in the middle of a step. A rank that takes longer joins
 /// later.
-pub const GATHERING: Duration = Duration::from_secs(5);
+pub const GATHER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A waiting rank repeats its request; after this long without one it has gone.
-pub(super) const HUNG_UP: Duration = Duration::from_millis(700);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_millis(700);
 /// A new leader of the control group receives a heartbeat of every group within this time. Until then it
 /// assigns no rank that knows of no group.
-pub(super) const LEARNING: Duration = Duration::from_millis(1500);
+pub(super) const LEARN_PERIOD: Duration = Duration::from_millis(1500);
 /// A rank waits for a group leader that sends heartbeats, however long its step takes: the leader's session
 /// with the servers continues.
-pub(super) const SPEAKS: Duration = Duration::from_secs(3);
+pub(super) const LEADER_TIMEOUT: Duration = Duration::from_secs(3);
 /// A group whose leader is silent for this long is over.
-pub(super) const SILENT: Duration = Duration::from_secs(15);
+pub(super) const GROUP_TIMEOUT: Duration = Duration::from_secs(15);
 /// For this long after a job is done, a rank that returns is told so.
-pub(super) const REMEMBERED: Duration = Duration::from_secs(60);
+pub(super) const DONE_RETENTION: Duration = Duration::from_secs(60);
 
 /// The worker that the ranks form.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,7 +115,7 @@ impl From<String> for Refused {
 
 /// Whether it can be a group: data from the wire is kept only then.
 fn is_sound(s: &Assignment) -> bool {
-    let sound = |r: &Assigned| r.address.len() <= MAX_ADDRESS && r.rank < MAX_RANKS;
+    let sound = |r: &Assigned| r.address.len() <= MAX_ADDRESS_BYTES && r.rank < MAX_RANKS;
     s.generation > 0
         && !s.ranks.is_empty()
         && s.ranks.len() <= MAX_RANKS as usize
@@ -153,7 +153,7 @@ struct Gathering {
 #[derive(Debug, Default)]
 pub struct Groups {
     all: BTreeMap<Key, Gathering>,
-    /// See [`LEARNING`].
+    /// See [`LEARN_PERIOD`].
     learns_until: Option<Instant>,
 }
 
@@ -176,7 +176,7 @@ pub enum Answer {
 impl Groups {
     /// For a leader of the control group that takes over `now`; groups may exist if `jobs` exist.
     pub fn taken_over(jobs: bool, now: Instant) -> Self {
-        Self { all: BTreeMap::new(), learns_until: jobs.then(|| now + LEARNING) }
+        Self { all: BTreeMap::new(), learns_until: jobs.then(|| now + LEARN_PERIOD) }
     }
 
     /// A rank asks, as it does several times a second until it is assigned. `Err`: it never will be, with the
@@ -213,8 +213,9 @@ impl Groups {
             return Err(format!("rank {rank}, {} ranks lost, of a group of {size}", asks.lost.len()).into());
         }
         // Other ranks are shown a rank's texts.
-        let too_long =
-            address.len() > MAX_ADDRESS || key.job.len() > MAX_JOB || asks.settings.len() > MAX_SETTINGS;
+        let too_long = address.len() > MAX_ADDRESS_BYTES
+            || key.job.len() > MAX_JOB_NAME_BYTES
+            || asks.settings.len() > MAX_SETTINGS_BYTES;
         if too_long || has_control([address, &key.job, &asks.settings]) {
             return Err(
                 "the address, the job's name or the settings are too long, or have control characters"
@@ -279,7 +280,7 @@ impl Groups {
     /// wait to join.
     pub fn hold(&mut self, key: &Key, holds: Heartbeat, now: Instant) -> Result<u32, String> {
         let Heartbeat { assignment, settings, step, over } = holds;
-        let too_long = key.job.len() > MAX_JOB || settings.len() > MAX_SETTINGS;
+        let too_long = key.job.len() > MAX_JOB_NAME_BYTES || settings.len() > MAX_SETTINGS_BYTES;
         let addresses = assignment.ranks.iter().map(|r| &r.address);
         if !is_sound(&assignment) || too_long || has_control(addresses.chain([&key.job, &settings])) {
             return Err("that is no group".into());
@@ -345,13 +346,13 @@ impl Groups {
 
 impl Gathering {
     fn speaks(&self, now: Instant) -> bool {
-        self.over.is_none() && self.heard.is_some_and(|h| now.saturating_duration_since(h) < SILENT)
+        self.over.is_none() && self.heard.is_some_and(|h| now.saturating_duration_since(h) < GROUP_TIMEOUT)
     }
 
     /// Whether the finished job is that of the waiting ranks: their settings are equal.
     fn is_over(&self, now: Instant) -> bool {
         let settings = self.waiting.values().next().map(|w| &w.asks.settings);
-        self.over.is_some_and(|o| now.saturating_duration_since(o) < REMEMBERED)
+        self.over.is_some_and(|o| now.saturating_duration_since(o) < DONE_RETENTION)
             && settings.is_some_and(|s| self.settings.as_ref() == Some(s))
     }
 
@@ -402,7 +403,7 @@ impl Gathering {
     }
 
     fn forget(&mut self, now: Instant) {
-        self.waiting.retain(|_, w| now.saturating_duration_since(w.asked) < HUNG_UP);
+        self.waiting.retain(|_, w| now.saturating_duration_since(w.asked) < REQUEST_TIMEOUT);
     }
 
     /// Assigns the waiting ranks, if it is time. `learning`: there may be a group that this leader does not
@@ -428,7 +429,7 @@ impl Gathering {
                 // with the rank of a live member.
                 let left = |r: &Assigned| self.waiting.get(&r.rank).filter(|w| w.asks.token == r.token);
                 let first_left = s.ranks.iter().filter_map(left).map(|w| w.since).min();
-                let heard = self.heard.is_some_and(|h| now.saturating_duration_since(h) < SPEAKS);
+                let heard = self.heard.is_some_and(|h| now.saturating_duration_since(h) < LEADER_TIMEOUT);
                 match first_left {
                     // Only processes that have replaced others, or are new.
                     None => {
@@ -438,7 +439,7 @@ impl Gathering {
                     Some(first) => {
                         let gone = |r: &Assigned| left(r).is_some() || self.lost.contains(&r.rank);
                         let leader_comes = heard && s.ranks.first().is_some_and(|l| !gone(l));
-                        let late = now.saturating_duration_since(first) >= GATHERING;
+                        let late = now.saturating_duration_since(first) >= GATHER_TIMEOUT;
                         s.ranks.iter().all(gone) || (late && !leader_comes)
                     }
                 }

@@ -60,7 +60,7 @@ fn a_group_begins_when_all_are_there_and_says_who_is_missing() {
     let mut g = Groups::default();
     let two = [asks(2, 12, (0, 0), &[]), asks(1, 11, (0, 0), &[])];
     assert_eq!(patiently(&mut g, &two, now, TIMEOUT - Duration::from_secs(1)), None);
-    assert_eq!(assigned(&mut g, &two, now + TIMEOUT - HUNG_UP / 2), None);
+    assert_eq!(assigned(&mut g, &two, now + TIMEOUT - REQUEST_TIMEOUT / 2), None);
     let late = now + TIMEOUT;
     let Refused { why, then } = g.join(&key(), two[1].clone(), late).expect_err("it takes too long");
     assert!(then == Advice::GiveUp && why.contains("2 of 3 ranks") && why.contains("missing: 0"), "{why}");
@@ -71,7 +71,7 @@ fn a_new_leader_of_the_control_group_learns_of_a_group_from_who_is_left_of_it() 
     let now = Instant::now();
     let mut g = Groups::default();
     let last = assignment(4, &[(0, 10), (1, 11), (2, 12)]);
-    let long = Assigned { rank: 0, token: 1, address: "a".repeat(MAX_ADDRESS + 1) };
+    let long = Assigned { rank: 0, token: 1, address: "a".repeat(MAX_ADDRESS_BYTES + 1) };
     let unsound =
         JoinRequest { last: Assignment { generation: 4, ranks: vec![long] }, ..asks(0, 10, (0, 0), &[]) };
     join(&mut g, unsound, now);
@@ -140,8 +140,8 @@ fn a_rank_that_is_only_slow_is_left_behind_and_taken_in_again() {
     let now = Instant::now();
     let mut g = three(now);
     let two = [asks(0, 10, (1, 0), &[]), asks(1, 11, (1, 1), &[])];
-    let later = now + GATHERING;
-    assert_eq!(patiently(&mut g, &two, now, GATHERING), Some((2, vec![0, 1])));
+    let later = now + GATHER_TIMEOUT;
+    assert_eq!(patiently(&mut g, &two, now, GATHER_TIMEOUT), Some((2, vec![0, 1])));
     assert_eq!(assigned(&mut g, &[asks(2, 12, (1, 2), &[])], later), None, "the others are at work");
     let two = [asks(0, 10, (2, 0), &[]), asks(1, 11, (2, 1), &[])];
     assert_eq!(assigned(&mut g, &two, later), Some((3, vec![0, 1, 2])));
@@ -152,12 +152,12 @@ fn a_leader_that_speaks_is_waited_for() {
     let now = Instant::now();
     let mut g = three(now);
     let two = [asks(1, 11, (1, 1), &[2]), asks(2, 12, (1, 2), &[])];
-    for quarter in 0..8 * GATHERING.as_secs() as u32 {
+    for quarter in 0..8 * GATHER_TIMEOUT.as_secs() as u32 {
         let now = now + Duration::from_millis(250) * quarter;
         g.hold(&key(), holds(assignment(1, &[(0, 10), (1, 11), (2, 12)]), false), now).expect("sound");
         assert_eq!(assigned(&mut g, &two, now), None);
     }
-    let late = now + 2 * GATHERING;
+    let late = now + 2 * GATHER_TIMEOUT;
     assert_eq!(assigned(&mut g, &[asks(0, 10, (1, 0), &[])], late), Some((2, vec![0, 1, 2])));
 }
 
@@ -175,7 +175,7 @@ fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
     let new = join(&mut g, asks(2, 12, (0, 0), &[]), now);
     assert!(matches!(&new, Answer::Assigned(s) if s.generation == 8), "{new:?}");
     // A silent group is gone: the next one starts like the first.
-    let long = now + SILENT;
+    let long = now + GROUP_TIMEOUT;
     assert_eq!(patiently(&mut g, &[asks(1, 31, (0, 0), &[])], long, TIMEOUT), Some((9, vec![1])));
 }
 
@@ -186,7 +186,7 @@ fn a_leader_of_the_control_group_that_takes_over_waits_for_word_of_groups_before
     let mut g = Groups::taken_over(true, now);
     assert_eq!(assigned(&mut g, &all, now), None);
     assert_eq!(g.hold(&key(), holds(assignment(4, &[(0, 10), (1, 11), (2, 12)]), false), now), Ok(0));
-    let later = now + LEARNING;
+    let later = now + LEARN_PERIOD;
     assert_eq!(assigned(&mut g, &all, later), None, "there is a group");
     // The job is done before any of its ranks has asked this leader: the waiting ranks are told.
     g.hold(&key(), holds(assignment(4, &[(0, 10)]), true), later).expect("sound");
@@ -208,7 +208,7 @@ fn who_comes_back_to_a_job_that_is_done_hears_so() {
     g.hold(&key(), holds(assignment(1, &[(0, 10), (2, 12)]), false), now).expect("sound");
     assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
     let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
-    let now = now + HUNG_UP;
+    let now = now + REQUEST_TIMEOUT;
     assert_eq!(assigned(&mut g, &all, now), None);
     // Another job of the same name begins at once.
     let other = all.clone().map(|a| JoinRequest { settings: "more epochs".into(), ..a });
@@ -252,7 +252,7 @@ fn people_see_who_is_in_a_group() {
     let mut g = three(now);
     assert_eq!(state(&g, now), [("training", 0)]);
     assert_eq!(g.overview(now)[0].assignment.ranks.len(), 3);
-    assert_eq!(state(&g, now + SILENT), [("silent", 0)]);
+    assert_eq!(state(&g, now + GROUP_TIMEOUT), [("silent", 0)]);
     g.hold(&key(), holds(assignment(1, &[(0, 10)]), true), now).expect("sound");
     assert_eq!(state(&g, now), [("done", 0)]);
 }
@@ -263,7 +263,7 @@ fn all_have_died_and_come_back_as_others() {
     let mut g = three(now);
     let all = [asks(0, 20, (0, 0), &[]), asks(1, 21, (0, 0), &[]), asks(2, 22, (0, 0), &[])];
     assert_eq!(assigned(&mut g, &all, now), None, "the first ones may be there");
-    let now = now + SPEAKS;
+    let now = now + LEADER_TIMEOUT;
     assert_eq!(assigned(&mut g, &all, now), Some((2, vec![0, 1, 2])));
     let old = join(&mut g, asks(0, 10, (1, 0), &[]), now);
     assert!(matches!(old, Answer::Wait { here: 1, why: Some(_) }), "an old process is in no group: {old:?}");
@@ -279,9 +279,9 @@ fn nonsense_is_refused_and_who_hangs_up_is_forgotten() {
     g.join(&key(), asks(0, 1, (0, 0), &[]), now).expect("sound");
     let twice = g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect_err("another process");
     assert!(twice.why.contains("two processes") && twice.then == Advice::Again, "{twice:?}");
-    let now = now + HUNG_UP;
+    let now = now + REQUEST_TIMEOUT;
     g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect("the first has hung up");
-    let now = now + HUNG_UP;
+    let now = now + REQUEST_TIMEOUT;
     let other = join(&mut g, asks(1, 3, (0, 0), &[]), now);
     assert_eq!(other, Answer::Wait { here: 1, why: None }, "the second has, too");
     for worker in 0..MAX_GROUPS as u32 {
@@ -289,5 +289,5 @@ fn nonsense_is_refused_and_who_hangs_up_is_forgotten() {
     }
     let one_more = Key { job: "k".into(), worker: 0 };
     assert!(g.join(&one_more, asks(0, 1, (0, 0), &[]), now).is_err());
-    g.join(&one_more, asks(0, 1, (0, 0), &[]), now + SILENT).expect("the others are over");
+    g.join(&one_more, asks(0, 1, (0, 0), &[]), now + GROUP_TIMEOUT).expect("the others are over");
 }

@@ -39,13 +39,13 @@ pub(super) fn holder(
 }
 
 /// Maximum number of servers that may ask to join...
-const JOINS: usize = 32;
+const MAX_JOINS: usize = 32;
 /// ...within this time.
-const JOINS_WITHIN: Duration = Duration::from_secs(10);
+const JOIN_WINDOW: Duration = Duration::from_secs(10);
 /// How long a joining server may take to accept a connection.
-const REACHED_WITHIN: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval of checks whether a server counts as silent.
-const SILENCE_LOOK: Duration = Duration::from_millis(20);
+const SILENCE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Agent {
     /// Why a reporting server cannot take part: too few other servers reach it.
@@ -70,10 +70,10 @@ impl Agent {
         }
         {
             let mut joins = self.joins.lock();
-            joins.retain(|_, at| at.elapsed() <= JOINS_WITHIN);
-            if joins.len() >= JOINS && !joins.contains_key(address) {
+            joins.retain(|_, at| at.elapsed() <= JOIN_WINDOW);
+            if joins.len() >= MAX_JOINS && !joins.contains_key(address) {
                 return Err(format!(
-                    "{JOINS} servers have asked to join within {JOINS_WITHIN:?}: ask again later"
+                    "{MAX_JOINS} servers have asked to join within {JOIN_WINDOW:?}: ask again later"
                 ));
             }
             // A repeated request is not another server.
@@ -89,13 +89,13 @@ impl Agent {
                  go that do not come"
             ));
         }
-        match tokio::time::timeout(REACHED_WITHIN, TcpStream::connect(address)).await {
+        match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(e)) => {
                 Err(format!("`{address}` cannot be reached from {}: {e} (--advertise)", self.address()))
             }
             Err(_) => Err(format!(
-                "`{address}` cannot be reached from {}: no answer within {REACHED_WITHIN:?} (--advertise)",
+                "`{address}` cannot be reached from {}: no answer within {CONNECT_TIMEOUT:?} (--advertise)",
                 self.address()
             )),
         }
@@ -129,7 +129,7 @@ impl Agent {
                     "{server} is there: `paraft drain {server}` empties it, then stop it"
                 )));
             }
-            tokio::time::sleep(SILENCE_LOOK).await;
+            tokio::time::sleep(SILENCE_POLL_INTERVAL).await;
             if !self.leads() {
                 return Err(RefusalKind::NotControlLeader { leader: self.group().leader_address() });
             }

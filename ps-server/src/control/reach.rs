@@ -13,11 +13,11 @@ use std::{
 };
 
 /// A server is asked again after this long...
-const AGAIN: Duration = Duration::from_secs(2);
+const ASK_INTERVAL: Duration = Duration::from_secs(2);
 /// ...and counts as reached for this long after its last answer.
-const LASTS: Duration = Duration::from_secs(6);
+const REACHED_TTL: Duration = Duration::from_secs(6);
 /// Maximum number of remembered addresses: a fleet's, and those of servers that ask to join.
-const MOST: usize = 1024;
+const MAX_ADDRESSES: usize = 1024;
 
 /// The last answer from one address.
 #[derive(Clone, Debug)]
@@ -45,12 +45,12 @@ impl Reach {
     /// Notes an answer from `address`.
     pub fn heard(&self, address: &str, hello: &Hello) {
         let mut inner = self.inner.lock();
-        if inner.answers.len() >= MOST {
+        if inner.answers.len() >= MAX_ADDRESSES {
             inner.answers.clear();
         }
         let answer = Answer { server: hello.server, node: hello.node, at: Instant::now() };
         inner.answers.insert(address.into(), answer);
-        if inner.members.len() + hello.members.len() > MOST {
+        if inner.members.len() + hello.members.len() > MAX_ADDRESSES {
             inner.members.clear();
         }
         inner.members.extend(&hello.members);
@@ -61,7 +61,7 @@ impl Reach {
     pub fn confirms(&self, address: &str, server: ServerId, node: ReplicaId) -> bool {
         let inner = self.inner.lock();
         let answer = inner.answers.get(address);
-        answer.is_some_and(|a| a.server == server && a.node == node && a.at.elapsed() <= LASTS)
+        answer.is_some_and(|a| a.server == server && a.node == node && a.at.elapsed() <= REACHED_TTL)
     }
 
     /// Of these servers, those that were reached lately.
@@ -69,7 +69,7 @@ impl Reach {
         let inner = self.inner.lock();
         let lately = |(id, address): (ServerId, &str)| {
             let answer = inner.answers.get(address)?;
-            (answer.server == id && answer.at.elapsed() <= LASTS).then_some(id)
+            (answer.server == id && answer.at.elapsed() <= REACHED_TTL).then_some(id)
         };
         servers.filter_map(lately).collect()
     }
@@ -82,7 +82,9 @@ impl Reach {
     fn due(&self, addresses: BTreeSet<String>) -> Vec<String> {
         let mut inner = self.inner.lock();
         let now = Instant::now();
-        inner.asked.retain(|a, at| addresses.contains(a) && now.saturating_duration_since(*at) < AGAIN);
+        inner
+            .asked
+            .retain(|a, at| addresses.contains(a) && now.saturating_duration_since(*at) < ASK_INTERVAL);
         let due: Vec<String> = addresses.into_iter().filter(|a| !inner.asked.contains_key(a)).collect();
         inner.asked.extend(due.iter().map(|a| (a.clone(), now)));
         due
@@ -99,7 +101,7 @@ impl Agent {
         addresses.extend(self.listed().iter().cloned());
         addresses.extend(self.asking());
         addresses.remove(&own);
-        for address in self.reach.due(addresses.into_iter().take(MOST).collect()) {
+        for address in self.reach.due(addresses.into_iter().take(MAX_ADDRESSES).collect()) {
             let this = self.clone();
             tokio::spawn(async move {
                 match this.calls.hello(&address).await {

@@ -27,7 +27,7 @@ pub struct ControlReplica {
 }
 
 /// Interval of checks whether it has stopped.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The pause before it is started again, doubled with each try...
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// ...up to this.
@@ -72,7 +72,7 @@ impl ControlReplica {
         let mut pause = FIRST_PAUSE;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 () = async { drop(ended.wait_for(Option::is_none).await) } => return,
             }
             let group = self.get();

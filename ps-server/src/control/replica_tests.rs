@@ -11,7 +11,7 @@ use paraft_store::{RealDisk, faulty::FaultyDisk};
 use std::{collections::BTreeMap, path::Path};
 
 /// "Input/output error", "Too many open files", "No space left on device", "Read-only file system", "Disk quota exceeded".
-const PASSING: [i32; 5] = [5, 24, 28, 30, 122];
+const TEMPORARY_ERRORS: [i32; 5] = [5, 24, 28, 30, 122];
 
 const ME: ReplicaId = ReplicaId(1);
 
@@ -83,7 +83,7 @@ async fn until(what: &str, mut look: impl FnMut() -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_replica_failing_vote_comes_back_by_itself() {
-    for number in PASSING {
+    for number in TEMPORARY_ERRORS {
         let server = Server::start().await;
         server.fail(Some(number), "vote");
         // Founding it starts an election, which writes a vote.

@@ -33,11 +33,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// ...up to this: opening reads the whole log.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// A replica that stops again within this time after a restart continues with its last pause.
-const STEADY: Duration = Duration::from_secs(30);
+const STEADY_PERIOD: Duration = Duration::from_secs(30);
 /// Minimum interval between writes of the replicas' needs beside their logs, if they are new.
-const KEEP_NEEDS: Duration = Duration::from_secs(1);
+const NEEDS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checks whether a replica has stopped, or should be tried again.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Stopped {
     pub(super) fn new(replica: Option<(ReplicaId, u64)>, why: String) -> Self {
@@ -75,7 +75,7 @@ impl Replicas {
             for (shard, replica) in self.ended() {
                 self.stop(shard, &replica).await;
             }
-            if needs.elapsed() > KEEP_NEEDS {
+            if needs.elapsed() > NEEDS_WRITE_INTERVAL {
                 self.keep_needs().await;
                 needs = Instant::now();
             }
@@ -86,7 +86,7 @@ impl Replicas {
             for shard in due {
                 self.try_again(shard).await;
             }
-            tokio::time::sleep(LOOK.max(began.elapsed() * 500).min(LOOK * 4)).await;
+            tokio::time::sleep(POLL_INTERVAL.max(began.elapsed() * 500).min(POLL_INTERVAL * 4)).await;
         }
     }
 
@@ -126,7 +126,8 @@ impl Replicas {
     /// Makes a replica wait: with the first pause or, if it has just restarted, the next one.
     pub(super) fn waits(&self, shard: JobShard, replica: Option<(ReplicaId, u64)>, why: String) -> Stopped {
         let mut waits = Stopped::new(replica, why);
-        if let Some((_, pause)) = self.back.lock().get(&shard).filter(|(at, _)| at.elapsed() < STEADY) {
+        if let Some((_, pause)) = self.back.lock().get(&shard).filter(|(at, _)| at.elapsed() < STEADY_PERIOD)
+        {
             waits.pause = (*pause * 2).min(LAST_PAUSE);
             waits.again = waits.since + waits.pause;
         }

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 const S0: JobShard = JobShard::from_number(0);
 /// "Input/output error", "Too many open files", "No space left on device", "Permission denied", "Read-only file system".
-const PASSING: [i32; 5] = [5, 24, 28, 13, 30];
+const TEMPORARY_ERRORS: [i32; 5] = [5, 24, 28, 13, 30];
 
 fn replicas(disk: &FaultyDisk, data: &std::path::Path) -> Arc<Replicas> {
     replicas_within(Room::of_host(), disk, data)
@@ -77,7 +77,7 @@ fn folders(data: &std::path::Path) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_passes_stops_a_replica_where_it_is_and_it_comes_back_by_itself() {
-    for number in PASSING {
+    for number in TEMPORARY_ERRORS {
         let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
         let replicas = replicas(&disk, dir.path());
         let me = serving(&replicas, 3).await;
@@ -105,7 +105,7 @@ async fn what_passes_stops_a_replica_where_it_is_and_it_comes_back_by_itself() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_without_descriptors_puts_nothing_aside() {
-    for number in PASSING {
+    for number in TEMPORARY_ERRORS {
         let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
         let first = replicas(&disk, dir.path());
         let me = serving(&first, 3).await;

@@ -13,8 +13,8 @@ use std::{
 };
 
 /// Maximum characters of a line about a refused request, and maximum number of those lines per second.
-const MOST_CHARS: usize = 300;
-const REFUSED_A_SECOND: u32 = 20;
+const MAX_REFUSAL_CHARS: usize = 300;
+const MAX_REFUSALS_PER_SECOND: u32 = 20;
 
 #[derive(Serialize)]
 struct Act<'a> {
@@ -73,8 +73,9 @@ impl Audit {
 
     /// Records a request; `why_not`: it was refused.
     pub fn note(&self, by: &Visitor, act: impl AsRef<str>, why_not: Option<&str>) {
-        let short =
-            |text: &str| text.chars().take(MOST_CHARS).collect::<String>().replace(char::is_control, "?");
+        let short = |text: &str| {
+            text.chars().take(MAX_REFUSAL_CHARS).collect::<String>().replace(char::is_control, "?")
+        };
         let (act, why_not) = (short(act.as_ref()), why_not.map(short));
         let (act, why_not) = (act.as_str(), why_not.as_deref());
         // Refused requests may arrive without end.
@@ -84,7 +85,7 @@ impl Audit {
                 *refused = (Instant::now(), 0);
             }
             refused.1 += 1;
-            if refused.1 > REFUSED_A_SECOND {
+            if refused.1 > MAX_REFUSALS_PER_SECOND {
                 return;
             }
         }

@@ -13,7 +13,7 @@ mod join;
 use super::{audit::Audit, groups, jobs as checkpoints, memory, rights::visitor};
 use crate::{
     connections::{self, Rank, Visitor},
-    control::{Advice, Agent, Command, NotTaken, Order, Outcome, Refused},
+    control::{Advice, Agent, Command, Order, Outcome, Refused, ReportRefusal},
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
@@ -143,9 +143,9 @@ impl Control for ControlService {
         }
         let number = report.number;
         let reply = match self.agent.take_report(from_report(report)) {
-            Err(NotTaken::Whole) => ReportReply { whole: true, ..refuse(String::new()) },
-            Err(NotTaken::NotLeader) => refuse(String::new()),
-            Err(NotTaken::Another(why)) => refuse(why),
+            Err(ReportRefusal::Whole) => ReportReply { whole: true, ..refuse(String::new()) },
+            Err(ReportRefusal::NotLeader) => refuse(String::new()),
+            Err(ReportRefusal::Another(why)) => refuse(why),
             Ok(directives) => {
                 visitor.inspect(|v| v.is(Rank::Server));
                 ReportReply {

@@ -28,14 +28,14 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
 
 /// What a worker reports of itself for people, within bounds.
 pub fn about(h: &wire::Heartbeat) -> About {
-    const WORD: usize = 64;
+    const MAX_SHOWN_CHARS: usize = 64;
     const LINES: (usize, usize) = (20, 240);
     // A terminal would obey control characters, and these marks change the order of the characters between
     // them.
     let plain = |c: char| if c.is_control() || is_invisible(c) { '\u{fffd}' } else { c };
     let short = |text: &str, most: usize| text.chars().take(most).map(plain).collect::<String>();
     let said = h.said.iter().rev().take(LINES.0).rev().map(|l| short(l, LINES.1)).collect();
-    About { host: short(&h.host, WORD), device: short(&h.device, WORD), said }
+    About { host: short(&h.host, MAX_SHOWN_CHARS), device: short(&h.device, MAX_SHOWN_CHARS), said }
 }
 
 /// Marks that show nothing and change how other characters are shown: directions, joiners, line separators.

@@ -13,11 +13,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 /// The last digest of each replica.
 #[derive(Debug, Default)]
 pub struct Digests {
-    of: Mutex<BTreeMap<(JobShard, ReplicaId), Arc<Asked>>>,
+    of: Mutex<BTreeMap<(JobShard, ReplicaId), Arc<DigestSlot>>>,
 }
 
 /// The holder of the lock computes a digest; the others wait.
-type Asked = tokio::sync::Mutex<Option<CachedDigest>>;
+type DigestSlot = tokio::sync::Mutex<Option<CachedDigest>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CachedDigest {
@@ -42,7 +42,11 @@ impl Digests {
     }
 }
 
-async fn share<F>(asked: &Asked, applied: impl Fn() -> u64, read: impl FnOnce() -> F) -> Option<(u64, u64)>
+async fn share<F>(
+    asked: &DigestSlot,
+    applied: impl Fn() -> u64,
+    read: impl FnOnce() -> F,
+) -> Option<(u64, u64)>
 where
     F: Future<Output = Option<(u64, RawImage)>>,
 {
@@ -67,7 +71,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_crowd_shares_a_digest_and_nobody_gets_one_that_is_older_than_the_question() {
-        let (asked, applied, reads) = (Asked::default(), AtomicU64::new(1), AtomicU64::new(0));
+        let (asked, applied, reads) = (DigestSlot::default(), AtomicU64::new(1), AtomicU64::new(0));
         let ask = || {
             share(
                 &asked,

@@ -54,10 +54,10 @@ pub(super) const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKE
 pub(super) const INIT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Timeout for a stream's first message: its client sends it as soon as it has the stream.
-const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of streams without a first message, over all connections. Each connection has a bound of
 /// its own, but many connections together would reach a million streams.
-pub const UNOPENED: usize = 4096;
+pub const MAX_UNOPENED_STREAMS: usize = 4096;
 
 /// The service for workers.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ pub struct ShardsService {
     pub status: StatusService,
     /// Numbers the streams.
     pub streams: Arc<AtomicU64>,
-    /// Permits for streams without a first message: [`UNOPENED`].
+    /// Permits for streams without a first message: [`MAX_UNOPENED_STREAMS`].
     pub unopened: Arc<Semaphore>,
     /// The readers of weights.
     pub readers: Arc<Readers>,
@@ -302,10 +302,10 @@ impl ShardsService {
     /// Waits for a stream's first message, with a timeout and a bound on streams that wait.
     async fn opened<T>(&self, says: impl Future<Output = T>) -> Result<T, RefusalKind> {
         let Ok(_waits) = self.unopened.try_acquire() else {
-            let why = format!("{UNOPENED} streams of this server have not said what they want");
+            let why = format!("{MAX_UNOPENED_STREAMS} streams of this server have not said what they want");
             return Err(RefusalKind::Overloaded(why));
         };
-        tokio::time::timeout(OPEN_PATIENCE, says).await.map_err(|_| RefusalKind::NotOpened)
+        tokio::time::timeout(OPEN_TIMEOUT, says).await.map_err(|_| RefusalKind::NotOpened)
     }
 
     /// The first message of a stream; `None`: it has no kind, or the stream has ended.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 /// A rank that is not assigned within this time asks again, so that it notices when this server no longer
 /// leads.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval of checks: ranks come at any moment, and so does the timeout.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Waits for an assignment.
 pub async fn join(
@@ -25,10 +25,10 @@ pub async fn join(
         match answer {
             Answer::Assigned(s) => return Ok(JoinGroupReply { assignment: Some(s.into()), ..accepted }),
             Answer::Over => return Ok(JoinGroupReply { over: true, ..accepted }),
-            Answer::Wait { here, why } if now - began >= ANSWER || !leads() => {
+            Answer::Wait { here, why } if now - began >= ANSWER_TIMEOUT || !leads() => {
                 return Ok(JoinGroupReply { waiting: here, why: why.unwrap_or_default(), ..accepted });
             }
-            Answer::Wait { .. } => tokio::time::sleep(LOOK).await,
+            Answer::Wait { .. } => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }

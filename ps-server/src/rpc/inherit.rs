@@ -32,10 +32,10 @@ use tonic::Status;
 /// Pause between two rounds, while copied weights are applied, or because a server did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Timeout for a server's next weights, before another server is asked.
-const PATIENCE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This server's name among its readers.
-const OWN: &str = "this server";
+const OWN_READER: &str = "this server";
 
 /// The job that the weights come from.
 pub(super) struct Source(String);
@@ -147,8 +147,8 @@ impl ShardsService {
         let request =
             ReadRequest { protocol: PROTOCOL, shard: shard.0, only, job: from.into(), ..Default::default() };
         if let Some(here) = self.replicas.get(name) {
-            let (tx, mut rx) = mpsc::channel(reads::QUEUE);
-            let reader = self.readers.reader(OWN).map_err(|full| passing(&full.to_string()))?;
+            let (tx, mut rx) = mpsc::channel(reads::MAX_WAITING_COPIES);
+            let reader = self.readers.reader(OWN_READER).map_err(|full| passing(&full.to_string()))?;
             let pours = tokio::spawn(async move { reads::pour(&here, request, &reader, &tx).await });
             while let Some(reply) = rx.recv().await {
                 if let Reply::Weights(w) = reply {
@@ -184,13 +184,13 @@ impl ShardsService {
         from: &str,
         to: (&Replica, ConnId, &mpsc::WeakSender<Reply>),
     ) -> Result<(), Trouble> {
-        let silent = |_| Trouble::Passing(format!("silent for {} s", PATIENCE.as_secs()));
+        let silent = |_| Trouble::Passing(format!("silent for {} s", READ_TIMEOUT.as_secs()));
         let status = |s: Status| Trouble::Passing(s.message().into());
         let channel = channel(address, &self.access).map_err(Trouble::Passing)?;
-        let read = timeout(PATIENCE, services::read(&channel, request.clone())).await.map_err(silent)?;
+        let read = timeout(READ_TIMEOUT, services::read(&channel, request.clone())).await.map_err(silent)?;
         let mut read = read.map_err(status)?;
         loop {
-            let next = timeout(PATIENCE, read.message()).await.map_err(silent)?.map_err(status)?;
+            let next = timeout(READ_TIMEOUT, read.message()).await.map_err(silent)?.map_err(status)?;
             let Some(mut m) = next else { return Ok(()) };
             match m.message.kind {
                 Some(from_shard::Kind::Weights(w)) => {

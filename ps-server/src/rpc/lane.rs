@@ -17,7 +17,7 @@ use tokio::{io::AsyncWriteExt, sync::oneshot};
 use tonic::Status;
 
 /// Time for the last messages to go out after the peer has fallen silent, or has ended.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The services over lanes.
 #[derive(Clone)]
@@ -80,7 +80,7 @@ impl Lanes {
         let sends = send(write, shared, watched(replies.filter_map(|r| ready(r.ok())), &visitor));
         let ended = async {
             let _ = ended.await;
-            tokio::time::sleep(LAST_WORDS).await;
+            tokio::time::sleep(FLUSH_TIMEOUT).await;
         };
         tokio::select! { sent = sends => sent, () = ended => Ok(()) }
     }

@@ -17,14 +17,14 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 /// Copies in a stream that wait for the transport: this is a stream's part of the common bound.
-pub(super) const QUEUE: usize = 1;
+pub(super) const MAX_WAITING_COPIES: usize = 1;
 /// A reader that waits for a version checks this long after an entry was applied: many readers must not wake
 /// as often as there are updates.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl ShardsService {
     pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
-        let (tx, rx) = mpsc::channel(QUEUE);
+        let (tx, rx) = mpsc::channel(MAX_WAITING_COPIES);
         let (service, server) = (self.clone(), self.server);
         tokio::spawn(async move {
             if let Err(refusal) = service.serve_read(request, visitor, &tx).await {
@@ -93,6 +93,6 @@ pub(super) async fn pour(
             })?,
             () = out.closed() => return Ok(()),
         }
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

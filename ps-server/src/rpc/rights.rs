@@ -42,7 +42,8 @@ pub const NEEDS: &[(&str, Need)] = &[
 ];
 
 /// Administrative acts: each request for one is recorded, even a refused one.
-const ACTS: [&str; 8] = ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode", "Save"];
+const ADMINISTRATIVE_METHODS: [&str; 8] =
+    ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode", "Save"];
 
 /// The need of a method; `None`: there is no such method.
 pub fn need_of(path: &str) -> Option<Need> {
@@ -93,21 +94,21 @@ pub fn visitor(extensions: &http::Extensions) -> Result<Visitor, Status> {
 
 /// Puts the table of needs before a router.
 #[derive(Clone)]
-pub struct Guard(pub Arc<Audit>);
+pub struct RightsLayer(pub Arc<Audit>);
 
-impl<S> Layer<S> for Guard {
-    type Service = Guarding<S>;
+impl<S> Layer<S> for RightsLayer {
+    type Service = RightsService<S>;
 
-    fn layer(&self, inner: S) -> Guarding<S> {
-        Guarding(inner, self.0.clone())
+    fn layer(&self, inner: S) -> RightsService<S> {
+        RightsService(inner, self.0.clone())
     }
 }
 
-/// See [`Guard`].
+/// See [`RightsLayer`].
 #[derive(Clone)]
-pub struct Guarding<S>(S, Arc<Audit>);
+pub struct RightsService<S>(S, Arc<Audit>);
 
-impl<S> Service<Request<Body>> for Guarding<S>
+impl<S> Service<Request<Body>> for RightsService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
@@ -154,7 +155,11 @@ where
                     Err(status) => status,
                     Ok((visitor, need, path)) => {
                         let refusal = refusal(&visitor, need);
-                        if path.rsplit('/').next().is_some_and(|method| ACTS.contains(&method)) {
+                        if path
+                            .rsplit('/')
+                            .next()
+                            .is_some_and(|method| ADMINISTRATIVE_METHODS.contains(&method))
+                        {
                             audit.note(
                                 &visitor,
                                 path.trim_start_matches("/paraft.v1."),

@@ -139,13 +139,13 @@ fn staleness((worker, of): (WorkerId, OfWorker)) -> WorkerStaleness {
 }
 
 /// Maximum number of pairs of workers: those that have waited longest.
-const WAITS: usize = 1024;
+const MAX_WAITS: usize = 1024;
 
 fn who_waits(progress: &Progress) -> Vec<proto::Wait> {
     let mut all: Vec<_> = progress.waits().collect();
-    if all.len() > WAITS {
-        all.select_nth_unstable_by_key(WAITS, |(.., waited)| std::cmp::Reverse(waited.time));
-        all.truncate(WAITS);
+    if all.len() > MAX_WAITS {
+        all.select_nth_unstable_by_key(MAX_WAITS, |(.., waited)| std::cmp::Reverse(waited.time));
+        all.truncate(MAX_WAITS);
     }
     let wait = |(worker, of, waited): (WorkerId, WorkerId, Waited)| proto::Wait {
         worker: worker.0,

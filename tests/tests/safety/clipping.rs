@@ -21,7 +21,7 @@ const CLIP: &str = "clip.norm=0.05";
 const SET: [&str; 2] = ["optimizer.kind=momentum", "optimizer.lr=0.05"];
 
 /// Slices and meshes sum in another order.
-const NEAR: f64 = 2e-3;
+const TOLERANCE: f64 = 2e-3;
 
 fn clipped(at: &At, more: &[&str]) -> Result<Job> {
     on_digits(at, MLP, &[&SET[..], &[CLIP], more].concat())
@@ -32,7 +32,7 @@ fn whole(more: &[&str]) -> Result<Vec<f32>> {
     let whole = train(&clipped(&fleet(4)?.at, more)?)?;
     let free = train(&on_digits(&fleet(4)?.at, MLP, &[&SET[..], more].concat())?)?;
     let far = distance(&free, &whole);
-    ensure!(far > 20.0 * NEAR, "{more:?}: without clipping it is {far} away");
+    ensure!(far > 20.0 * TOLERANCE, "{more:?}: without clipping it is {far} away");
     Ok(whole)
 }
 
@@ -54,7 +54,7 @@ fn a_pipeline_clips_by_the_norm_of_the_whole_gradient() -> Result<()> {
             let far = distance(&one, &whole);
             assert!(one == whole, "{set:?}, {stages} stages: other bits, {far} away");
             let far = distance(&with(&["parallel.micro_batches=5", "parallel.schedule=gpipe"])?, &whole);
-            assert!(far < NEAR, "{set:?}, {stages} stages: {far} away");
+            assert!(far < TOLERANCE, "{set:?}, {stages} stages: {far} away");
         }
     }
     Ok(())
@@ -67,7 +67,7 @@ fn slices_and_meshes_clip_by_the_norm_of_the_whole_gradient() -> Result<()> {
         for mesh in [&["parallel.tensor=2"][..], &["parallel.tensor=2", "parallel.pipeline=2"]] {
             let set = [&["train.workers=1", mode][..], mesh].concat();
             let far = distance(&learn(&clipped(&fleet(4)?.at, &set)?)?, &alone);
-            assert!(far < NEAR, "{mode}, {mesh:?}: {far} away");
+            assert!(far < TOLERANCE, "{mode}, {mesh:?}: {far} away");
         }
     }
     // A round's mean is over meshes or over workers.
@@ -79,7 +79,7 @@ fn slices_and_meshes_clip_by_the_norm_of_the_whole_gradient() -> Result<()> {
     ] {
         let set = [&["train.workers=1", "train.group_size=2"][..], mesh].concat();
         let far = distance(&learn(&clipped(&fleet(4)?.at, &set)?)?, &two);
-        assert!(far < NEAR, "{mesh:?}: {far} away");
+        assert!(far < TOLERANCE, "{mesh:?}: {far} away");
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use paraft_proto::{Connections, limits, services, shards_client::ShardsClient};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
-    raw::{Call, Flooded},
+    raw::{Call, FloodResult},
     wait,
 };
 use std::net::TcpStream;
@@ -58,8 +58,8 @@ fn streams_beyond_the_bound_of_a_connection_are_refused_and_the_others_are_serve
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
     let seen = Call::flood(&fleet.at.addresses[0], services::EXCHANGE, 50_000)?;
-    let Flooded { taken, refused, closed } = seen;
-    assert!((1..=limits::STREAMS).contains(&taken), "{seen:?}");
+    let FloodResult { taken, refused, closed } = seen;
+    assert!((1..=limits::MAX_STREAMS).contains(&taken), "{seen:?}");
     assert!(refused > 0 || closed, "{seen:?}");
     page.step()?;
     assert_eq!(page.run()?, vec![-1.0; ledger.len()]);

@@ -30,20 +30,20 @@ const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \
 const HELD_OUT: u64 = 360;
 
 /// The job's model, which counts the samples that it evaluates.
-struct Counting {
+struct CountingModel {
     model: Box<dyn Model>,
     evaluated: Arc<AtomicU64>,
     /// Set when it has evaluated once.
     interrupt: Option<Arc<AtomicBool>>,
     takes: Duration,
-    says: Says,
+    says: LossScript,
 }
 
 /// The mean loss that each evaluation returns instead of the true one; `None`: it fails. After the last entry
 /// all are true.
-type Says = Arc<Mutex<VecDeque<Option<f64>>>>;
+type LossScript = Arc<Mutex<VecDeque<Option<f64>>>>;
 
-impl Model for Counting {
+impl Model for CountingModel {
     fn tensors(&self) -> Vec<paraft_common::TensorSpec> {
         self.model.tensors()
     }
@@ -87,7 +87,7 @@ struct Run {
     takes: Duration,
     dir: Option<PathBuf>,
     resume: Option<PathBuf>,
-    says: Says,
+    says: LossScript,
 }
 
 impl Run {
@@ -98,12 +98,12 @@ impl Run {
             takes: Duration::ZERO,
             dir: None,
             resume: None,
-            says: Says::default(),
+            says: LossScript::default(),
         }
     }
 
     fn worker(&self, job: &Job, rank: u32) -> Result<Result<WorkerReport, WorkerError>> {
-        let mut model = Counting {
+        let mut model = CountingModel {
             model: built(job)?,
             evaluated: self.evaluated.clone(),
             interrupt: self.interrupt.clone(),

@@ -21,7 +21,7 @@ use std::{
 
 /// A follower that waits for silence starts an election after three to four times this long: longer than any
 /// test waits.
-const NEVER: Duration = Duration::from_secs(25);
+const LONG_ELECTION: Duration = Duration::from_secs(25);
 
 /// A worker that trains: what it did, and its last weights.
 type Training = JoinHandle<Result<(u64, Vec<f32>, u64)>>;
@@ -92,7 +92,8 @@ fn fleet(options: FleetOptions) -> Result<Fleet> {
 #[test]
 fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()> {
     for durability in [Durability::QuorumMemory, Durability::QuorumDisk] {
-        let mut fleet = fleet(FleetOptions { shards: 3, durability, election: NEVER, ..Default::default() })?;
+        let mut fleet =
+            fleet(FleetOptions { shards: 3, durability, election: LONG_ELECTION, ..Default::default() })?;
         let work = Work::begin(&fleet, durability);
         work.goes_on(5);
         let (leader, before) = fleet.leader(ShardId(0));
@@ -114,7 +115,7 @@ fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()
 
 #[test]
 fn the_control_group_and_those_that_sleep_find_a_leader_without_any_timer() -> Result<()> {
-    let mut fleet = fleet(FleetOptions { shards: 2, election: NEVER, ..Default::default() })?;
+    let mut fleet = fleet(FleetOptions { shards: 2, election: LONG_ELECTION, ..Default::default() })?;
     let asleep = |fleet: &Fleet| {
         let all = fleet.alive().into_iter().flat_map(|id| [(id, ShardId(0)), (id, ShardId(1))]);
         all.into_iter().all(|(id, s)| fleet.replica(id, s).is_ok_and(|r| r.group.is_asleep()))

@@ -37,7 +37,7 @@ use std::{
 
 /// Counts of what a proxy has passed.
 #[derive(Default)]
-struct Asked {
+struct ProxyCounts {
     exchanges: AtomicU64,
     appends: AtomicU64,
     /// Lanes of appends that have ended.
@@ -57,9 +57,9 @@ enum Lanes {
 }
 
 /// Forwards bytes to `to`. Returns the proxy's address and its counts.
-fn between(to: String, lanes: Lanes) -> Result<(String, Arc<Asked>)> {
+fn between(to: String, lanes: Lanes) -> Result<(String, Arc<ProxyCounts>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let (address, asked) = (listener.local_addr()?.to_string(), Arc::new(Asked::default()));
+    let (address, asked) = (listener.local_addr()?.to_string(), Arc::new(ProxyCounts::default()));
     let count = asked.clone();
     thread::spawn(move || {
         for mut socket in listener.incoming().flatten() {
@@ -136,7 +136,7 @@ fn the_way_to_the_servers_changes_no_bit_of_what_is_learned() -> Result<()> {
 }
 
 /// Three servers, each behind a proxy.
-fn behind(shards: u32, lanes: Lanes) -> Result<(Fleet, Vec<Arc<Asked>>)> {
+fn behind(shards: u32, lanes: Lanes) -> Result<(Fleet, Vec<Arc<ProxyCounts>>)> {
     let mut fleet = Fleet::bind(FleetOptions::replicated(shards))?;
     let mut asked = Vec::new();
     for address in &mut fleet.at.addresses {
@@ -149,7 +149,7 @@ fn behind(shards: u32, lanes: Lanes) -> Result<(Fleet, Vec<Arc<Asked>>)> {
     Ok((fleet, asked))
 }
 
-fn sum(asked: &[Arc<Asked>], of: fn(&Asked) -> &AtomicU64) -> u64 {
+fn sum(asked: &[Arc<ProxyCounts>], of: fn(&ProxyCounts) -> &AtomicU64) -> u64 {
     asked.iter().map(|a| of(a).load(SeqCst)).sum()
 }
 
@@ -207,7 +207,7 @@ fn appends_go_over_lanes_and_over_http_where_nothing_else_comes_through() -> Res
 }
 
 /// A worker's lane made by hand, over shared memory that it keeps writing to.
-struct ByHand {
+struct ScriptedLane {
     socket: UnixStream,
     memory: OwnedFd,
     read: Vec<u8>,
@@ -218,7 +218,7 @@ const VALUES: usize = 1 << 16;
 /// The first number of a frame that says that the peer has mapped the memory.
 const MAPPED: u32 = u32::MAX - 2;
 
-impl ByHand {
+impl ScriptedLane {
     fn open(address: &str, job: &ServerJob) -> Result<Self> {
         let path = paraft_host::socket_path(address).context("no socket")?;
         let mut socket = UnixStream::connect(path)?;
@@ -322,7 +322,7 @@ fn a_worker_that_writes_after_handing_over_makes_no_two_replicas_differ() -> Res
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let job = one_bucket(1);
     let (leader, _) = fleet.leader(ShardId(0));
-    let mut hand = ByHand::begin(&fleet.at.addresses[leader as usize], &job)?;
+    let mut hand = ScriptedLane::begin(&fleet.at.addresses[leader as usize], &job)?;
     // The initial weights are in before it starts to write.
     hand.send(
         to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }),
@@ -372,7 +372,7 @@ fn a_place_that_is_not_there_ends_the_lane_and_nothing_else() -> Result<()> {
     let job = one_bucket(2);
     let bytes = VALUES as u32 * 4;
     for (len, place) in [(bytes, 4096), (bytes, 1 << 40), (bytes, u64::MAX - 4095), (100, 1)] {
-        let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+        let mut hand = ScriptedLane::begin(&fleet.at.addresses[0], &job)?;
         hand.send(to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }), Some((len, place)))?;
         match hand.receive()? {
             None | Some(from_shard::Kind::Refused(_)) => {}
@@ -383,13 +383,13 @@ fn a_place_that_is_not_there_ends_the_lane_and_nothing_else() -> Result<()> {
     let shrinks = memfd_create("shrinks", MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&shrinks, u64::from(bytes))?;
     for fd in [shrinks, tempfile::tempfile()?.into()] {
-        let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+        let mut hand = ScriptedLane::begin(&fleet.at.addresses[0], &job)?;
         hand.show(fd.as_fd())?;
         let _ = hand.send(to_shard::Kind::Heartbeat(Default::default()), None);
         let end = hand.receive();
         ensure!(matches!(end, Ok(None | Some(from_shard::Kind::Refused(_))) | Err(_)), "{end:?}");
     }
-    let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+    let mut hand = ScriptedLane::begin(&fleet.at.addresses[0], &job)?;
     hand.send(to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }), Some((bytes, 0)))?;
     let answer = hand.receive()?;
     ensure!(matches!(&answer, Some(from_shard::Kind::Ack(_))), "{answer:?}");

@@ -17,7 +17,7 @@ use std::{
 };
 
 /// Meshes sum in another order.
-const NEAR: f64 = 2e-3;
+const TOLERANCE: f64 = 2e-3;
 
 #[test]
 fn meshes_learn_what_as_many_workers_learn() -> Result<()> {
@@ -37,7 +37,7 @@ fn meshes_learn_what_as_many_workers_learn() -> Result<()> {
         for cut in cuts {
             let set = [&["train.workers=2", &group, "eval.every_epoch=true"][..], cut].concat();
             let far = distance(&learn(&on_digits(&fleet(4)?.at, MLP, &set)?)?, &whole);
-            ensure!(far < NEAR, "{meshes} of {cut:?}: {far} away");
+            ensure!(far < TOLERANCE, "{meshes} of {cut:?}: {far} away");
         }
     }
     Ok(())
@@ -54,7 +54,7 @@ fn meshes_of_a_transformer_learn_the_same() -> Result<()> {
     ] {
         let set = [&["train.workers=1", "train.group_size=2"][..], cut].concat();
         let far = distance(&learn(&on_text(&fleet(4)?.at, folder.path(), &set)?)?, &whole);
-        ensure!(far < NEAR, "{cut:?}: {far} away");
+        ensure!(far < TOLERANCE, "{cut:?}: {far} away");
     }
     Ok(())
 }
@@ -69,7 +69,7 @@ fn meshes_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_p
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, MLP, &[&set[..], &["train.epochs=5"], more].concat())?;
         let far = distance(&learn(&job)?, &replay(&job)?);
-        ensure!(far < NEAR, "{more:?}: {far} away");
+        ensure!(far < TOLERANCE, "{more:?}: {far} away");
     }
     Ok(())
 }

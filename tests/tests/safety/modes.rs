@@ -16,7 +16,7 @@ use std::{
 const WORKERS: u32 = 3;
 
 /// A worker that may continue, and its finished steps.
-type Freed = (u32, Step);
+type ReleasedWorker = (u32, Step);
 
 /// The consistency rule alone: which workers each line of a script must release.
 struct Model {
@@ -26,7 +26,7 @@ struct Model {
 }
 
 impl Model {
-    fn step(&mut self, w: u32) -> BTreeSet<Freed> {
+    fn step(&mut self, w: u32) -> BTreeSet<ReleasedWorker> {
         self.done[w as usize] = self.done[w as usize].next();
         self.held.insert(w);
         let slowest = self.done.iter().copied().min().unwrap_or_default();
@@ -39,10 +39,10 @@ impl Model {
 
 /// Plays a script over real clients (each line: this worker does its next step, unless it is blocked), and
 /// checks every line against the rule. Returns the workers that each line released.
-fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<Freed>>> {
+fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<ReleasedWorker>>> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger::new(mode, WORKERS, 64);
-    let (tell, freed): (Sender<Freed>, Receiver<Freed>) = channel();
+    let (tell, freed): (Sender<ReleasedWorker>, Receiver<ReleasedWorker>) = channel();
     let mut orders = Vec::new();
     let mut actors = Vec::new();
     for w in 0..WORKERS {
@@ -63,7 +63,7 @@ fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<Freed>>> {
         ensure!(freed.recv_timeout(DEADLINE).context("all workers to begin")?.1 == Step(0));
     }
     let mut model = Model { mode, done: vec![Step(0); WORKERS as usize], held: BTreeSet::new() };
-    let line = |model: &mut Model, w: u32| -> Result<BTreeSet<Freed>> {
+    let line = |model: &mut Model, w: u32| -> Result<BTreeSet<ReleasedWorker>> {
         let waited = fleet.shard().pulls_waited;
         let expected = model.step(w);
         let held = u64::from(model.held.contains(&w));

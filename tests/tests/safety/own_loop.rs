@@ -24,13 +24,13 @@ fn fleet_and_job(set: &[&str]) -> Result<(Fleet, Job)> {
 
 /// Numbers of minibatches and evaluations of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Seen {
+struct LoopCounts {
     minibatches: u64,
     evaluated: u64,
 }
 
 /// A worker with its loop here. `first_layer_first`: gradients are passed in the reverse of the usual order.
-fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, Seen)> {
+fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, LoopCounts)> {
     let split = data(job)?;
     let mut model = model(job, &split)?;
     let options = WorkerOptions::new(rank, job.cluster.addresses.clone());
@@ -45,7 +45,7 @@ fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, S
     if !first_layer_first {
         ranges.reverse();
     }
-    let (mut seen, mut batch) = (Seen::default(), Batch::default());
+    let (mut seen, mut batch) = (LoopCounts::default(), Batch::default());
     let mut grads = vec![f32::NAN; run.weights().len()];
     loop {
         match run.next()? {
@@ -76,7 +76,7 @@ fn model_init(job: &Job) -> Result<Vec<f32>> {
     Ok(weights)
 }
 
-fn all(job: &Job) -> Result<Vec<(WorkerReport, Seen)>> {
+fn all(job: &Job) -> Result<Vec<(WorkerReport, LoopCounts)>> {
     thread::scope(|s| {
         let threads: Vec<_> =
             (0..job.train.workers).map(|rank| s.spawn(move || own(job, rank, rank == 1))).collect();

@@ -13,7 +13,7 @@ use paraft_tests::{
 use std::{fs, thread};
 
 /// Slices sum in another order.
-const NEAR: f64 = 2e-3;
+const TOLERANCE: f64 = 2e-3;
 
 #[test]
 fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
@@ -26,7 +26,7 @@ fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
     ] {
         let learned = learn(&on_digits(&fleet(4)?.at, MLP, &[&["train.workers=2"][..], mesh].concat())?)?;
         let far = distance(&learned, &whole);
-        assert!(far < NEAR, "{mesh:?}: {far} away");
+        assert!(far < TOLERANCE, "{mesh:?}: {far} away");
     }
     Ok(())
 }
@@ -47,7 +47,7 @@ fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, MLP, &[&set[..], more].concat())?;
         let far = distance(&learn(&job)?, &replay(&job)?);
-        assert!(far < NEAR, "{more:?}: {far} away");
+        assert!(far < TOLERANCE, "{more:?}: {far} away");
     }
     Ok(())
 }
@@ -71,7 +71,7 @@ fn a_leader_of_a_shard_that_dies_leaves_all_slices_with_the_same_weights() -> Re
         fleet.kill(leader);
         let learned = learning.join().map_err(|_| anyhow::anyhow!("a rank panicked"))??;
         let far = distance(&learned, &whole);
-        assert!(far < NEAR, "the leader of {shard} died at {step}: {far} away");
+        assert!(far < TOLERANCE, "the leader of {shard} died at {step}: {far} away");
         fleet.replicas_agree()?;
     }
     Ok(())
@@ -88,7 +88,7 @@ fn a_checkpoint_of_slices_is_of_the_whole_model() -> Result<()> {
     ensure!(half.exists(), "it is written");
     let rest = super::pipeline::learn_from(&job(&fleet(4)?.at, &[])?, Some(&half))?;
     let far = distance(&rest, &learned);
-    ensure!(far < NEAR, "{far} away");
+    ensure!(far < TOLERANCE, "{far} away");
     fs::remove_dir_all(&half)?;
     Ok(())
 }

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 /// Maximum number of received, unused descriptors: each side has one memory to offer.
-const DESCRIPTORS: usize = 2;
+const MAX_DESCRIPTORS: usize = 2;
 
 /// The read half.
 #[derive(Debug)]
@@ -109,13 +109,13 @@ impl AsyncRead for ReadHalf {
 
 /// Reads bytes, and keeps the descriptors that came with them; unexpected ones are closed.
 fn receive(socket: &OwnedFd, into: &mut [u8], shared: &Shared) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(socket, &mut [IoSliceMut::new(into)], &mut beside, RecvFlags::CMSG_CLOEXEC)?;
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(came) = message {
             let mut fds = lock(&shared.fds);
-            let room = DESCRIPTORS.saturating_sub(fds.len());
+            let room = MAX_DESCRIPTORS.saturating_sub(fds.len());
             fds.extend(came.take(room));
         }
     }

@@ -29,7 +29,7 @@ pub(super) const UNIT: usize = 4096;
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 /// The largest memory that is mapped for another process.
-const MOST: usize = 1 << 40;
+const MAX_MAPPED_BYTES: usize = 1 << 40;
 
 /// A mapping; dropping it unmaps.
 struct Map {
@@ -62,7 +62,7 @@ impl Drop for Map {
 pub struct Memory {
     map: Map,
     fd: OwnedFd,
-    pub(super) free: Mutex<Free>,
+    pub(super) free: Mutex<FreeRanges>,
 }
 
 impl fmt::Debug for Memory {
@@ -73,9 +73,9 @@ impl fmt::Debug for Memory {
 
 /// The free ranges, as start and length. Adjacent ranges are one.
 #[derive(Debug)]
-pub(super) struct Free(pub(super) BTreeMap<usize, usize>);
+pub(super) struct FreeRanges(pub(super) BTreeMap<usize, usize>);
 
-impl Free {
+impl FreeRanges {
     /// The first range that is large enough: what was used last is in the cache, and few pages are ever
     /// touched.
     fn take(&mut self, len: usize) -> Option<usize> {
@@ -115,7 +115,7 @@ impl Memory {
             &fd,
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
         )?;
-        Ok(Arc::new(Self { map, fd, free: Mutex::new(Free(BTreeMap::from([(0, len)]))) }))
+        Ok(Arc::new(Self { map, fd, free: Mutex::new(FreeRanges(BTreeMap::from([(0, len)]))) }))
     }
 
     /// Takes a part of `len` bytes, with its old contents; `None`: there is no room.
@@ -134,7 +134,7 @@ impl Memory {
         self.fd.as_fd()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
+    fn lock(&self) -> MutexGuard<'_, FreeRanges> {
         self.free.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -189,15 +189,15 @@ impl Drop for Slot {
 }
 
 /// Memory of another process, mapped for reading. It may change at any moment.
-pub struct Theirs(Map);
+pub struct PeerMemory(Map);
 
-impl fmt::Debug for Theirs {
+impl fmt::Debug for PeerMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes of another process", self.0.len)
     }
 }
 
-impl Theirs {
+impl PeerMemory {
     /// Maps the memory of a descriptor.
     ///
     /// # Errors
@@ -212,7 +212,7 @@ impl Theirs {
             return refused("shared memory that is not of plain pages");
         }
         let len = usize::try_from(fstat(fd)?.st_size).unwrap_or(0);
-        if !(UNIT..=MOST).contains(&len) {
+        if !(UNIT..=MAX_MAPPED_BYTES).contains(&len) {
             return refused("shared memory of no possible size");
         }
         Ok(Self(Map::new(fd.as_fd(), len, ProtFlags::READ)?))

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! worker                                            server
-//! Memory ── a push is encoded into a slot ──▶       Theirs: copied once, then checked, logged, applied
-//! Theirs ◀── the weights of a bucket, lent ──       Memory: where the replica's weights are
-//!        ── given back ──▶                          an earlier update copies them first
+//! Memory     ── a push is encoded into a slot ──▶   PeerMemory: copied once, then checked, logged, applied
+//! PeerMemory ◀── the weights of a bucket, lent ──   Memory: where the replica's weights are
+//!        ── given back ──▶                          an update before that copies them first
 //! ```
 //!
 //! The descriptor comes over the Unix socket, after the first message. A side that has mapped it says so, and
@@ -16,7 +16,7 @@ mod halves;
 mod memory;
 
 pub use halves::{ReadHalf, WriteHalf, over_tcp, over_unix};
-pub use memory::{Memory, Slot, Theirs};
+pub use memory::{Memory, PeerMemory, Slot};
 
 use crate::{frame::FrameError, pool::Pool};
 use bytes::Bytes;
@@ -35,7 +35,7 @@ use std::{
 pub const SHARED_BYTES: usize = 16 << 10;
 
 /// Maximum bytes lent on one lane: a reader that gives nothing back gets the rest through the socket.
-const LENT_BYTES: usize = 64 << 20;
+const MAX_LENT_BYTES: usize = 64 << 20;
 
 /// Whether payloads in the peer's memory are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,34 +49,34 @@ pub enum Trust {
 /// This much to give back is worth a message of its own. Less goes with the next message or keepalive: a
 /// server that has to change lent bytes copies them, which is no slower than waking the threads for such a
 /// message.
-const COPY_BYTES: usize = 256 << 10;
+const MIN_RETURN_BYTES: usize = 256 << 10;
 
 /// What both halves of a lane know of the memory that its ends share.
 #[derive(Debug)]
 pub struct Shared {
     trust: Trust,
     ours: OnceLock<Arc<Memory>>,
-    theirs: OnceLock<Arc<Theirs>>,
+    theirs: OnceLock<Arc<PeerMemory>>,
     /// The peer has mapped ours.
     mapped: AtomicBool,
     /// We must tell the peer that we have mapped theirs.
     tells: AtomicBool,
     /// Received descriptors whose message is not read yet.
     pub(crate) fds: Mutex<VecDeque<OwnedFd>>,
-    lent: Mutex<Lent>,
-    given_back: Mutex<GivenBack>,
+    lent: Mutex<Loans>,
+    given_back: Mutex<PendingReturns>,
 }
 
 /// Places to give back, and their bytes.
 #[derive(Debug, Default)]
-struct GivenBack {
+struct PendingReturns {
     places: Vec<u64>,
     bytes: usize,
 }
 
 /// By place: the bytes, and how often they are lent.
 #[derive(Debug, Default)]
-struct Lent {
+struct Loans {
     at: HashMap<u64, Vec<Bytes>>,
     bytes: usize,
 }
@@ -116,7 +116,7 @@ impl Shared {
         let at = at.is_multiple_of(memory::UNIT).then_some(at as u64)?;
         if self.trust == Trust::Copies {
             let mut lent = lock(&self.lent);
-            if lent.bytes + bytes.len() > LENT_BYTES {
+            if lent.bytes + bytes.len() > MAX_LENT_BYTES {
                 return None;
             }
             lent.bytes += bytes.len();
@@ -141,7 +141,7 @@ impl Shared {
         let fd = lock(&self.fds).pop_front().ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, "shared memory without a descriptor")
         })?;
-        if self.theirs.set(Arc::new(Theirs::new(&fd)?)).is_ok() {
+        if self.theirs.set(Arc::new(PeerMemory::new(&fd)?)).is_ok() {
             self.tells.store(true, Relaxed);
         }
         Ok(())
@@ -181,7 +181,7 @@ impl Shared {
 
     /// Whether there is enough to give back for a message of its own.
     pub(crate) fn has_much_to_return(&self) -> bool {
-        lock(&self.given_back).bytes >= COPY_BYTES
+        lock(&self.given_back).bytes >= MIN_RETURN_BYTES
     }
 
     /// The places to give back.
@@ -192,7 +192,7 @@ impl Shared {
 
 /// Bytes of the peer's memory; dropping them gives them back.
 struct Borrowed {
-    theirs: Arc<Theirs>,
+    theirs: Arc<PeerMemory>,
     shared: Arc<Shared>,
     at: u64,
     len: usize,

@@ -161,7 +161,7 @@ async fn who_gives_nothing_back_gets_the_rest_through_the_socket() {
         ends.answers().await;
     }
     assert!(kept.iter().all(|k| *k == one));
-    assert!(lock(&ends.server.lent).bytes <= LENT_BYTES);
+    assert!(lock(&ends.server.lent).bytes <= MAX_LENT_BYTES);
 }
 
 #[tokio::test]
@@ -209,15 +209,15 @@ fn memory_that_could_end_its_reader_is_not_mapped() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let plain = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
     ftruncate(&plain, 1 << 20).expect("room");
-    assert!(Theirs::new(&plain).is_err(), "it may shrink");
+    assert!(PeerMemory::new(&plain).is_err(), "it may shrink");
     fcntl_add_seals(&plain, SealFlags::SHRINK).expect("sealed");
-    assert!(Theirs::new(&plain).is_ok());
+    assert!(PeerMemory::new(&plain).is_ok());
     let empty = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
     fcntl_add_seals(&empty, SealFlags::SHRINK).expect("sealed");
-    assert!(Theirs::new(&empty).is_err(), "nothing is in it");
+    assert!(PeerMemory::new(&empty).is_err(), "nothing is in it");
     let file = tempfile::tempfile().expect("a file");
     file.set_len(1 << 20).expect("room");
-    assert!(Theirs::new(&file.into()).is_err(), "it is a file");
+    assert!(PeerMemory::new(&file.into()).is_err(), "it is a file");
     let shared = Shared::new(Trust::Copies);
     assert!(shared.map().is_err(), "no descriptor came");
 }
@@ -259,7 +259,7 @@ fn a_copy_is_made_of_any_length() {
     let memory = Memory::new(2 * 4096).expect("memory");
     let mut slot = memory.slot(2 * 4096).expect("room");
     slot.as_mut().iter_mut().enumerate().for_each(|(i, b)| *b = (i * 7) as u8);
-    let theirs = Theirs::new(&memory.fd().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+    let theirs = PeerMemory::new(&memory.fd().try_clone_to_owned().expect("a descriptor")).expect("mapped");
     for (at, len) in [(0, 0), (0, 1), (0, 7), (0, 8), (0, 513), (0, 8192), (4096, 4096), (4096, 4001)] {
         let mut copy = Pool::new(0).take(len);
         theirs.copy(at, &mut copy);

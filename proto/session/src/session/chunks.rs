@@ -36,7 +36,7 @@ pub enum Next {
 }
 
 /// A wait for a chunk.
-pub(super) struct Chunks {
+pub(super) struct ChunkWait {
     epoch: u64,
     done: Option<u64>,
     state: State,
@@ -57,7 +57,7 @@ enum State {
     Answered(Next),
 }
 
-impl Chunks {
+impl ChunkWait {
     pub fn settled(&mut self, shard: ShardId) {
         if let State::Settling(waiting) = &mut self.state {
             waiting.remove(&shard);
@@ -79,7 +79,7 @@ impl Session {
     /// chunks of an epoch, the worker is idle: it blocks no other, and gets a chunk that is given back.
     pub fn take_chunk(&mut self, epoch: u64, done: Option<u64>) {
         let waiting = if done.is_some() { self.settling() } else { BTreeSet::new() };
-        self.wait = Wait::Chunk(Chunks { epoch, done, state: State::Settling(waiting) });
+        self.wait = Wait::Chunk(ChunkWait { epoch, done, state: State::Settling(waiting) });
     }
 
     /// Advances as far as it can; returns the answer, if there is one.

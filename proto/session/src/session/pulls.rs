@@ -64,7 +64,7 @@ pub struct Pulled {
 }
 
 /// A pull in progress.
-pub(super) struct Pulling {
+pub(super) struct PullState {
     asked: Pull,
     waiting: BTreeSet<ShardId>,
     /// Something has arrived.
@@ -74,7 +74,7 @@ pub(super) struct Pulling {
     pulled: Pulled,
 }
 
-impl Pulling {
+impl PullState {
     fn new(asked: Pull, waiting: BTreeSet<ShardId>) -> Self {
         let pulled = Pulled {
             done: asked.done,
@@ -177,7 +177,7 @@ impl Session {
             link.pull(asked, now, &mut self.out);
             waiting.insert(*shard);
         }
-        self.pulling = Some(Pulling::new(pull, waiting));
+        self.pulling = Some(PullState::new(pull, waiting));
     }
 
     /// The session was lost: repeats the pull for all buckets, from the step at which the worker joined.
@@ -223,7 +223,7 @@ impl Session {
     }
 
     pub(super) fn pulled(&mut self) -> Option<Pulled> {
-        let Pulling { asked, clock, mut pulled, .. } = self.pulling.take()?;
+        let PullState { asked, clock, mut pulled, .. } = self.pulling.take()?;
         self.tell_mode();
         if asked.only.is_empty() {
             self.holds_plain = asked.is_plain();

@@ -13,7 +13,7 @@ use std::{
 };
 
 /// Servers that found a fleet without all listed ones wait this long for the others.
-const FOUND_PATIENCE: Duration = Duration::from_secs(2);
+const FOUND_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Agent {
     /// Returns when this server belongs to a fleet; fails with the differences if that was founded with other
@@ -55,7 +55,7 @@ impl Agent {
             }
             self.look_around();
             let all = fresh.len() == self.options.servers.len();
-            let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_PATIENCE;
+            let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_TIMEOUT;
             let first = self.options.servers.first() == Some(&self.options.address);
             if first && (all || enough) {
                 if let Err(e) = self.found(&fresh, ours).await {

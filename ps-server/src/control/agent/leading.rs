@@ -3,8 +3,8 @@
 use super::Agent;
 use crate::{
     control::{
-        auto::Follows,
-        calls::Told,
+        auto::AutoRules,
+        calls::SentReport,
         groups::Groups,
         joining,
         plan::{ControlChange, Directive, Health, LastReport, Plan, Report, View, plan},
@@ -27,7 +27,7 @@ pub(super) const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a report was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotTaken {
+pub enum ReportRefusal {
     /// This server does not lead the control group.
     NotLeader,
     /// The report is a difference to one that this server does not have: send the whole report.
@@ -38,7 +38,7 @@ pub enum NotTaken {
 
 /// State of the control group's leader only; lost with the leadership.
 #[derive(Default)]
-pub(in crate::control) struct Leading {
+pub(in crate::control) struct LeaderState {
     pub since: Option<Instant>,
     pub heard: BTreeMap<ServerId, LastReport>,
     pub health: BTreeMap<JobShard, (Health, String)>,
@@ -46,13 +46,13 @@ pub(in crate::control) struct Leading {
     /// Servers that too few other servers reach.
     pub unreached: BTreeMap<ServerId, String>,
     /// The rule that chooses a job's staleness bound.
-    auto: Follows,
+    auto: AutoRules,
     /// The last plan.
-    pub(super) planned: Option<Planned>,
+    pub(super) planned: Option<LastPlan>,
 }
 
 /// A plan, kept for repeated reports.
-pub(in crate::control) struct Planned {
+pub(in crate::control) struct LastPlan {
     pub at: Instant,
     /// Generation of the agreed state that it was made from.
     generation: u64,
@@ -61,23 +61,23 @@ pub(in crate::control) struct Planned {
 
 impl Agent {
     /// Takes a report, if this server leads the control group; returns the directives for the reporter.
-    pub fn take_report(&self, told: Told) -> Result<Vec<Directive>, NotTaken> {
+    pub fn take_report(&self, told: SentReport) -> Result<Vec<Directive>, ReportRefusal> {
         if !self.group().leadership().borrow().leads {
-            return Err(NotTaken::NotLeader);
+            return Err(ReportRefusal::NotLeader);
         }
-        let Told { server, number, since: upon, report, gone } = told;
+        let SentReport { server, number, since: upon, report, gone } = told;
         let members = self.group().membership().members;
         let mut leading = self.leading.lock();
-        let since = leading.since.ok_or(NotTaken::NotLeader)?;
+        let since = leading.since.ok_or(ReportRefusal::NotLeader)?;
         let silent = self.options.timeouts.silent;
         let heard = leading.heard.get(&server);
         let report = match heard {
             _ if upon == 0 => report,
             Some(last) if last.number == upon => report.upon(&last.report, &gone),
-            _ => return Err(NotTaken::Whole),
+            _ => return Err(ReportRefusal::Whole),
         };
         if let Some(held_at) = joining::holder(server, &report, heard, &members, since, silent) {
-            return Err(NotTaken::Another(format!(
+            return Err(ReportRefusal::Another(format!(
                 "{server} is there already, at {held_at}: two processes have the same --id or --advertise, or that one has \
                  died a moment ago"
             )));
@@ -97,7 +97,7 @@ impl Agent {
         }
         self.news.notify_one();
         drop(leading);
-        let mut plan = self.plan().ok_or(NotTaken::NotLeader)?;
+        let mut plan = self.plan().ok_or(ReportRefusal::NotLeader)?;
         Ok(plan.directives.remove(&server).unwrap_or_default())
     }
 
@@ -107,7 +107,7 @@ impl Agent {
         let state = self.agreed.get();
         let group = self.group();
         let (control, control_caught_up) = (group.membership(), group.caught_up());
-        let Leading { heard, lost_since, auto, .. } = &mut *leading;
+        let LeaderState { heard, lost_since, auto, .. } = &mut *leading;
         heard.retain(|server, _| !state.forgotten.contains(server));
         let view = View {
             state: &state,
@@ -133,7 +133,7 @@ impl Agent {
             leading.lost_since.entry(*shard).or_insert_with(Instant::now);
         }
         let (generation, directives) = (state.generation, plan.directives.clone());
-        leading.planned = Some(Planned { at: Instant::now(), generation, directives });
+        leading.planned = Some(LastPlan { at: Instant::now(), generation, directives });
         Some(plan)
     }
 
@@ -164,7 +164,7 @@ impl Agent {
             self.agreed.is_current();
             let jobs = self.agreed.read(|s| s.jobs.iter().any(|(_, job)| job.facts.is_some()));
             *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
-            *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
+            *self.leading.lock() = LeaderState { since: Some(Instant::now()), ..LeaderState::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
             let mut moved = self.agreed.generations();
             while leadership.borrow_and_update().leads {

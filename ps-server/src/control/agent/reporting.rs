@@ -1,9 +1,9 @@
 //! A server's reports to the leader of the control group, and how it executes the directives in the answer.
 
-use super::{Agent, Heard};
+use super::{Agent, ReportOutcome};
 use crate::{
     control::{
-        calls::Told,
+        calls::SentReport,
         jobs::JobFacts,
         plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
@@ -18,7 +18,7 @@ use std::{
 };
 
 /// A reason that keeps a server out for this long is logged. The reachability check runs every 2 s.
-const KEPT_OUT: Duration = Duration::from_secs(5);
+const KEPT_OUT_LOG_DELAY: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// What this server holds; sleeping replicas are taken from the report `before`.
@@ -62,7 +62,7 @@ impl Agent {
 
     /// Reports to the leader of the control group, wherever it is, and follows the answer. Fails as
     /// [`Self::belong`].
-    pub(super) async fn report(self: &Arc<Self>) -> Result<Heard, String> {
+    pub(super) async fn report(self: &Arc<Self>) -> Result<ReportOutcome, String> {
         if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
             self.belong(fleet, fleets)?;
         }
@@ -72,20 +72,20 @@ impl Agent {
         let same = last.is_some_and(|last| report.is_like(last));
         let number = rand::random_range(1..u64::MAX);
         let server = self.options.server;
-        let whole = || Told { server, number, report: (*report).clone(), ..Told::default() };
+        let whole = || SentReport { server, number, report: (*report).clone(), ..SentReport::default() };
         if self.group().leadership().borrow().leads {
             *self.reported.lock() = Some((report.clone(), 0, String::new()));
-            let Ok(directives) = self.take_report(whole()) else { return Ok(Heard::News) };
+            let Ok(directives) = self.take_report(whole()) else { return Ok(ReportOutcome::News) };
             let quiet = same && directives.is_empty();
             self.follow(self.agreed.read(|s| s.generation), directives);
-            return Ok(if quiet { Heard::Nothing } else { Heard::News });
+            return Ok(if quiet { ReportOutcome::Nothing } else { ReportOutcome::News });
         }
         // Until a server has it, no server has the base of the next difference.
         *self.reported.lock() = Some((report.clone(), 0, String::new()));
         let upon = |address: &str| {
             let (last, since, _) = before.as_ref().filter(|(.., to)| to == address)?;
             let (report, gone) = report.since(last);
-            Some(Told { server, number, since: *since, report, gone })
+            Some(SentReport { server, number, since: *since, report, gone })
         };
         // The leader, if known, else every known server; its own address, too, where another process may
         // listen.
@@ -113,9 +113,9 @@ impl Agent {
                     let early = reply.generation < self.agreed.read(|s| s.generation);
                     self.follow(reply.generation, reply.directives);
                     return Ok(match quiet {
-                        _ if early => Heard::Early,
-                        true => Heard::Nothing,
-                        false => Heard::News,
+                        _ if early => ReportOutcome::Early,
+                        true => ReportOutcome::Nothing,
+                        false => ReportOutcome::News,
                     });
                 }
                 Ok(reply) => {
@@ -128,7 +128,7 @@ impl Agent {
                 Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
             }
         }
-        Ok(Heard::News)
+        Ok(ReportOutcome::News)
     }
 
     /// Logs what keeps this server out, once, and only if it lasts: right after a return the leader may still
@@ -138,7 +138,7 @@ impl Agent {
         match *since {
             _ if why.is_empty() => *since = None,
             None => *since = Some(Instant::now()),
-            Some(at) if at.elapsed() < KEPT_OUT => {}
+            Some(at) if at.elapsed() < KEPT_OUT_LOG_DELAY => {}
             Some(_) if self.complained.swap(true, Relaxed) => {}
             Some(_) => tracing::error!(%peer, "{why}"),
         }
@@ -150,7 +150,7 @@ impl Agent {
             return; // from a former leader
         }
         for d in directives {
-            let Some(busy) = Busy::begin(self, d.shard) else { continue };
+            let Some(busy) = DirectiveGuard::begin(self, d.shard) else { continue };
             let this = self.clone();
             tokio::spawn(async move {
                 let done = this.carry_out(&d).await;
@@ -249,9 +249,9 @@ impl Agent {
 }
 
 /// Marks a shard with a directive in progress, until it is dropped, even by a panic.
-struct Busy(Arc<Agent>, JobShard);
+struct DirectiveGuard(Arc<Agent>, JobShard);
 
-impl Busy {
+impl DirectiveGuard {
     /// `None`: another directive is in progress.
     fn begin(agent: &Arc<Agent>, shard: JobShard) -> Option<Self> {
         let new = agent.busy.lock().insert(shard);
@@ -259,7 +259,7 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for DirectiveGuard {
     fn drop(&mut self) {
         self.0.busy.lock().remove(&self.1);
     }

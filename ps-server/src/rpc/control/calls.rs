@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     admission::Answer,
-    control::{Calls, Hello, Reported, Told},
+    control::{Calls, Hello, ReportAnswer, SentReport},
     raft::{ReplicaId, channel},
 };
 use futures::{FutureExt, future::BoxFuture};
@@ -75,11 +75,11 @@ impl Calls for GrpcCalls {
         &'a self,
         address: &'a str,
         fleet: u64,
-        told: &'a Told,
-    ) -> BoxFuture<'a, Result<Reported, String>> {
+        told: &'a SentReport,
+    ) -> BoxFuture<'a, Result<ReportAnswer, String>> {
         async move {
             let r = answer(self.client(address)?.report(to_report(fleet, told))).await?;
-            Ok(Reported {
+            Ok(ReportAnswer {
                 accepted: r.accepted,
                 leader: Some(r.leader).filter(|l| !l.is_empty()),
                 whole: r.whole,

@@ -16,12 +16,12 @@ pub async fn ask_to_join(
 ) -> Result<JoinReply, String> {
     let refused = Mutex::default();
     let tell = async {
-        let mut pause = JOIN_QUIET;
+        let mut pause = FIRST_LOG_DELAY;
         loop {
             tokio::time::sleep(pause).await;
             let why = why_nobody_leads(at, access, &refused).await;
             tracing::warn!("no fleet has taken this server in yet: {why}. It goes on asking");
-            pause = JOIN_REPEAT;
+            pause = LOG_INTERVAL;
         }
     };
     let outcome = tokio::select! {
@@ -36,11 +36,11 @@ pub async fn ask_to_join(
 
 /// A healthy fleet admits a new server within this time. After it, and then at this interval, the server logs
 /// what it waits for.
-const JOIN_QUIET: Duration = Duration::from_secs(2);
-const JOIN_REPEAT: Duration = Duration::from_secs(10);
+const FIRST_LOG_DELAY: Duration = Duration::from_secs(2);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const DESCRIBE: Duration = Duration::from_secs(1);
 /// Pause after a leader's refusal, or if the leader could not take the order.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Asks until a leader admits it. Keeps a leader's refusal.
 async fn ask(
@@ -68,7 +68,7 @@ async fn ask(
                     *refused.lock() = format!("{to}: {}", reply.why);
                 }
                 if !reply.not_leader || reply.leader == to {
-                    tokio::time::sleep(ASK_AGAIN).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
             }
