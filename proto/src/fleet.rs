@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_depended_on_where_a_group_would_have_no_majority_without_it() {
+    fn server_is_needed_if_a_group_loses_its_majority() {
         let both = ["the control group", "shard 7"];
         for (control, shard, silent, depend) in [
             (&[0, 1, 2][..], &[0, 1, 2][..], &[][..], &[][..]),

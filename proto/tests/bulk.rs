@@ -148,7 +148,7 @@ fn the_pieces_that_were_received_are_the_payload() {
 }
 
 #[test]
-fn what_is_kept_of_a_small_message_does_not_keep_the_receive_buffer() {
+fn small_kept_message_releases_the_receive_buffer() {
     let bytes = Bytes::from([framed(&push(1000)), vec![0; 1 << 20]].concat());
     let mut inbox = Inbox::new(LIMIT);
     inbox.put(bytes.slice(..framed(&push(1000)).len()));
@@ -179,7 +179,7 @@ fn a_length_beyond_the_limit_is_refused_before_its_bytes_come() {
 }
 
 #[test]
-fn a_message_with_two_kinds_or_a_field_beyond_its_end_is_refused() {
+fn message_with_two_kinds_or_overlong_field_is_refused() {
     let two = [framed(&push(20_000))[5..].to_vec(), framed(&push(20_000))[5..].to_vec()].concat();
     let mut bytes = vec![0];
     bytes.extend((two.len() as u32).to_be_bytes());

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn each_server_must_hold_its_part_and_the_one_that_does_not_is_named_with_the_numbers() {
+    fn server_without_room_for_its_part_is_named_with_numbers() {
         let hosts = [pool("host a", 4000, 8000), pool("host b", 4000, 8000), pool("host c", 500, 8000)];
         let fleet = |bytes| {
             let all: Vec<_> = hosts
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_has_its_quota_of_each_server_and_no_more_however_much_is_free() {
+    fn job_gets_at_most_its_quota_of_each_server() {
         let ask =
             |wanted| judge(&[answer(0, 1, &[]), Answer { quota: Some(100 << 20), ..answer(1, wanted, &[]) }]);
         ask(100).expect("all of it");

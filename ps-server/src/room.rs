@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_aside_for_a_replica_before_it_was_opened_is_not_asked_for_again() {
+    fn reservation_before_opening_is_not_requested_twice() {
         let free = Arc::new(AtomicU64::new(1100 * MIB));
         let room = host(&free);
         let expected = room.reserve(JobShard::from_number(0), &need(900)).expect("there is room");

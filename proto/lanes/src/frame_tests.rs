@@ -89,7 +89,7 @@ proptest! {
 }
 
 #[test]
-fn lengths_beyond_the_bounds_are_refused_before_anything_is_made_for_them() {
+fn length_beyond_bounds_is_refused_before_allocation() {
     let frame = |header: u32, bulks: &[u32]| {
         let mut wire = [header, bulks.len() as u32].map(u32::to_le_bytes).concat();
         for b in bulks {

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_no_more_than_it_may_and_lends_nothing_that_is_much_too_large() {
+    fn pool_keeps_its_maximum_and_lends_no_oversized_buffer() {
         let pool = Pool::new(1 << 20);
         drop((0..20).map(|_| pool.take(100_000)).collect::<Vec<_>>());
         assert!(pool.lock().bytes <= 1 << 20);

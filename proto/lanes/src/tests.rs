@@ -82,7 +82,7 @@ async fn what_threads_put_comes_in_their_order_and_whole() {
 }
 
 #[tokio::test]
-async fn what_is_small_needs_no_other_thread_and_nobody_waits_for_a_reader() {
+async fn small_message_is_sent_inline_without_waiting_for_reader() {
     let (a, b) = UnixStream::pair().expect("a pair");
     let (_read, write, _) = halves(a, Trust::Reads);
     let sender = Sender::new(write, None);
@@ -104,7 +104,7 @@ async fn what_is_small_needs_no_other_thread_and_nobody_waits_for_a_reader() {
 }
 
 #[tokio::test]
-async fn what_gives_its_messages_one_by_one_is_asked_when_its_turn_comes() {
+async fn iterator_is_advanced_when_its_messages_are_due() {
     let (a, _b) = UnixStream::pair().expect("a pair");
     let (_read, write, _) = halves(a, Trust::Reads);
     let sender = Sender::new(write, None);

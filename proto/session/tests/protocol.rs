@@ -217,7 +217,7 @@ fn each_group_of_parameters_has_its_rate() {
 }
 
 #[test]
-fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_the_shards_say() {
+fn skipped_step_sends_a_mark_for_every_bucket() {
     let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::new());
     joined(&mut session, &mut servers, &[0, 0]);
     session.rates(vec![0.5]);
@@ -261,7 +261,7 @@ fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_t
 }
 
 #[test]
-fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
+fn refused_push_ends_no_session_and_can_be_skipped() {
     let (mut session, mut servers) = (session(job(Mode::Bsp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
@@ -291,7 +291,7 @@ fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
 }
 
 #[test]
-fn what_waits_for_the_norm_of_a_step_that_is_skipped_is_sent_to_nobody() {
+fn pushes_waiting_for_norm_of_skipped_step_are_not_sent() {
     let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
     let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
@@ -320,7 +320,7 @@ fn norms(servers: &Servers, shard: u32) -> Vec<f64> {
 }
 
 #[test]
-fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
+fn partial_shards_get_no_norm_before_the_sum_of_all() {
     let (mut session, mut servers) = first_stage(Mode::Bsp);
     let part = |shard: u32, sum_of_squares: f64| {
         (ShardId(shard), from_shard::Kind::RoundNorm(RoundNorm { step: 1, sum_of_squares }))
@@ -360,7 +360,7 @@ fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
 }
 
 #[test]
-fn what_has_come_of_a_pull_that_was_broken_off_is_no_answer_to_another() {
+fn answer_to_a_cancelled_pull_does_not_answer_another() {
     let (mut session, mut servers) = first_stage(Mode::Bsp);
     session.pull(servers.now, Pull::of(Step(1)), false);
     servers.carry_out(&mut session);
@@ -443,7 +443,7 @@ fn the_pushes_of_a_step_all_bring_the_norm_or_none_does() {
 
 /// An abandoned step was not sent to any shard, and does not hold back the next one.
 #[test]
-fn pushes_that_wait_for_a_norm_that_never_comes_are_forgotten_with_the_next_step() {
+fn pushes_without_their_norm_are_dropped_at_the_next_step() {
     let (mut session, mut servers) = first_stage(Mode::Asp);
     (0..2).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
     session.advance_to(Step(4));
@@ -456,7 +456,7 @@ fn pushes_that_wait_for_a_norm_that_never_comes_are_forgotten_with_the_next_step
 }
 
 #[test]
-fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none() {
+fn old_leader_without_push_rates_ends_the_session() {
     let of_before = |servers: &mut Servers, session: &mut Session| {
         let opened = Opened { session: 7, initialised: true, term: 1, ..Opened::default() };
         servers.says(session, ShardId(0), from_shard::Kind::Opened(opened));
@@ -489,7 +489,7 @@ fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none(
 }
 
 #[test]
-fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
+fn worker_pushes_up_to_the_window_until_acks_come() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     assert!(session.has_room(2 * limits::PUSH_WINDOW_BYTES), "one push always goes out");
@@ -506,7 +506,7 @@ fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
 }
 
 #[test]
-fn a_lost_session_is_opened_anew_within_the_next_wait_and_pulls_from_where_it_joined() {
+fn lost_session_rejoins_in_next_wait_and_pulls_from_there() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::new());
     joined(&mut session, &mut servers, &[2, 2]);
     push(&mut session, &mut servers, 0, 3);
@@ -544,7 +544,7 @@ fn a_lost_session_is_opened_anew_within_the_next_wait_and_pulls_from_where_it_jo
 }
 
 #[test]
-fn who_finds_no_leader_gives_up_at_the_deadline_and_says_what_each_server_said() {
+fn search_without_leader_fails_with_each_servers_answer() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     servers.carry_out(&mut session);
     for _ in 0..200 {
@@ -574,7 +574,7 @@ fn impatient(session: &mut Session, servers: &mut Servers) {
 }
 
 #[test]
-fn a_leader_that_is_silent_is_left_for_one_of_a_later_term_who_is_sent_what_is_not_acknowledged() {
+fn silent_leader_is_left_for_one_of_a_later_term() {
     for named in [false, true] {
         let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
         impatient(&mut session, &mut servers);
@@ -609,7 +609,7 @@ fn a_leader_that_is_silent_is_left_for_one_of_a_later_term_who_is_sent_what_is_n
 }
 
 #[test]
-fn a_leader_that_is_slow_and_nobody_s_predecessor_is_not_left_and_asked_about_ever_more_seldom() {
+fn slow_leader_is_kept_and_asked_about_less_often() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     impatient(&mut session, &mut servers);
     // Five answers: it names itself; it knows no leader; no server answers; another leads the same term, or
@@ -653,7 +653,7 @@ fn a_leader_that_is_slow_and_nobody_s_predecessor_is_not_left_and_asked_about_ev
 }
 
 #[test]
-fn while_a_leader_answers_in_time_nobody_is_asked_and_no_more_is_to_be_done_than_a_look_each_half_second() {
+fn answering_leader_causes_no_questions_and_rare_checks() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     let mut deadlines = std::collections::BTreeSet::new();

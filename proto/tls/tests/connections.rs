@@ -100,7 +100,7 @@ async fn who_is_of_the_fleet_is_taken_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn why_a_connection_was_refused_is_known_until_something_is_heard_there() {
+async fn refusal_reason_is_kept_until_bytes_arrive_there() {
     let ours = Authority::new("ours").expect("made");
     let (peer, good) = (with(&ours, &["peer"], DAY), with(&ours, &["admin"], DAY));
     let short = with(&ours, &["admin"], Duration::from_secs(2));

@@ -16,7 +16,7 @@ use tokio::{
 const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
-fn what_logs_snapshots_and_peers_need_is_not_given_to_connections() {
+fn descriptors_of_logs_and_peers_are_kept_from_connections() {
     assert_eq!(room(128, 1, 2), 128 - 32 - 8 - 8 - 16);
     assert_eq!(room(1024, 64, 2), 1024 - 32 - 512 - 8 - 16);
     assert_eq!(room(1 << 20, 64, 1000), MAX_CONNECTIONS);
@@ -59,7 +59,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_does_not_begin_to_speak_in_time_is_closed_and_one_that_does_stays() {
+async fn connection_silent_past_timeout_is_closed_others_stay() {
     let connections = Connections::with_preface(|| 100, Access::Insecure, Duration::from_millis(300));
     let address = reads(&connections).await;
     let (mut silent, mut slow, mut speaks) = (dial(address).await, dial(address).await, dial(address).await);
@@ -123,7 +123,7 @@ impl Listen for FailingListener {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_descriptor_a_listener_waits_strangers_give_way_and_it_goes_on() {
+async fn listener_without_descriptor_waits_and_closes_strangers() {
     let connections = Connections::with_preface(|| 20, Access::Insecure, DEADLINE * 10);
     let (stranger, friend) = (connections.admit(Origin::Here), connections.admit(Origin::Here));
     let (stranger, friend) = (stranger.expect("room"), friend.expect("room"));

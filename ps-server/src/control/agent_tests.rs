@@ -74,7 +74,7 @@ impl Calls for At {
 }
 
 #[tokio::test]
-async fn a_leader_that_has_not_applied_yet_what_the_reporter_has_is_asked_again() {
+async fn leader_behind_its_reporter_is_asked_again() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (agreed, applied) = (Arc::new(Agreed::default()), Arc::new(AtomicU64::new(0)));
     let calls = Box::new(At(applied.clone()));
@@ -119,7 +119,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
 }
 
 #[test]
-fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
+fn report_with_only_applied_indices_starts_no_plan() {
     let replica = ReplicaReport { applied: 7, bytes: 100, leads: true, ..ReplicaReport::default() };
     let before = Report {
         replicas: BTreeMap::from([(JobShard::from_number(0), replica.clone().into())]),
@@ -150,7 +150,7 @@ fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
 }
 
 #[test]
-fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is_there() {
+fn server_with_anothers_id_is_kept_out_while_that_one_lives() {
     let (server, silent) = (ServerId(0), Duration::from_millis(200));
     let (ours, theirs) = (ReplicaId::new_incarnation(server), ReplicaId::new_incarnation(server));
     let report = |node, address: &str| Report { node, address: address.into(), ..Report::default() };

@@ -67,7 +67,7 @@ fn a_group_begins_when_all_are_there_and_says_who_is_missing() {
 }
 
 #[test]
-fn a_new_leader_of_the_control_group_learns_of_a_group_from_who_is_left_of_it() {
+fn new_control_leader_learns_group_from_its_remaining_ranks() {
     let now = Instant::now();
     let mut g = Groups::default();
     let last = assignment(4, &[(0, 10), (1, 11), (2, 12)]);
@@ -180,7 +180,7 @@ fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
 }
 
 #[test]
-fn a_leader_of_the_control_group_that_takes_over_waits_for_word_of_groups_before_it_assigns_newcomers() {
+fn new_control_leader_waits_for_groups_before_newcomers() {
     let now = Instant::now();
     let all = [asks(0, 20, (0, 0), &[]), asks(1, 21, (0, 0), &[]), asks(2, 22, (0, 0), &[])];
     let mut g = Groups::taken_over(true, now);

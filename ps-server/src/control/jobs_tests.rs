@@ -98,7 +98,7 @@ fn steps(state: &State, founding: u64) -> Vec<u64> {
 }
 
 #[test]
-fn a_job_keeps_when_it_was_first_seen_and_does_not_touch_the_generation() {
+fn job_keeps_first_seen_time_and_leaves_generation() {
     let mut state = state([place(0, 10), place(1, 11)]);
     let generation = state.generation;
     state.apply(&job(10, JobState::Running, 5));
@@ -145,7 +145,7 @@ fn a_job_that_is_submitted_has_a_number_and_a_name_of_its_own() {
 }
 
 #[test]
-fn a_job_that_has_ended_keeps_its_shards_for_as_long_as_was_said_and_its_checkpoints_longer() {
+fn ended_job_keeps_shards_as_configured_checkpoints_longer() {
     let mut state = state([]);
     let id = submit(&mut state, "b", 1);
     for (founding, shard) in (20..).zip(JobShard::all(id, 2)) {
@@ -313,7 +313,7 @@ fn what_is_gone_from_a_folder_is_gone_from_every_job() {
 }
 
 #[test]
-fn who_wrote_a_checkpoint_and_its_loss_are_not_forgotten_when_another_tells() {
+fn checkpoint_writer_and_loss_survive_another_jobs_report() {
     let mut state = state([job(10, JobState::Running, 0)]);
     let known = KnownCheckpoint { loss: Some(0.5), best: true, ..checkpoint("/c", 1) };
     hold(&mut state, 10, "/c", vec![known.clone()]);
@@ -431,7 +431,7 @@ proptest! {
 }
 
 #[test]
-fn a_snapshot_of_another_build_is_refused_by_name_and_changes_nothing() {
+fn snapshot_of_another_build_is_refused_and_changes_nothing() {
     let agreed = Agreed::default();
     agreed.apply(&found()).expect("applied");
     let before = agreed.get();

@@ -688,7 +688,7 @@ proptest! {
     ))]
 
     #[test]
-    fn whatever_happens_no_needed_replica_is_dropped_and_the_fleet_comes_to_rest(
+    fn random_history_drops_no_needed_replica_and_settles(
         servers in 1u64..6, replicas in prop::sample::select(vec![1u32, 3]), on_disk in any::<bool>(),
         bytes in prop::collection::vec(prop::sample::select(vec![0u64, 100, 100, 250]), 1..4),
         begin in 0u8..20, ops in prop::collection::vec(an_op(), 0..60),

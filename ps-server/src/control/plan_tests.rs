@@ -256,7 +256,7 @@ fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
 }
 
 #[test]
-fn a_shard_that_was_told_to_begin_is_not_begun_anew_whoever_is_silent() {
+fn shard_ordered_to_begin_is_never_founded_again() {
     let mut sight = FleetView::new(5, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: true });
     for s in 0..3 {
@@ -285,7 +285,7 @@ fn a_replica_of_another_founding_is_none_of_this_one() {
 }
 
 #[test]
-fn a_majority_begins_where_the_others_are_late_but_not_at_once_and_not_with_fewer() {
+fn majority_begins_without_late_servers_after_a_wait() {
     let mut sight = FleetView::new(3, 1, 3);
     sight.heard.remove(&ServerId(2));
     sight.since = sight.now - secs(1);
@@ -297,7 +297,7 @@ fn a_majority_begins_where_the_others_are_late_but_not_at_once_and_not_with_fewe
 }
 
 #[test]
-fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
+fn founding_that_lost_a_replica_restarts_under_new_name() {
     let mut sight = FleetView::new(3, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: false });
     for s in 0..2 {
@@ -323,7 +323,7 @@ fn nothing_is_planned_for_a_fleet_that_is_well() {
 }
 
 #[test]
-fn a_silent_server_is_replaced_when_its_time_is_over_and_not_before() {
+fn silent_server_is_replaced_after_timeout_not_before() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.silent(2, secs(29));
     assert_eq!(sight.told(), [], "it may come back");
@@ -351,7 +351,7 @@ fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
 }
 
 #[test]
-fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
+fn server_back_before_its_replacement_votes_stays() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
@@ -361,7 +361,7 @@ fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
 }
 
 #[test]
-fn a_replica_that_lost_its_log_is_replaced_at_once_on_its_own_server() {
+fn replica_without_log_is_replaced_at_once_on_its_server() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.report(2).replicas.clear();
     assert_eq!(sight.told(), [(2, host(FOUNDING))]);
@@ -382,7 +382,7 @@ fn a_replica_that_has_diverged_is_replaced() {
 }
 
 #[test]
-fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewhere_in_time() {
+fn replica_with_failing_storage_is_replaced_after_timeout() {
     let stop = |sight: &mut FleetView, server, waits| {
         let r = sight.replica(server, S0);
         (r.trouble, r.stopped) = ("ENOSPC: No space left on device".into(), Some(waits));
@@ -443,7 +443,7 @@ fn shard_whose_leader_cannot_serve_is_not_serving() {
 }
 
 #[test]
-fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() {
+fn replica_without_room_is_hosted_again_once_there_is() {
     let lacks = |sight: &mut FleetView, server| {
         let r = sight.replica(server, S0);
         (r.trouble, r.no_room) = ("shard 0 needs 96.0 GiB, 4.0 GiB free".into(), true);
@@ -477,7 +477,7 @@ fn too_few_that_answer_is_not_taken_for_a_loss() {
 }
 
 #[test]
-fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known() {
+fn shard_with_readable_quarantine_is_not_founded_again() {
     let lost = || {
         let mut sight = FleetView::serving(3, &[0], 3);
         (0..3).for_each(|s| sight.report(s).replicas.clear());
@@ -505,7 +505,7 @@ fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known
 }
 
 #[test]
-fn nobody_votes_who_was_not_reached_or_lacks_what_the_leader_has() {
+fn unreached_or_lagging_replica_gets_no_vote() {
     // In the control group.
     let mut sight = FleetView::serving(5, &[0], 3);
     sight.unreachable = [3, 4].map(ServerId).into();
@@ -537,7 +537,7 @@ fn a_change_of_voters_takes_no_working_voter_away() {
 }
 
 #[test]
-fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group() {
+fn forgotten_server_is_replaced_and_leaves_control_group() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.silent(2, secs(3));
     assert_eq!(sight.told(), []);
@@ -554,7 +554,7 @@ fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group(
 }
 
 #[test]
-fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters() {
+fn drain_is_one_change_at_a_time_never_below_three_voters() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.drain(0, true);
     let told = sight.told();
@@ -571,7 +571,7 @@ fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters
 }
 
 #[test]
-fn a_leader_hands_over_before_it_is_voted_out_also_where_nobody_has_caught_up() {
+fn leader_transfers_before_it_loses_its_vote() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.drain(0, true);
     sight.report(3).replicas.insert(S0, (ReplicaReport { applied: 990, ..fresh(3, FOUNDING) }).into());
@@ -584,7 +584,7 @@ fn a_leader_hands_over_before_it_is_voted_out_also_where_nobody_has_caught_up() 
 }
 
 #[test]
-fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
+fn drain_without_another_server_waits_and_can_be_undone() {
     let mut sight = FleetView::serving(3, &[1], 3);
     sight.drain(2, true);
     assert_eq!(sight.told(), [], "nobody can take its replica");
@@ -644,7 +644,7 @@ fn without_a_leader_a_shard_is_left_alone() {
 }
 
 #[test]
-fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_begins_anew() {
+fn only_a_shard_that_lost_all_logs_is_founded_again() {
     let mut sight = FleetView::serving(3, &[0], 3);
     sight.report(0).replicas.clear();
     sight.report(1).replicas.clear();
@@ -667,7 +667,7 @@ fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_b
 }
 
 #[test]
-fn a_shard_does_not_begin_anew_while_a_server_that_nobody_agreed_on_yet_holds_its_log() {
+fn log_on_unadmitted_server_prevents_a_new_founding() {
     let mut sight = FleetView::serving(4, &[0], 3);
     for s in 0..3 {
         sight.report(s).replicas.clear();
@@ -687,7 +687,7 @@ fn of_two_that_say_they_lead_the_later_term_counts() {
 }
 
 #[test]
-fn leaders_are_spread_by_bytes_one_move_at_a_time_once_the_fleet_has_settled() {
+fn leaders_are_balanced_by_bytes_one_move_at_a_time() {
     let mut sight = FleetView::serving(3, &[0, 0, 0], 3);
     let moves = |sight: &FleetView| -> Vec<(u64, Action)> { sight.told() };
     assert_eq!(moves(&sight), [(0, Action::Transfer(node(1)))]);
@@ -760,7 +760,7 @@ fn every_change_of_servers_or_placement_is_a_new_generation() {
 }
 
 #[test]
-fn the_control_group_takes_in_every_server_and_lets_an_odd_number_vote() {
+fn control_group_admits_all_servers_with_odd_voter_count() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.control.members.remove(&node(3));
     assert_eq!(sight.plan().control, Some(ControlChange::Learner(node(3), address(3))));
@@ -777,7 +777,7 @@ fn the_control_group_takes_in_every_server_and_lets_an_odd_number_vote() {
 }
 
 #[test]
-fn a_voter_of_the_control_group_is_replaced_when_it_drains_or_is_silent_for_too_long() {
+fn draining_or_silent_control_voter_is_replaced() {
     let mut sight = FleetView::serving(4, &[0], 3);
     sight.silent(2, secs(29));
     assert_eq!(sight.plan().control, None);
@@ -829,7 +829,7 @@ fn diverged(digests: [Option<u64>; 3]) -> (Vec<u64>, String) {
 }
 
 #[test]
-fn a_replica_that_differs_from_a_majority_is_stopped_even_the_leader_and_nobody_without_a_majority() {
+fn replica_differing_from_majority_is_stopped_even_leader() {
     assert_eq!(diverged([Some(7), Some(7), Some(7)]), (vec![], String::new()));
     assert_eq!(diverged([Some(7), Some(7), None]), (vec![], String::new()));
     assert_eq!(diverged([Some(7), Some(8), Some(7)]), (vec![1], String::new()));
@@ -841,7 +841,7 @@ fn a_replica_that_differs_from_a_majority_is_stopped_even_the_leader_and_nobody_
 }
 
 #[test]
-fn drained_servers_that_are_gone_do_not_keep_their_votes_in_the_control_group() {
+fn drained_and_gone_servers_lose_their_control_votes() {
     let mut sight = FleetView::serving(5, &[2], 3);
     sight.control.voters = nodes(&[0, 1, 2, 3, 4]);
     for gone in [0, 1] {
@@ -912,7 +912,7 @@ fn shards_that_tell_of_two_jobs_are_waited_for() {
 }
 
 #[test]
-fn a_job_whose_shard_was_founded_anew_is_lost_until_it_begins_again() {
+fn job_with_refounded_shard_is_lost_until_it_restarts() {
     let mut sight = FleetView::serving(3, &[0], 3);
     let job = JobReport { shards: 1, ..a_job("a", false) };
     sight.replica(0, S0).job = Some(job.clone());
@@ -943,7 +943,7 @@ fn submitted(sight: &mut FleetView, replicas: u32) -> JobId {
 }
 
 #[test]
-fn a_job_that_is_submitted_gets_shards_of_its_own_kind_on_servers_that_have_others() {
+fn submitted_job_gets_own_shards_beside_other_jobs() {
     let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
     let job = submitted(&mut sight, 1);
     let commands = agreed(&mut sight);
@@ -958,7 +958,7 @@ fn a_job_that_is_submitted_gets_shards_of_its_own_kind_on_servers_that_have_othe
 }
 
 #[test]
-fn what_servers_hold_of_a_job_that_was_deleted_is_removed_and_of_one_that_is_not_known_yet_stays() {
+fn replicas_of_deleted_job_are_removed_of_unknown_job_stay() {
     let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
     let first = JobShard::first(JobId(1));
     sight.report(2).replicas.insert(first, fresh(2, 9).into());
@@ -971,7 +971,7 @@ fn what_servers_hold_of_a_job_that_was_deleted_is_removed_and_of_one_that_is_not
 }
 
 #[test]
-fn a_job_that_is_to_stop_is_told_to_until_it_has_and_goes_when_its_time_is_over() {
+fn stop_directive_repeats_until_job_stops_then_it_expires() {
     let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
     let job = submitted(&mut sight, 3);
     let first = JobShard::first(job);

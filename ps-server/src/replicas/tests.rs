@@ -76,7 +76,7 @@ fn folders(data: &std::path::Path) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_passes_stops_a_replica_where_it_is_and_it_comes_back_by_itself() {
+async fn temporary_error_stops_replica_until_it_recovers_alone() {
     for number in TEMPORARY_ERRORS {
         let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
         let replicas = replicas(&disk, dir.path());
@@ -158,7 +158,7 @@ async fn damage_is_put_aside_under_numbers_that_are_never_used_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_without_its_metadata_is_damage_and_not_a_folder_that_was_never_begun() {
+async fn folder_without_metadata_is_damaged_not_new() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let first = replicas(&disk, dir.path());
     serving(&first, 2).await;
@@ -212,7 +212,7 @@ async fn damage_of_one_replicas_records_is_that_replicas_alone() {
 
 /// A replica without its vote must not vote; its log has everything that was acknowledged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_was() {
+async fn folder_without_vote_is_restored_and_votes_in_no_old_term() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let real: Arc<dyn Disk> = Arc::new(RealDisk);
     let first = replicas(&disk, dir.path());
@@ -247,7 +247,7 @@ async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
+async fn quarantined_folder_is_restored_and_deleted_only_by_a_person() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let real: Arc<dyn Disk> = Arc::new(RealDisk);
     let first = replicas(&disk, dir.path());
@@ -308,7 +308,7 @@ fn here(replicas: &Replicas) -> Vec<u32> {
 /// Of three replicas on disk, two fit after a restart: the first two, each time. The third waits, unread,
 /// until there is room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_room() {
+async fn replicas_start_in_shard_order_until_room_ends_rest_wait() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let first = replicas(&disk, dir.path());
     for shard in (0..SHARDS).rev().map(JobShard::from_number) {
@@ -374,7 +374,7 @@ async fn what_was_opened_in_vain_waits_without_being_opened_again() {
 /// A replica with its log in memory that cannot begin its job leaves its place empty, and no other starts
 /// there in vain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_in_memory_without_room_is_not_hosted_anew_before_there_is_some() {
+async fn memory_replica_without_room_waits_until_there_is_room() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let free = Arc::new(AtomicU64::new(110));
     let replicas = replicas_within(host(&free), &disk, dir.path());

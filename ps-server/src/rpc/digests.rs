@@ -70,7 +70,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     #[tokio::test]
-    async fn a_crowd_shares_a_digest_and_nobody_gets_one_that_is_older_than_the_question() {
+    async fn concurrent_callers_share_a_digest_no_older_than_the_call() {
         let (asked, applied, reads) = (DigestSlot::default(), AtomicU64::new(1), AtomicU64::new(0));
         let ask = || {
             share(

@@ -175,7 +175,7 @@ fn early_stopping_goes_on_where_it_was() -> Result<()> {
 }
 
 #[test]
-fn asynchronous_jobs_state_their_versions_and_go_on_from_the_slowest() -> Result<()> {
+fn asynchronous_jobs_continue_from_the_slowest_version() -> Result<()> {
     for mode in ["ssp:2", "asp"] {
         let (a, b) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let mode = format!("train.mode={mode}");
@@ -362,7 +362,7 @@ fn an_image_of_now_is_of_the_askers_step() -> Result<()> {
 }
 
 #[test]
-fn a_checkpoint_of_another_model_or_optimizer_is_refused_with_the_difference() -> Result<()> {
+fn checkpoint_of_another_model_is_refused_with_difference() -> Result<()> {
     let dir = tempfile::tempdir()?;
     run(ONE, dir.path(), MLP, &["train.workers=1", "train.max_steps=10"])?;
     let from = step(dir.path(), 10);

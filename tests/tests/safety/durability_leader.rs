@@ -59,7 +59,7 @@ fn leader_dies(ledger: Ledger, shards: u32, shard: u32, at: u64) -> Result<(Vec<
 }
 
 #[test]
-fn what_the_level_leader_loses_is_within_its_window_and_reported_push_for_push() -> Result<()> {
+fn level_leader_loses_at_most_its_window_and_reports_it() -> Result<()> {
     // One bucket holds the ledger, so every push has its own place. The window's time is so long that its
     // count decides: nothing is replicated before half of it is full.
     const WINDOW: u64 = 64;
@@ -130,7 +130,7 @@ fn pushed_to_a_leader_alone(ledger: Ledger, pushes: u64) -> Result<Vec<u64>> {
 }
 
 #[test]
-fn a_leader_without_a_majority_acknowledges_no_more_than_its_window() -> Result<()> {
+fn leader_without_majority_acknowledges_at_most_its_window() -> Result<()> {
     for window in [1, 4] {
         let ledger = Ledger {
             bucket_len: 16,

@@ -85,7 +85,7 @@ fn replicas_on(fleet: &Fleet, server: u32) -> usize {
 }
 
 #[test]
-fn a_server_that_joins_under_load_takes_its_share_of_the_replicas() -> Result<()> {
+fn server_joining_under_load_takes_its_share_of_replicas() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(3))?;
     let load = Load::start(&fleet.at);
     load.goes_on(20);
@@ -106,7 +106,7 @@ fn a_server_that_joins_under_load_takes_its_share_of_the_replicas() -> Result<()
 
 /// The server that leads a shard is drained and stopped while workers push.
 #[test]
-fn a_leaders_server_is_drained_under_load_and_stopped_without_a_push_lost() -> Result<()> {
+fn leaders_server_drained_under_load_loses_no_push() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions { servers: 4, ..FleetOptions::replicated(3) })?;
     let load = Load::start(&fleet.at);
     load.goes_on(20);

@@ -15,7 +15,7 @@ const ENCODINGS: [&str; 7] = ["f32", "bf16", "f16", "int8", "sign", "top-k:0.02"
 /// decodes, sums and applies the same bytes. In BSP the log holds pushes one by one if that is fewer bytes.
 /// BatchNorm's statistics (the convnet has some) are not encoded.
 #[test]
-fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes() -> Result<()> {
+fn encoded_pushes_are_applied_as_by_one_process() -> Result<()> {
     let mlp = "[model]\nkind = \"mlp\"\nhidden = [24, 16]";
     for encoding in ENCODINGS {
         for (model, workers, mode, optimizer, clip) in [

@@ -79,22 +79,22 @@ fn bsp_equals_the_oracle(model: &str) -> Result<()> {
 }
 
 #[test]
-fn n_workers_in_bsp_train_logistic_regression_as_one_process_with_n_times_the_batch() -> Result<()> {
+fn bsp_logistic_regression_equals_one_process() -> Result<()> {
     bsp_equals_the_oracle(LOGISTIC)
 }
 
 #[test]
-fn n_workers_in_bsp_train_an_mlp_as_one_process_with_n_times_the_batch() -> Result<()> {
+fn bsp_mlp_equals_one_process() -> Result<()> {
     bsp_equals_the_oracle(MLP)
 }
 
 #[test]
-fn n_workers_in_bsp_train_an_autoencoder_as_one_process_with_n_times_the_batch() -> Result<()> {
+fn bsp_autoencoder_equals_one_process() -> Result<()> {
     bsp_equals_the_oracle(AUTOENCODER)
 }
 
 #[test]
-fn shards_replicas_clipping_and_a_schedule_do_not_change_what_is_learned() -> Result<()> {
+fn shards_replicas_clipping_and_schedule_change_no_weights() -> Result<()> {
     let schedule =
         "[schedule]\nkind = \"cosine\"\nsteps = 40\nmin_factor = 0.1\nwarmup = 5\nscale = \"linear\"";
     let text = format!("{MLP}\n[optimizer]\nkind = \"momentum\"\nlr = 0.01\n[clip]\nnorm = 0.5\n{schedule}");

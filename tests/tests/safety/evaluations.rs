@@ -177,7 +177,7 @@ fn the_final_weights_are_evaluated_once() -> Result<()> {
 }
 
 #[test]
-fn a_job_that_stops_early_evaluates_the_weights_that_it_stopped_at_once() -> Result<()> {
+fn early_stopped_job_evaluates_its_final_weights_once() -> Result<()> {
     let stops = "eval.early_stop={patience=1,min_delta=100.0}";
     for mode in ["train.mode=bsp", "train.mode=asp"] {
         let n = evaluated(&[mode, "eval.every_epoch=true", "train.epochs=30", stops])?;
@@ -233,7 +233,7 @@ fn heard(folder: &Path) -> Result<Vec<(u64, u64)>> {
 }
 
 #[test]
-fn a_job_that_goes_on_from_a_checkpoint_hears_of_no_evaluation_before_it() -> Result<()> {
+fn resumed_job_receives_no_evaluation_before_checkpoint() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [first, then] = ["first", "then"].map(|name| folder.path().join(name));
     let checkpoints = first.join("checkpoints");
@@ -295,7 +295,7 @@ fn who_is_left_evaluates_the_share_of_a_worker_that_is_gone() -> Result<()> {
 }
 
 #[test]
-fn a_checkpoint_is_not_the_best_by_what_is_left_of_an_evaluation() -> Result<()> {
+fn incomplete_evaluation_makes_no_checkpoint_the_best() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let folder = tempfile::tempdir()?;
     let place = format!("checkpoint.dir=\"{}\"", folder.path().display());

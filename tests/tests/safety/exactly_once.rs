@@ -97,7 +97,7 @@ fn train_through(set: &[&str], kill: Option<(u32, u64)>) -> Result<Vec<f32>> {
 }
 
 #[test]
-fn a_job_that_loses_a_leader_learns_the_same_bits_as_one_that_does_not() -> Result<()> {
+fn lost_leader_changes_no_bit_of_the_weights() -> Result<()> {
     // BSP with two workers, and every mode with one, depend only on the data; the norm of the whole gradient
     // crosses all three shards at every step.
     for set in [["train.mode=bsp", "train.workers=2"], ["train.mode=asp", "train.workers=1"]] {
@@ -112,7 +112,7 @@ fn a_job_that_loses_a_leader_learns_the_same_bits_as_one_that_does_not() -> Resu
 }
 
 #[test]
-fn a_push_that_is_sent_again_is_applied_once_in_flight_and_afterwards() -> Result<()> {
+fn repeated_push_is_applied_once_in_flight_and_later() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Bsp, 2, 2) };
     let address = &fleet.at.addresses[0];
@@ -140,7 +140,7 @@ fn a_push_that_is_sent_again_is_applied_once_in_flight_and_afterwards() -> Resul
 }
 
 #[test]
-fn a_push_that_is_sent_again_after_a_break_is_acknowledged_and_not_applied() -> Result<()> {
+fn repeated_push_after_a_break_is_acknowledged_not_applied() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Asp, 1, 4) };
     let address = &fleet.at.addresses[0];

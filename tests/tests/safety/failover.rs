@@ -90,7 +90,7 @@ fn fleet(options: FleetOptions) -> Result<Fleet> {
 }
 
 #[test]
-fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()> {
+fn leader_with_ended_process_is_replaced_without_timer() -> Result<()> {
     for durability in [Durability::QuorumMemory, Durability::QuorumDisk] {
         let mut fleet =
             fleet(FleetOptions { shards: 3, durability, election: LONG_ELECTION, ..Default::default() })?;
@@ -114,7 +114,7 @@ fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()
 }
 
 #[test]
-fn the_control_group_and_those_that_sleep_find_a_leader_without_any_timer() -> Result<()> {
+fn control_and_sleeping_groups_find_leader_without_timer() -> Result<()> {
     let mut fleet = fleet(FleetOptions { shards: 2, election: LONG_ELECTION, ..Default::default() })?;
     let asleep = |fleet: &Fleet| {
         let all = fleet.alive().into_iter().flat_map(|id| [(id, ShardId(0)), (id, ShardId(1))]);
@@ -195,7 +195,7 @@ fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
 
 /// Its streams work, but no push on them can be committed.
 #[test]
-fn who_pushes_to_a_leader_that_has_lost_its_majority_is_sent_away_and_gives_up() -> Result<()> {
+fn worker_of_leader_without_majority_gives_up() -> Result<()> {
     let durability = Durability::QuorumDisk;
     let mut fleet = fleet(FleetOptions { shards: 1, durability, ..Default::default() })?;
     let ledger = Ledger { durability, ..Ledger::new(Mode::Asp, 1, 4) };
@@ -232,7 +232,7 @@ fn connections_that_are_reset_are_no_evidence() -> Result<()> {
 }
 
 #[test]
-fn evidence_that_is_false_costs_less_than_an_election_a_second_and_nothing_is_lost() -> Result<()> {
+fn false_evidence_causes_few_elections_and_loses_nothing() -> Result<()> {
     let (terms, took) = under_false_evidence(true)?;
     assert!(terms > 0, "it looked like the leader's end, and nobody stood");
     assert!((terms as f64) < took, "{terms} elections in {took:.1} s");

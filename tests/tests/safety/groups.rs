@@ -146,7 +146,7 @@ fn who_comes_back_is_taken_in_and_ends_with_the_same_weights() -> Result<()> {
 }
 
 #[test]
-fn ranks_that_apply_the_gradients_themselves_learn_what_servers_would_have_learned() -> Result<()> {
+fn ranks_applying_gradients_learn_what_servers_learn() -> Result<()> {
     for (kind, more) in [
         ("momentum", "[clip]\nnorm = 0.5"),
         ("adamw", "[schedule]\nkind = \"cosine\"\nsteps = 40\nwarmup = 5"),
@@ -179,7 +179,7 @@ fn ranks_that_apply_the_gradients_themselves_learn_what_servers_would_have_learn
 }
 
 #[test]
-fn ranks_with_weights_of_their_own_go_on_without_those_that_leave() -> Result<()> {
+fn ranks_with_own_weights_continue_without_leaving_ones() -> Result<()> {
     let soon = Duration::from_millis(500);
     let set = ["train.group_size=3", "train.max_steps=20000", "train.exchange=all-reduce"];
     for (leaves, back) in [(&[(0, soon), (1, soon)][..], &[][..]), (&[(0, soon)], &[0])] {

@@ -244,7 +244,7 @@ fn history(kills: &[u64], steps: u64) -> Result<History> {
 }
 
 #[test]
-fn what_workers_see_while_leaders_die_is_what_one_copy_could_have_shown() -> Result<()> {
+fn history_under_leader_deaths_is_linearizable() -> Result<()> {
     let history = history(&[12, 60], 40)?;
     assert!(history.is_consistent(), "no order explains it: {history:#?}");
     Ok(())

@@ -154,7 +154,7 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
 }
 
 #[test]
-fn two_workers_whose_evaluations_overflow_do_not_stop_the_server() -> Result<()> {
+fn overflowing_evaluations_do_not_stop_the_server() -> Result<()> {
     let (fleet, ledger) = fleet()?;
     let address = &fleet.at.addresses[0];
     let (mut a, _) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
@@ -298,7 +298,7 @@ fn a_message_for_a_session_that_is_not_open_yet_is_refused() -> Result<()> {
 }
 
 #[test]
-fn bytes_that_are_no_messages_are_refused_and_the_server_lives_on() -> Result<()> {
+fn invalid_bytes_are_refused_and_the_server_keeps_running() -> Result<()> {
     let (fleet, ledger) = fleet()?;
     let address = &fleet.at.addresses[0];
     let unknown = b"cannot be read: ";

@@ -64,7 +64,7 @@ fn a_leader_that_dies_in_its_sleep_is_replaced() -> Result<()> {
 
 /// The followers sleep, too, when the leader dies and a worker comes at once: the server it asks wakes.
 #[test]
-fn a_worker_that_comes_right_after_a_sleeping_leader_died_finds_the_next() -> Result<()> {
+fn worker_finds_next_leader_after_a_sleeping_one_died() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(SHARDS))?;
     all_asleep(&fleet);
     fleet.kill(fleet.leader(ShardId(0)).0);

@@ -74,7 +74,7 @@ fn held(fleet: &Fleet, server: u32) -> Result<BTreeSet<u32>> {
 }
 
 #[test]
-fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_is_deleted() -> Result<()> {
+fn jobs_stay_exact_while_servers_die_and_a_job_is_deleted() -> Result<()> {
     let mut fleet = standing(5)?;
     let names = ["bsp", "asp", "gone", "greedy"];
     let ids: Vec<JobId> = [(names[0], 2), (names[1], 3), (names[2], 2), (names[3], 2)]
@@ -131,8 +131,7 @@ fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_
 }
 
 #[test]
-fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leader_dies_on_the_way()
--> Result<()> {
+fn job_starts_from_anothers_weights_despite_leader_death() -> Result<()> {
     // Three of five servers have a replica: a leader's source is often on another one.
     let mut fleet = standing(5)?;
     let text = "[model]\nkind = \"mlp\"\nhidden = [96]";
@@ -176,7 +175,7 @@ fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leade
 }
 
 #[test]
-fn a_job_that_is_stopped_ends_where_it_is_and_its_neighbour_goes_on() -> Result<()> {
+fn stopped_job_ends_at_its_step_and_the_other_continues() -> Result<()> {
     let fleet = standing(3)?;
     let neighbour = Ledger { name: "b", ..Ledger::new(Mode::Bsp, 2, 100) };
     for name in ["bsp", "asp", "b"] {

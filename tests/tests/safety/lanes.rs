@@ -154,7 +154,7 @@ fn sum(asked: &[Arc<ProxyCounts>], of: fn(&ProxyCounts) -> &AtomicU64) -> u64 {
 }
 
 #[test]
-fn a_lane_that_ends_because_nothing_is_pushed_makes_nobody_look_after_the_leader() -> Result<()> {
+fn ended_idle_lane_causes_no_check_of_the_leader() -> Result<()> {
     let (fleet, asked) = behind(1, Lanes::Passes)?;
     // The worker stays, so that its shard stays awake.
     let bulk = Ledger { bucket_len: VALUES, extra: VALUES - 8, ..Ledger::new(Mode::Asp, 1, 100) };
@@ -182,7 +182,7 @@ fn a_lane_that_ends_because_nothing_is_pushed_makes_nobody_look_after_the_leader
 }
 
 #[test]
-fn appends_go_over_lanes_and_over_http_where_nothing_else_comes_through() -> Result<()> {
+fn appends_use_lanes_and_fall_back_to_http() -> Result<()> {
     const SHARDS: u32 = 2;
     // Short messages go over HTTP/2 anyway.
     let text = "[model]\nkind = \"mlp\"\nhidden = [512]\n[optimizer]\nkind = \"adam\"\nlr = 0.01";
@@ -318,7 +318,7 @@ fn one_bucket(workers: u32) -> ServerJob {
 }
 
 #[test]
-fn a_worker_that_writes_after_handing_over_makes_no_two_replicas_differ() -> Result<()> {
+fn worker_writing_after_handover_diverges_no_replicas() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let job = one_bucket(1);
     let (leader, _) = fleet.leader(ShardId(0));
@@ -425,7 +425,7 @@ fn a_worker_of_the_ledger() -> Result<()> {
 }
 
 #[test]
-fn workers_that_are_killed_while_they_write_lose_no_acknowledged_push_and_double_none() -> Result<()> {
+fn workers_killed_while_writing_lose_and_double_no_push() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let addresses = fleet.at.addresses.join(" ");
     // Runs a worker's process; returns the steps whose pushes were acknowledged, since their pulls were

@@ -350,7 +350,7 @@ fn outside_tests(path: &Path) -> Result<String> {
 }
 
 #[test]
-fn files_of_raft_and_of_the_store_s_log_do_not_need_each_other_in_circles() -> Result<()> {
+fn files_of_raft_and_store_log_have_no_cycles() -> Result<()> {
     for room in ["ps-server/src/raft", "ps-server/store/src/log"] {
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for path in sources(&root().join(room)) {
@@ -433,7 +433,7 @@ fn raft_does_not_know_what_it_replicates() -> Result<()> {
 }
 
 #[test]
-fn commands_launchers_and_experiments_do_not_use_each_other_in_circles() -> Result<()> {
+fn commands_launchers_and_experiments_have_no_cycles() -> Result<()> {
     for name in ["deploy", "deploy/fleet", "lab", "worker/job"] {
         let src = root().join(name).join("src");
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -493,7 +493,7 @@ fn every_mutation_fits_the_code_that_it_breaks() -> Result<()> {
 }
 
 #[test]
-fn every_crate_that_has_code_has_a_first_line_that_says_what_it_is() -> Result<()> {
+fn every_source_file_starts_with_a_description() -> Result<()> {
     for (_, package) in packages()? {
         for path in sources(&package.dir.join("src")) {
             let text = fs::read_to_string(&path)?;

@@ -233,7 +233,7 @@ fn members(fleet: &Fleet, shards: u32) -> Vec<Vec<u32>> {
 
 /// Otherwise its lease would block the others for a minute.
 #[test]
-fn a_worker_that_is_told_to_end_gives_its_lease_and_its_chunk_back() -> Result<()> {
+fn worker_asked_to_end_gives_back_its_lease_and_chunk() -> Result<()> {
     for mode in MODES {
         let fleet = Fleet::start(FleetOptions::replicated(2))?;
         let job = leased(&fleet, mode, &["train.epochs=2", "cluster.grace_ms=60000"])?;
@@ -315,7 +315,7 @@ fn a_chunk_whose_worker_dies_is_trained_by_another() -> Result<()> {
 }
 
 #[test]
-fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Result<()> {
+fn dying_leader_of_chunks_forgets_none_and_repeats_none() -> Result<()> {
     for mode in ["bsp", "asp"] {
         let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
         let job = leased(&fleet, mode, &["train.epochs=6", "cluster.grace_ms=60000"])?;
@@ -351,7 +351,7 @@ fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Resul
 }
 
 #[test]
-fn a_job_of_chunks_goes_on_from_the_end_of_an_epoch_in_every_mode() -> Result<()> {
+fn job_of_chunks_continues_after_an_epoch_in_every_mode() -> Result<()> {
     for mode in MODES {
         let dir = tempfile::tempdir()?;
         let place = format!("checkpoint.dir=\"{}\"", dir.path().display());

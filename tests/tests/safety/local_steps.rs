@@ -54,7 +54,7 @@ fn bits(weights: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn twenty_inner_steps_train_the_same_samples_with_a_twentieth_of_the_bytes() -> Result<()> {
+fn twenty_inner_steps_push_a_twentieth_of_the_bytes() -> Result<()> {
     let every = run(&["train.epochs=20"])?;
     let diloco = run(&["train.epochs=20", "local.kind=diloco", "local.steps=20"])?;
     ensure!((every.0, diloco.0) == (400, 20), "{every:?} {diloco:?}");
@@ -76,7 +76,7 @@ fn the_last_step_of_an_epoch_takes_what_is_left_of_it() -> Result<()> {
 }
 
 #[test]
-fn one_local_step_with_an_outer_sgd_at_rate_one_is_lock_step_training() -> Result<()> {
+fn one_local_step_with_outer_sgd_equals_lock_step_training() -> Result<()> {
     let local = ["local.kind=diloco", "local.steps=1", "local.outer.kind=sgd", "local.outer.lr=1.0"];
     let (plain, diloco) = (weights_of(&[])?, weights_of(&local)?);
     let apart = distance(&plain, &diloco);
@@ -89,7 +89,7 @@ fn one_local_step_with_an_outer_sgd_at_rate_one_is_lock_step_training() -> Resul
 }
 
 #[test]
-fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<()> {
+fn lock_step_local_steps_have_the_bits_of_one_process() -> Result<()> {
     for local in [
         vec![
             "local.kind=diloco",
@@ -125,7 +125,7 @@ fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<(
 }
 
 #[test]
-fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Result<()> {
+fn fragments_push_the_same_bytes_and_learn_in_every_mode() -> Result<()> {
     let diloco = ["train.epochs=20", "local.kind=diloco", "local.steps=10"];
     let whole = run(&diloco)?;
     for (mode, level) in
@@ -144,7 +144,7 @@ fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Res
 }
 
 #[test]
-fn downpour_of_one_worker_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() -> Result<()> {
+fn downpour_with_one_worker_is_adagrad_bit_for_bit() -> Result<()> {
     let set = [
         "train.workers=1",
         "train.mode=asp",
@@ -195,7 +195,7 @@ fn elastic_averaging_learns_in_every_mode() -> Result<()> {
 }
 
 #[test]
-fn a_worker_that_dies_in_the_middle_of_its_local_steps_is_replaced() -> Result<()> {
+fn worker_dying_in_its_local_steps_is_replaced() -> Result<()> {
     for (local, more) in [("diloco", &[][..]), ("easgd", &[]), ("diloco", &["local.fragments=5"])] {
         let kind = format!("local.kind={local}");
         let set = ["train.epochs=200", &kind, "local.steps=5", "cluster.grace_ms=1000"];

@@ -70,7 +70,7 @@ fn the_others_finish_when_a_worker_dies_between_two_steps() -> Result<()> {
 }
 
 #[test]
-fn the_others_finish_when_a_worker_dies_with_pushes_on_their_way() -> Result<()> {
+fn others_finish_when_a_worker_dies_with_pushes_in_flight() -> Result<()> {
     WAYS.into_iter().try_for_each(|way| one_of_three_dies(way, 4, true))
 }
 
@@ -80,7 +80,7 @@ fn the_others_finish_when_a_worker_dies_before_its_first_step() -> Result<()> {
 }
 
 #[test]
-fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> Result<()> {
+fn late_worker_starts_at_the_others_step_and_loses_no_push() -> Result<()> {
     const STEPS: u64 = 30;
     for (mode, durability) in WAYS {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
@@ -126,7 +126,7 @@ fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> R
 }
 
 #[test]
-fn a_worker_that_dies_in_an_open_round_and_is_back_at_once_holds_nobody() -> Result<()> {
+fn worker_back_in_its_open_round_blocks_no_other() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger { bucket_len: 4, grace_ms: 600_000, ..Ledger::new(Mode::Bsp, 2, 2) };
     let address = &fleet.at.addresses[0];
@@ -150,7 +150,7 @@ fn a_worker_that_dies_in_an_open_round_and_is_back_at_once_holds_nobody() -> Res
 }
 
 #[test]
-fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody() -> Result<()> {
+fn worker_back_while_round_awaits_norm_blocks_no_other() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
     let ledger = Ledger { bucket_len: 4, grace_ms: 600_000, ..Ledger::new(Mode::Bsp, 2, 4) };
     let mut job = ledger.job();
@@ -185,7 +185,7 @@ fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody(
 }
 
 #[test]
-fn a_job_whose_only_worker_dies_goes_on_from_its_step_when_it_is_back() -> Result<()> {
+fn job_continues_when_its_only_worker_returns() -> Result<()> {
     for grace_ms in [1, 600_000] {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let ledger = Ledger { grace_ms, ..Ledger::new(Mode::Bsp, 1, 8) };
@@ -208,7 +208,7 @@ fn a_job_whose_only_worker_dies_goes_on_from_its_step_when_it_is_back() -> Resul
 /// Two servers join that no server reaches. They vote nowhere, `status` names them, another server's death
 /// stops nothing, and they can be forgotten.
 #[test]
-fn a_server_that_nobody_reaches_never_votes_and_can_be_forgotten() -> Result<()> {
+fn unreached_server_never_votes_and_can_be_forgotten() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Asp, 1, 60) };
     let mut page = ledger.join(&fleet.at, 0)?;

@@ -44,7 +44,7 @@ fn refused(fleet: &Fleet, job: &ServerJob) -> Result<Refused> {
 }
 
 #[test]
-fn a_job_larger_than_its_servers_is_refused_with_the_numbers_and_harms_nobody() -> Result<()> {
+fn job_larger_than_its_servers_is_refused_with_numbers() -> Result<()> {
     let mut fleet = on_disk()?;
     for _ in 0..3 {
         let refused = refused(&fleet, &largest(Durability::QuorumDisk))?;
@@ -68,7 +68,7 @@ fn a_job_larger_than_its_servers_is_refused_with_the_numbers_and_harms_nobody() 
 }
 
 #[test]
-fn a_log_that_holds_a_job_that_is_too_large_stops_those_replicas_and_nothing_else() -> Result<()> {
+fn log_with_oversized_job_stops_only_its_replicas() -> Result<()> {
     let mut fleet = on_disk()?;
     let (leader, _) = fleet.leader(ShardId(1));
     let command = Command::Admit { form: JOB_FORM, job: largest(Durability::QuorumDisk).to_toml()? };

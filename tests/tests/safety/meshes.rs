@@ -60,7 +60,7 @@ fn meshes_of_a_transformer_learn_the_same() -> Result<()> {
 }
 
 #[test]
-fn meshes_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_process() -> Result<()> {
+fn pipelined_meshes_use_the_versions_of_one_process() -> Result<()> {
     for more in [
         &["parallel.tensor=1", "eval.every_epoch=true"][..],
         &["parallel.tensor=2", "train.workers=2", "train.batch=60"],
@@ -81,7 +81,7 @@ fn whichever_rank_of_a_mesh_leaves_the_others_go_on() -> Result<()> {
 }
 
 #[test]
-fn a_leader_whose_stages_others_have_whole_goes_on_in_its_session_without_them() -> Result<()> {
+fn mesh_leader_continues_session_without_lost_meshes() -> Result<()> {
     let fleet = fleet(4)?;
     let set = ["train.group_size=3", "parallel.pipeline=2", "train.mode=asp"];
     let long = ["train.workers=1", "train.max_steps=400", "train.epochs=99"];

@@ -105,7 +105,7 @@ pub(super) fn text_learns_the_same(cuts: &[&[&str]]) -> Result<()> {
 }
 
 #[test]
-fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_same() -> Result<()> {
+fn pipeline_with_tied_embedding_learns_the_same() -> Result<()> {
     text_learns_the_same(&[
         &["parallel.pipeline=2"],
         &["parallel.pipeline=3"],
@@ -116,8 +116,7 @@ fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_sam
 /// Each minibatch uses one version of the weights, forward and backward: the version before the last update,
 /// unless an evaluation came between.
 #[test]
-fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_the_last_update() -> Result<()>
-{
+fn minibatches_in_flight_use_weights_before_last_update() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let place = format!("checkpoint.dir={:?}", folder.path());
     for (model, stages, workers, more) in [
@@ -191,7 +190,7 @@ fn a_borrowed_embedding_is_of_the_version_of_the_other_weights() -> Result<()> {
 
 /// According to the traces of its ranks.
 #[test]
-fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_all_stages() -> Result<()> {
+fn micro_batch_goes_back_at_its_forward_version() -> Result<()> {
     let (fleet, folder) = (fleet(4)?, tempfile::tempdir()?);
     let job =
         on_digits(&fleet.at, MLP, &["train.workers=1", "parallel.pipeline=3", "parallel.schedule=2bw"])?;

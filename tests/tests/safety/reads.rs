@@ -62,7 +62,7 @@ fn shown(ledger: &Ledger, weights: &[f32]) -> Result<u64> {
 }
 
 #[test]
-fn every_replica_gives_the_version_that_is_asked_for_while_a_worker_trains_and_leaders_die() -> Result<()> {
+fn every_replica_serves_requested_version_despite_deaths() -> Result<()> {
     for durability in [Durability::QuorumMemory, Durability::Leader] {
         let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
         fleet.whole()?;

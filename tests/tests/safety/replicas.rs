@@ -33,14 +33,14 @@ fn a_late_server_catches_up(ledger: Ledger, late_at: u64) -> Result<()> {
 }
 
 #[test]
-fn a_follower_catches_up_by_a_snapshot_after_more_bytes_than_a_log_keeps() -> Result<()> {
+fn follower_behind_cut_bytes_catches_up_by_snapshot() -> Result<()> {
     // 2 MiB per step: the log is cut at 64 MiB.
     let ledger = Ledger { bucket_len: 1 << 16, extra: 8 << 16, ..Ledger::new(Mode::Asp, 1, 60) };
     a_late_server_catches_up(ledger, 45)
 }
 
 #[test]
-fn a_follower_catches_up_by_a_snapshot_after_more_entries_than_a_log_keeps() -> Result<()> {
+fn follower_behind_cut_entries_catches_up_by_snapshot() -> Result<()> {
     // 100 buckets per step: the log is cut at 4096 entries.
     let ledger = Ledger { bucket_len: 2, extra: 100, ..Ledger::new(Mode::Bsp, 1, 100) };
     a_late_server_catches_up(ledger, 60)
@@ -137,7 +137,7 @@ fn the_whole_fleet_dies(durability: Durability) -> Result<(Fleet, Page)> {
 }
 
 #[test]
-fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<()> {
+fn acknowledged_pushes_on_disk_survive_death_of_the_fleet() -> Result<()> {
     let (fleet, page) = the_whole_fleet_dies(Durability::QuorumDisk)?;
     assert_eq!(page.run()?, [-1.0; 40], "the session goes on where it was");
     fleet.replicas_agree()?;

@@ -112,7 +112,7 @@ fn skips(plans: &[Plan; 2], step: usize) -> bool {
 }
 
 #[test]
-fn a_round_that_anybody_skips_leaves_the_bits_of_a_run_without_it_though_a_leader_is_killed() -> Result<()> {
+fn skipped_round_equals_no_round_despite_leader_kills() -> Result<()> {
     // Skipped by one, by the other, and by both. The leader is killed after worker 0's pushes of a step that
     // worker 1 skips, and after its own skip.
     let plans: [Plan; 2] = [
@@ -146,7 +146,7 @@ fn a_round_that_anybody_skips_leaves_the_bits_of_a_run_without_it_though_a_leade
 }
 
 #[test]
-fn where_pushes_are_applied_one_by_one_a_skip_leaves_out_its_worker_s_alone() -> Result<()> {
+fn asynchronous_skip_leaves_out_only_its_own_workers_push() -> Result<()> {
     for durability in [Durability::QuorumMemory, Durability::Leader] {
         let job = ServerJob { workers: 1, ..job(Mode::Asp, durability, Some(1.5)) };
         let fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(2) })?;
@@ -162,7 +162,7 @@ fn where_pushes_are_applied_one_by_one_a_skip_leaves_out_its_worker_s_alone() ->
 
 /// The other workers of its round wait for a worker whose push was refused, until it skips the step.
 #[test]
-fn a_worker_whose_push_is_not_finite_skips_it_and_goes_on_with_the_others() -> Result<()> {
+fn worker_with_refused_push_skips_and_continues() -> Result<()> {
     for (mode, clip) in [(Mode::Bsp, None), (Mode::Asp, None), (Mode::Asp, Some(1.5))] {
         let fleet = Fleet::start(FleetOptions { shards: 2, ..Default::default() })?;
         let job = job(mode, Durability::QuorumMemory, clip);

@@ -41,7 +41,7 @@ fn slices_of_a_transformer_learn_the_same() -> Result<()> {
 }
 
 #[test]
-fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one_process() -> Result<()> {
+fn pipelined_slices_use_the_versions_of_one_process() -> Result<()> {
     for more in [&["train.workers=1"][..], &["train.workers=2", "eval.every_epoch=true", "train.batch=120"]] {
         let set = ["parallel.schedule=2bw", "train.epochs=5", "parallel.pipeline=2", "parallel.tensor=2"];
         let fleet = fleet(4)?;
@@ -55,7 +55,7 @@ fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one
 /// If it dies among the buckets of a pull, the next leader sends them all again, and some are already
 /// distributed.
 #[test]
-fn a_leader_of_a_shard_that_dies_leaves_all_slices_with_the_same_weights() -> Result<()> {
+fn dying_leader_leaves_all_slices_with_the_same_weights() -> Result<()> {
     let wide = "[model]\nkind = \"mlp\"\nhidden = [500, 500]";
     let set = ["train.workers=1", "train.max_steps=60", "train.epochs=99", "cluster.bucket_bytes=4096"];
     let whole = train(&on_digits(&fleet(4)?.at, wide, &set)?)?;

@@ -51,7 +51,7 @@ fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
 }
 
 #[test]
-fn a_streamed_model_comes_to_the_bits_of_one_that_is_there_whole() -> Result<()> {
+fn streamed_model_has_the_bits_of_a_resident_one() -> Result<()> {
     for model in [MLP, AUTOENCODER] {
         let whole = train(&on_digits(&fleet()?.at, model, &["train.epochs=2"])?)?;
         for resident in ["1", "2", "3", "\"1 GiB\""] {
@@ -64,8 +64,7 @@ fn a_streamed_model_comes_to_the_bits_of_one_that_is_there_whole() -> Result<()>
 }
 
 #[test]
-fn a_streamed_transformer_with_a_tied_embedding_comes_to_the_same_bits_also_clipped_and_recomputed()
--> Result<()> {
+fn streamed_tied_transformer_has_the_same_bits() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for more in [&["train.threads=1"][..], &["model.checkpoint_activations=true", "clip.norm=0.5"]] {
         let whole = train(&on_text(&fleet()?.at, folder.path(), more)?)?;
@@ -157,7 +156,7 @@ fn peak(mut child: Child) -> Result<u64> {
 }
 
 #[test]
-fn a_worker_holds_no_more_than_its_budget_of_a_model_eight_times_as_large() -> Result<()> {
+fn streamed_worker_stays_within_its_memory_budget() -> Result<()> {
     let of = |resident: &str| -> Result<u64> {
         let fleet = Fleet::start(FleetOptions { shards: 1, ..FleetOptions::default() })?;
         peak(child(&fleet.at, "wide", resident)?)
@@ -173,7 +172,7 @@ fn a_worker_holds_no_more_than_its_budget_of_a_model_eight_times_as_large() -> R
 }
 
 #[test]
-fn a_worker_that_is_taken_out_within_a_step_goes_on_from_where_the_others_are() -> Result<()> {
+fn worker_expired_within_a_step_rejoins_at_the_others_step() -> Result<()> {
     let fleet = fleet()?;
     let job = on_digits(&fleet.at, MLP, &["train.epochs=150", "memory.resident=1"])?;
     let mut stopped = child(&fleet.at, "digits", "1")?;

@@ -100,7 +100,7 @@ fn play(first: Mode, modes: &[Mode], only: Option<u32>, kill: bool) -> Result<()
 }
 
 #[test]
-fn a_job_that_is_switched_through_all_modes_loses_and_doubles_no_push() -> Result<()> {
+fn job_switched_through_all_modes_loses_and_doubles_no_push() -> Result<()> {
     play(Mode::Bsp, &[Mode::Asp, Mode::Ssp(2), Mode::Bsp, Mode::Ssp(0), Mode::Asp], None, false)
 }
 
@@ -117,7 +117,7 @@ fn workers_tell_the_shards_that_nobody_asked() -> Result<()> {
 /// One worker is slower than the others, and the loss stops decreasing: the rule loosens for the first and
 /// tightens for the second. Its state dies with the leader of the control group; the next one continues.
 #[test]
-fn a_leader_of_the_control_group_that_dies_does_not_end_the_rule() -> Result<()> {
+fn dying_control_leader_does_not_end_the_rule() -> Result<()> {
     const STEPS: u64 = 1200;
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
     let ledger = Ledger { bucket_len: 4096, ..Ledger::new(Mode::Ssp(1), 3, STEPS) };

@@ -184,7 +184,7 @@ async fn who_cannot_map_what_it_is_shown_is_sent_everything() {
 }
 
 #[tokio::test]
-async fn places_outside_of_what_was_shared_end_the_lane_and_returns_of_nothing_do_nothing() {
+async fn place_outside_shared_memory_ends_the_lane() {
     for (place, len) in
         [(LEN as u64, LEN), (4096 * 3, LEN), (1, 100), (u64::MAX - 4096, LEN), (u64::MAX - 1, 1)]
     {
