@@ -10,8 +10,9 @@
 //! it to another thread and back costs more. All work does so on a runtime with one thread: simulations and
 //! tests with a clock of their own stay deterministic.
 
-mod turns;
+mod fair_queue;
 
+use fair_queue::FairQueue;
 use std::{
     any::Any,
     io,
@@ -23,7 +24,6 @@ use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{Semaphore, oneshot},
 };
-use turns::FairQueue;
 
 /// Work on fewer bytes runs in the calling task: 20 to 40 us at the 6 to 14 GB/s of optimizers and sums.
 /// Moving it to another thread and back takes half as long, and adds two wake-ups to a push.
@@ -58,7 +58,7 @@ fn elsewhere(bytes: u64) -> bool {
 }
 
 /// Runs work of a job that reads or writes this many bytes, in the job's slot: jobs share the cores evenly
-/// (`compute/turns.rs`).
+/// (`compute/fair_queue.rs`).
 ///
 /// # Errors
 /// It panicked on another thread.

@@ -13,13 +13,12 @@
 //! - `auto`: the rule that chooses a job's staleness bound.
 //! - `groups`: which ranks act as one worker; only the leader knows it.
 //! - `orders`: what a person asks for, each once.
-//! - `joining`: which servers the fleet admits, and which it removes.
-//! - `reach`: which servers this one reaches; only those get a vote.
+//! - `membership`: which servers the fleet admits, and which it removes.
+//! - `reachability`: which servers this one reaches; only those get a vote.
 //! - `replica`: this server's replica of the group, which restarts after its storage failed.
 //! - `agent`: this server's part: forming the fleet, reporting, leading. `calls`: its requests to the others,
 //!   which `rpc` transports.
 
-mod admit;
 mod agent;
 mod auto;
 #[cfg(test)]
@@ -29,17 +28,18 @@ mod format;
 mod groups;
 #[cfg(test)]
 mod groups_tests;
+mod job_admission;
 mod jobs;
 #[cfg(test)]
 mod jobs_tests;
-mod joining;
+mod membership;
 mod orders;
 mod plan;
 #[cfg(test)]
 mod plan_properties;
 #[cfg(test)]
 mod plan_tests;
-mod reach;
+mod reachability;
 mod replica;
 mod state;
 

@@ -21,15 +21,15 @@
 //! - [`dial`], [`answer`]: its start.
 //! - [`shared`]: bulk between two processes of one host, which is not sent at all.
 
-mod begin;
 pub mod frame;
+mod opening;
 mod pool;
 mod receive;
 mod send;
 pub mod shared;
 mod write;
 
-pub use begin::{DENIED, ONLY_TLS, Purpose, answer, dial};
+pub use opening::{DENIED, ONLY_TLS, Purpose, answer, dial};
 pub use pool::Pool;
 pub use receive::Receiver;
 pub use send::{Sender, send};

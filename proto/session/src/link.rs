@@ -6,7 +6,7 @@
 //!     └── no leader until the deadline ──▶ failed
 //! ```
 
-mod asking;
+mod inquiry;
 
 use crate::{
     error::SessionError,
@@ -14,7 +14,7 @@ use crate::{
     search::Search,
     session::Reported,
 };
-use asking::{LeaderInquiry, SILENCE_TIMEOUT};
+use inquiry::{LeaderInquiry, SILENCE_TIMEOUT};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
 use paraft_proto::{
     Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pause, Pull, Push,

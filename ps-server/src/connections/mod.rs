@@ -7,7 +7,7 @@
 //!
 //! - `table`: which connections are admitted and closed, in pure functions.
 //! - `door`: identifies the peer.
-//! - `guarded`: the stream around the socket.
+//! - `socket`: the stream around the socket.
 //! - `accept`: the listeners, which no error ends.
 //! - `lanes`: connections whose first bytes ask for a lane instead of HTTP/2.
 //!
@@ -16,15 +16,15 @@
 mod accept;
 mod answers;
 mod door;
-mod guarded;
 mod lanes;
+mod socket;
 mod table;
 
 pub use accept::{BoundedListener, Listen, incoming};
 pub use answers::{STALL_CHECK_INTERVAL, TAKE_TIMEOUT};
 pub(crate) use answers::{WatchedBody, watched};
-pub use guarded::GuardedSocket;
 pub use lanes::Lane;
+pub use socket::GuardedSocket;
 pub use table::{Bounds, Origin, Rank};
 
 use door::Refusals;

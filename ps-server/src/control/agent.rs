@@ -1,16 +1,16 @@
 //! This server's part in the control plane: it forms or joins the fleet, reports its replicas, executes
 //! directives and, while it leads the control group, plans.
 
-mod forming;
-mod leading;
-mod reporting;
+mod bootstrap;
+mod planner;
+mod reports;
 
 use super::{
     calls::Calls,
     groups::Groups,
     orders::Order,
     plan::{LastReport, Report, Timeouts},
-    reach::Reach,
+    reachability::Reach,
     replica::ControlReplica,
     state::{Agreed, Command, Outcome, Refusal, Shape, UNKNOWN_JOB},
 };
@@ -19,11 +19,11 @@ use crate::{
     replicas::{Replica, Replicas},
     replicated::{Applied, Change, Group},
 };
-pub(super) use leading::LeaderState;
-pub use leading::ReportRefusal;
 use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
 use paraft_proto::RefusalKind;
 use parking_lot::Mutex;
+pub(super) use planner::LeaderState;
+pub use planner::ReportRefusal;
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{
@@ -96,7 +96,7 @@ pub struct Agent {
     pub(super) reach: Reach,
     /// Addresses that asked to join lately, and when each asked first.
     pub(super) joins: Mutex<HashMap<String, Instant>>,
-    pub(super) admitted: super::admit::LastAdmission,
+    pub(super) admitted: super::job_admission::LastAdmission,
 }
 
 /// Maximum number of admitted servers that have not reported; the fleet admits no more.

@@ -1,11 +1,11 @@
 //! The leader of the control group under many reports.
 
-use super::{leading::PLAN_PAUSE, *};
+use super::{planner::PLAN_PAUSE, *};
 use crate::{
     admission::Answer,
     control::{
         calls::{Hello, ReportAnswer, SentReport},
-        joining,
+        membership,
         plan::{ReplicaReport, Report},
     },
     raft::{Digest, GroupOptions, Peers, Replicated},
@@ -160,7 +160,7 @@ fn server_with_anothers_id_is_kept_out_while_that_one_lives() {
     let (now, before) = (Instant::now(), Instant::now() - silent * 2);
     let heard = |report: &Report, at| LastReport { number: 0, report: report.clone(), at };
     let out = |who: &Report, heard: Option<&LastReport>, members: &BTreeMap<_, _>, since| {
-        joining::holder(server, who, heard, members, since, silent)
+        membership::holder(server, who, heard, members, since, silent)
     };
     let kept_out = |of: &str| Some(of.to_string());
     let none = BTreeMap::new();

@@ -11,12 +11,12 @@
 
 mod balance;
 mod checks;
+mod control_group;
 mod jobs;
-mod own;
 mod view;
 
+pub use control_group::ControlChange;
 pub use jobs::JobReport;
-pub use own::ControlChange;
 pub use view::{AsideReport, LastReport, ReplicaReport, Report, Timeouts, View};
 
 use super::state::{Command, Place, Shape};
@@ -25,8 +25,8 @@ use crate::raft::{Digest, ReplicaId};
 pub use balance::is_worth_it;
 use balance::{Move, spread_leaders, uneven};
 use checks::compare;
+use control_group::control_change;
 use jobs::{end_job, note_job, remove};
-use own::control_change;
 use paraft_common::{Durability, JobShard, ServerId, ShardId, auto, placement};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,17 +1,17 @@
 //! The replicas of shards on this server: started, recovered from disk, retired.
 //!
-//! Nothing that might be the last copy is deleted. What cannot be read now waits in place (`stopped`).
-//! Damaged folders are quarantined under a number of their own (`aside`). Only a replica that its group
+//! Nothing that might be the last copy is deleted. What cannot be read now waits in place (`waiting`).
+//! Damaged folders are quarantined under a number of their own (`quarantine`). Only a replica that its group
 //! continues without is deleted.
 
-pub mod aside;
 mod needs;
-mod stopped;
+pub mod quarantine;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
-pub use aside::Aside;
-pub use stopped::Stopped;
+pub use quarantine::Aside;
+pub use waiting::Stopped;
 
 use crate::{
     files::DataFile,
@@ -26,12 +26,12 @@ use crate::{
         staleness::Staleness,
     },
 };
-use aside::put_aside;
 use dashmap::DashMap;
 use needs::Needs;
 use paraft_common::{Durability, JobShard, ServerId};
 use paraft_trace::Stages;
 use parking_lot::{Mutex, RwLock};
+use quarantine::put_aside;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -185,7 +185,7 @@ impl Replicas {
         for folder in listed.and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(at)? {
             let path = folder.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            aside.extend(aside::shard_of_aside(name).map(|_| self.folder_at(&path)));
+            aside.extend(quarantine::shard_of_aside(name).map(|_| self.folder_at(&path)));
             found.extend(shard_of_folder(name).map(|shard| (shard, path)));
         }
         for folder in aside {
@@ -255,7 +255,7 @@ impl Replicas {
         looking.fetch_add(1, Relaxed);
         tokio::task::spawn_blocking(move || {
             let found = loop {
-                match aside::asides(&disk, &data) {
+                match quarantine::asides(&disk, &data) {
                     Ok(found) => break found,
                     Err(e) => tracing::warn!(error = %e, "what lies aside cannot be listed"),
                 }

@@ -232,7 +232,7 @@ async fn folder_without_vote_is_restored_and_votes_in_no_old_term() {
     );
     again.shutdown().await;
     drop(again);
-    aside::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
+    quarantine::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
     let again = replicas(&disk, dir.path());
     again.reopen().await.expect("listed");
     assert_eq!(again.get(S0).expect("hosted").group.me(), me);
@@ -263,7 +263,7 @@ async fn quarantined_folder_is_restored_and_deleted_only_by_a_person() {
     first.shutdown().await;
     drop(first);
     until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
-    aside::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
+    quarantine::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
     assert_eq!(folders(dir.path()), ["shard-0", "shard-0.aside-2"], "the other one went aside for it");
     let again = replicas(&disk, dir.path());
     again.reopen().await.expect("listed");
@@ -271,9 +271,9 @@ async fn quarantined_folder_is_restored_and_deleted_only_by_a_person() {
     until("its state", || (applied(&again) >= 4).then_some(())).await;
     again.shutdown().await;
     for bad in ["shard-0", "identity", "../shard-0.aside-2", "shard-0.aside-9"] {
-        aside::delete(&real, dir.path(), bad).expect_err(bad);
+        quarantine::delete(&real, dir.path(), bad).expect_err(bad);
     }
-    aside::delete(&real, dir.path(), "shard-0.aside-2").expect("a person's word");
+    quarantine::delete(&real, dir.path(), "shard-0.aside-2").expect("a person's word");
     assert_eq!(folders(dir.path()), ["shard-0"]);
 }
 

@@ -6,7 +6,7 @@ use crate::{
         auto::AutoRules,
         calls::SentReport,
         groups::Groups,
-        joining,
+        membership,
         plan::{ControlChange, Directive, Health, LastReport, Plan, Report, View, plan},
         state::{Command, State},
     },
@@ -76,7 +76,7 @@ impl Agent {
             Some(last) if last.number == upon => report.upon(&last.report, &gone),
             _ => return Err(ReportRefusal::Whole),
         };
-        if let Some(held_at) = joining::holder(server, &report, heard, &members, since, silent) {
+        if let Some(held_at) = membership::holder(server, &report, heard, &members, since, silent) {
             return Err(ReportRefusal::Another(format!(
                 "{server} is there already, at {held_at}: two processes have the same --id or --advertise, or that one has \
                  died a moment ago"
