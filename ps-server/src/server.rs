@@ -190,7 +190,7 @@ pub(crate) fn data_failed(e: FolderError) -> ServerError {
 }
 
 /// Files in the data folder of a server without an identity.
-fn left_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
+fn files_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
     let names = folder.names().map_err(data_failed)?;
     Ok(names
         .into_iter()
@@ -217,7 +217,7 @@ impl Server {
         let known = remembered(&folder)?;
         if known.is_some() {
             settings::compare_options(&folder, &options)?;
-        } else if let Some(there) = left_without_identity(&folder)? {
+        } else if let Some(there) = files_without_identity(&folder)? {
             return Err(ServerError::Data(format!(
                 "{}: the file `{IDENTITY}`, which says whose it is, is gone, and {there} is there. Put the file back from a \
                  copy, or start a new server with another --data folder",

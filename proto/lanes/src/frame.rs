@@ -175,7 +175,7 @@ impl Outbox {
 }
 
 /// A frame that announces the sender's memory.
-pub(crate) fn memory_comes() -> [u8; HEAD] {
+pub(crate) fn memory_announcement() -> [u8; HEAD] {
     let mut frame = [0; HEAD];
     frame[..4].copy_from_slice(&MEMORY.to_le_bytes());
     frame

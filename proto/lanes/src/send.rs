@@ -23,7 +23,7 @@ use tokio::{
 /// takes longer.
 const MAX_INLINE_BYTES: usize = 64 << 10;
 
-fn signs_of_life() -> Interval {
+fn keepalive_ticks() -> Interval {
     let mut alive = interval(KEEPALIVE_INTERVAL);
     alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
     alive
@@ -40,7 +40,7 @@ pub async fn send<M: Bulk>(
     mut messages: impl Stream<Item = WithBulk<M>> + Unpin,
 ) -> Result<(), LaneError> {
     let mut writer = Writer::new(socket, shared);
-    let mut alive = signs_of_life();
+    let mut alive = keepalive_ticks();
     let mut over = false;
     while !over {
         tokio::select! {
@@ -128,7 +128,7 @@ where
 
     /// Gives back what was lent to this side and is no longer needed, if it is worth a message of its own.
     pub fn give_back(&self) {
-        if self.shared.as_deref().is_some_and(Shared::has_much_to_return) {
+        if self.shared.as_deref().is_some_and(Shared::has_enough_to_return) {
             self.write();
         }
     }
@@ -150,7 +150,7 @@ where
     /// # Errors
     /// The socket's.
     pub async fn run(&self) -> Result<Infallible, LaneError> {
-        let mut alive = signs_of_life();
+        let mut alive = keepalive_ticks();
         loop {
             poll_fn(|cx| self.poll_drain(cx)).await?;
             tokio::select! {

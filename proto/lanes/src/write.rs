@@ -2,7 +2,7 @@
 
 use crate::{
     LaneError,
-    frame::{Outbox, memory_comes},
+    frame::{Outbox, memory_announcement},
     shared::{Shared, WriteHalf},
 };
 use paraft_proto::{WithBulk, bulk::Bulk};
@@ -48,7 +48,7 @@ impl Writer {
     /// Appends a message, after what is to be given back: the peer need not copy what this message changes.
     pub fn put<M: Bulk>(&mut self, message: &WithBulk<M>) {
         self.give_back();
-        self.out.put(message, self.shared.as_deref().filter(|shared| shared.may_lie()));
+        self.out.put(message, self.shared.as_deref().filter(|shared| shared.may_stay_in_memory()));
     }
 
     /// Appends what is to be given back.
@@ -57,7 +57,7 @@ impl Writer {
         if shared.take_mapped() {
             self.out.put_mapped();
         }
-        self.out.put_returned(&shared.to_return());
+        self.out.put_returned(&shared.places_to_return());
     }
 
     /// Call this periodically: appends a keepalive if nothing was sent since the last call.
@@ -78,7 +78,7 @@ impl Writer {
         ready!(self.socket.poll_io(cx, WriteHalf::try_send))?;
         // Between two frames.
         while let Some(ours) = self.shared.as_deref().and_then(Shared::ours).filter(|_| !self.shown) {
-            let frame = memory_comes();
+            let frame = memory_announcement();
             let rest = &frame[self.showing..];
             let sent = ready!(self.socket.poll_io(cx, |socket| match rest.len() == frame.len() {
                 true => socket.try_write_with(rest, ours.fd()),

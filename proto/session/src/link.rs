@@ -360,7 +360,7 @@ impl Link {
             return; // it would not be acknowledged
         }
         if !self.owes() {
-            self.owes_from(now, out);
+            self.start_owing(now, out);
         }
         out.in_flight += push.payload.len();
         self.unacked.push_back((push.clone(), at));
@@ -377,7 +377,7 @@ impl Link {
             pull.have.clear();
         }
         if !self.owes() {
-            self.owes_from(at, out);
+            self.start_owing(at, out);
         }
         self.asked = Some((pull.clone(), at));
         self.send(Kind::Pull(pull), out);
@@ -504,7 +504,7 @@ impl Link {
         self.holds = false;
         self.opened = (now, ServerId(o.server));
         if self.owes() {
-            self.owes_from(now, out);
+            self.start_owing(now, out);
         }
         self.trouble = None;
         self.search.found();

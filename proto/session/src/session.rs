@@ -262,12 +262,14 @@ impl Session {
             Input::Tick => self.links.values_mut().for_each(|l| l.tick(now, fixed, out)),
             Input::Broken { shard, dial, cause } => match self.links.get_mut(&shard) {
                 Some(link) if link.is_on(dial) => link.broken(now, &cause, fixed, out),
-                Some(link) if link.asks_on(dial) => link.answered(now, None, fixed, out),
+                Some(link) if link.is_question_stream(dial) => link.answered(now, None, fixed, out),
                 _ => {}
             },
             Input::Message { shard, dial, message } => match self.links.get_mut(&shard) {
                 Some(link) if link.is_on(dial) => link.message(now, message, fixed, out),
-                Some(link) if link.asks_on(dial) => link.answered(now, message.message.kind, fixed, out),
+                Some(link) if link.is_question_stream(dial) => {
+                    link.answered(now, message.message.kind, fixed, out)
+                }
                 _ => {}
             },
         }
@@ -613,11 +615,11 @@ impl Session {
 
     /// Whether [`Self::poll`] has something to return.
     pub fn has_news(&self) -> bool {
-        !self.out.heard.is_empty() || self.failed.is_some() || self.unsaid_parts().is_some()
+        !self.out.heard.is_empty() || self.failed.is_some() || self.pending_parts().is_some()
     }
 
     /// The parts of the norm of the pulled step, if they still have to be returned.
-    fn unsaid_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
+    fn pending_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
         let pulls = matches!(self.wait, Wait::Pull) && self.norms.is_shared();
         self.awaits_parts.filter(|_| pulls).and_then(|step| self.norms.parts(step))
     }
@@ -634,7 +636,7 @@ impl Session {
         }
         loop {
             // Before the pull ends, since the other processes may need them.
-            if let Some(parts) = self.unsaid_parts() {
+            if let Some(parts) = self.pending_parts() {
                 self.awaits_parts = None;
                 return Ok(Some(Event::NormParts(parts.into_iter().collect())));
             }
@@ -754,7 +756,7 @@ impl Session {
             Wait::Nothing => None,
             Wait::Join => Some(Event::Joined(start)),
             Wait::Pull => {
-                self.pull_anew(now, start);
+                self.restart_pull(now, start);
                 None
             }
             Wait::Settle(_) => Some(Event::Settled(Some(start))),
@@ -778,7 +780,7 @@ impl Session {
     }
 
     /// Sends the last switch of the mode to the shards that have not applied it.
-    fn tell_mode(&mut self) {
+    fn send_mode(&mut self) {
         let (number, mode) = self.mode();
         for shard in self.modes.behind() {
             let switch = SwitchMode { number, mode: mode.to_string() };

@@ -60,7 +60,7 @@ impl std::fmt::Debug for Reads {
 fn meet(socket: &TcpStream, handshake: &mut Handshake) -> Result<Incoming, TlsError> {
     let mut incoming = Incoming::default();
     loop {
-        let greeted = incoming.greet(handshake);
+        let greeted = incoming.handshake_step(handshake);
         let sent = handshake.out.send(|bytes| (&*socket).write(bytes));
         // The peer's rights were checked when it showed its certificate.
         let over = greeted?;

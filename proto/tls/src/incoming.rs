@@ -78,7 +78,7 @@ impl Incoming {
     }
 
     /// One step of the handshake; `true`: it is over. Its output must be sent even if it has failed.
-    pub fn greet(&mut self, handshake: &mut Handshake) -> Result<bool, TlsError> {
+    pub fn handshake_step(&mut self, handshake: &mut Handshake) -> Result<bool, TlsError> {
         if handshake.begins_plain(self.raw()) {
             return Err(TlsError::Plain);
         }

@@ -196,7 +196,7 @@ async fn meet(
     handshake: &mut Handshake,
 ) -> Result<Rights, TlsError> {
     loop {
-        let greeted = incoming.greet(handshake);
+        let greeted = incoming.handshake_step(handshake);
         loop {
             match handshake.out.send(|bytes| socket.try_write(bytes)) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => socket.writable().await?,

@@ -51,7 +51,7 @@ impl Connections {
     pub(super) async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> GuardedSocket<L::Socket> {
         let mut failing = false;
         loop {
-            self.few_going().await;
+            self.wait_until_few_closing().await;
             match listener.next().await {
                 Ok((socket, from)) => {
                     failing = false;
@@ -61,7 +61,7 @@ impl Connections {
                     }
                 }
                 Err(error) => {
-                    let gave_way = is_shortage(&error) && self.give_way();
+                    let gave_way = is_shortage(&error) && self.close_oldest_unknown();
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(%error, gave_way, "a connection could not be accepted; trying again");
                     }

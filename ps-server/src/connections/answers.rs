@@ -117,7 +117,7 @@ impl Visitor {
 
     /// As [`Self::answer`], to one of the concurrent requests of its certificate. A request beyond
     /// [`MAX_OPEN_ANSWERS`] waits, and only its own stream waits with it.
-    pub(crate) async fn answer_question(&self) -> Arc<Answer> {
+    pub(crate) async fn answer_request(&self) -> Arc<Answer> {
         let question = self.connections.answers.question(self.rights().to_string()).await;
         self.begin(question)
     }
@@ -269,9 +269,9 @@ mod tests {
         let asks = tokio::task::unconstrained(async {
             let mut asked = Vec::new();
             for _ in 0..MAX_OPEN_ANSWERS {
-                asked.push(visitor.answer_question().await);
+                asked.push(visitor.answer_request().await);
             }
-            let mut next = std::pin::pin!(visitor.answer_question());
+            let mut next = std::pin::pin!(visitor.answer_request());
             assert!(futures::poll!(&mut next).is_pending(), "its turn has not come");
             let other = visitor.connections.answers.question("another certificate".into());
             assert!(futures::poll!(std::pin::pin!(other)).is_ready(), "it has its own");

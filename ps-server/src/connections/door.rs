@@ -157,7 +157,7 @@ impl<S: IdentifiableSocket> GuardedSocket<S> {
         let opens = tokio::time::timeout(connections.preface, socket.open(&connections.access, http1));
         let opened = tokio::select! {
             opened = opens => opened,
-            () = place.must_go() => return None,
+            () = place.until_closing() => return None,
         };
         match opened {
             Ok(Ok((wire, rights))) => {
@@ -168,7 +168,7 @@ impl<S: IdentifiableSocket> GuardedSocket<S> {
                 if let Some(why) = &stranger.why {
                     connections.refusals.note(place.0.held.origin, why);
                 }
-                tokio::select! { () = stranger.leaves() => {}, () = place.must_go() => {} }
+                tokio::select! { () = stranger.leaves() => {}, () = place.until_closing() => {} }
                 None
             }
             Err(_) => {

@@ -53,6 +53,6 @@ impl Lane {
     /// Splits it; close it when the future ends. It leaves the table then.
     pub fn parts(self) -> (Halves, impl Future<Output = ()> + Send) {
         let place = self.place;
-        (self.halves, async move { place.must_go().await })
+        (self.halves, async move { place.until_closing().await })
     }
 }

@@ -253,7 +253,7 @@ impl Connections {
     }
 
     /// A descriptor is needed elsewhere: closes the oldest unknown connection. `false`: there is none.
-    fn give_way(&self) -> bool {
+    fn close_oldest_unknown(&self) -> bool {
         let mut state = self.state.lock();
         let shed = state.table.oldest_unknown();
         self.let_go(&state, shed.as_slice());
@@ -279,7 +279,7 @@ impl Connections {
     }
 
     /// Returns when few enough connections are closing for their descriptors to fit into the reserve.
-    async fn few_going(&self) {
+    async fn wait_until_few_closing(&self) {
         loop {
             let going = {
                 let state = self.state.lock();

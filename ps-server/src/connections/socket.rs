@@ -48,7 +48,7 @@ impl Place {
     }
 
     /// Returns when the connection must close.
-    pub async fn must_go(&self) {
+    pub async fn until_closing(&self) {
         poll_fn(|cx| if self.stays(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 }

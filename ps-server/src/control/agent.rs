@@ -250,8 +250,8 @@ impl Agent {
             };
             tokio::select! {
                 () = due => {
-                    self.look_around();
-                    self.leave_what_it_cannot_serve().await;
+                    self.ask_servers();
+                    self.transfer_unservable_shards().await;
                     let began = Instant::now();
                     let heard = match self.report().await {
                         Ok(heard) => heard,
@@ -300,13 +300,13 @@ impl Agent {
             let mut led = false;
             for group in groups.filter(|g| g.leadership().borrow().leads) {
                 let (voters, caught_up) = (group.membership().voters, group.caught_up());
-                let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
+                let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
                 else {
                     continue; // no replica could take over
                 };
                 led = true;
-                if let Err(e) = group.transfer(heir).await {
-                    tracing::debug!(%heir, error = %e, "cannot hand over");
+                if let Err(e) = group.transfer(successor).await {
+                    tracing::debug!(%successor, error = %e, "cannot hand over");
                 }
             }
             if !led || Instant::now() >= deadline {
@@ -333,7 +333,7 @@ impl Agent {
     /// Transfers the shards whose sessions this server would refuse, and does not stand for election there
     /// until it can serve. If the job has begun, the shard's log tells whether it can: so it is known once
     /// the whole log is applied.
-    async fn leave_what_it_cannot_serve(&self) {
+    async fn transfer_unservable_shards(&self) {
         for (shard, replica) in self.replicas.all() {
             let group = &replica.group;
             let Some(why) = self.cannot_serve(shard, &replica) else {
@@ -347,10 +347,10 @@ impl Agent {
                 tracing::warn!(%shard, "this server leads a shard that it cannot serve, and hands it over: {why}");
             }
             let (voters, caught_up) = (group.membership().voters, group.caught_up());
-            if let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
-                && let Err(e) = group.transfer(heir).await
+            if let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
+                && let Err(e) = group.transfer(successor).await
             {
-                tracing::debug!(%shard, %heir, error = %e, "cannot hand over");
+                tracing::debug!(%shard, %successor, error = %e, "cannot hand over");
             }
         }
     }
@@ -410,7 +410,7 @@ impl Agent {
 
     /// The job with exactly this name that has shards, and their number: no other job's weights may be served
     /// for it.
-    pub fn job_that_is(&self, name: &str) -> Option<(JobId, u32)> {
+    pub fn job_with_shards(&self, name: &str) -> Option<(JobId, u32)> {
         self.agreed.read(|s| {
             let (id, job) = s.jobs.iter().find(|(_, j)| !j.released && j.name == name)?;
             Some((id, job.shape.shards))

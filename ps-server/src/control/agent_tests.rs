@@ -130,8 +130,10 @@ fn report_with_only_applied_indices_starts_no_plan() {
         ..Report::default()
     };
     let digests = vec![Digest { index: 8, digest: 1 }];
-    assert!(before.is_like(&before));
-    assert!(now(ReplicaReport { applied: 900, bytes: 200, digests, ..replica.clone() }).is_like(&before));
+    assert!(before.is_equivalent(&before));
+    assert!(
+        now(ReplicaReport { applied: 900, bytes: 200, digests, ..replica.clone() }).is_equivalent(&before)
+    );
     let trouble = || "its disk".to_string();
     for other in [
         now(ReplicaReport { leads: false, ..replica.clone() }),
@@ -145,7 +147,7 @@ fn report_with_only_applied_indices_starts_no_plan() {
         Report { reached: BTreeSet::from([ServerId(1)]), ..before.clone() },
         Report::default(),
     ] {
-        assert!(!other.is_like(&before) && !before.is_like(&other), "{other:?}");
+        assert!(!other.is_equivalent(&before) && !before.is_equivalent(&other), "{other:?}");
     }
 }
 
@@ -196,6 +198,6 @@ fn what_has_changed_since_a_report_makes_the_next_one_of_it() {
     let (changed, gone) = now.since(&before);
     let shards: Vec<u32> = changed.replicas.keys().map(|s| s.number()).collect();
     assert_eq!((shards, gone.as_slice()), (vec![1, 2, 65], &[JobShard::from_number(64)][..]));
-    assert_eq!(changed.clone().upon(&before, &gone), now);
+    assert_eq!(changed.clone().merged_onto(&before, &gone), now);
     assert_eq!(now.since(&now).0.replicas.len(), 0, "what is as it was is not told");
 }

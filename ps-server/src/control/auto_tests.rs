@@ -67,7 +67,7 @@ impl Fleet {
     }
 
     /// The shard moves to another leader, which has counted nothing yet.
-    fn elects(&mut self, leader: u64) {
+    fn move_leader(&mut self, leader: u64) {
         self.leader = leader;
         self.report = auto::Report { term: self.report.term + 1, counted: Counted::default(), ..self.report };
     }
@@ -134,7 +134,7 @@ fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
     fleet.trains(WINDOW);
     let (server, switch) = fleet.steer(&mut follows).expect("stragglers dominate");
     assert_eq!((server, switch), (ServerId(0), Switch { number: 1, mode: Mode::Asp, loosest: Mode::Asp }));
-    fleet.elects(2);
+    fleet.move_leader(2);
     assert_eq!(fleet.steer(&mut follows), Some((ServerId(2), switch)), "who leads now may not have heard");
     fleet.takes(switch);
     assert_eq!(fleet.steer(&mut follows), None);

@@ -59,7 +59,7 @@ fn a_group_begins_when_all_are_there_and_says_who_is_missing() {
     assert_eq!(assigned(&mut g, &[asks(1, 11, (0, 0), &[])], now), Some((1, vec![0, 1, 2])));
     let mut g = Groups::default();
     let two = [asks(2, 12, (0, 0), &[]), asks(1, 11, (0, 0), &[])];
-    assert_eq!(patiently(&mut g, &two, now, TIMEOUT - Duration::from_secs(1)), None);
+    assert_eq!(assigned_after(&mut g, &two, now, TIMEOUT - Duration::from_secs(1)), None);
     assert_eq!(assigned(&mut g, &two, now + TIMEOUT - REQUEST_TIMEOUT / 2), None);
     let late = now + TIMEOUT;
     let Refused { why, then } = g.join(&key(), two[1].clone(), late).expect_err("it takes too long");
@@ -96,7 +96,12 @@ fn ranks_of_different_settings_make_no_group() {
 
 /// Repeats the requests. Checks that no rank is assigned before this long has passed, and returns the
 /// assignment then.
-fn patiently(g: &mut Groups, all: &[JoinRequest], now: Instant, long: Duration) -> Option<(u64, Vec<u32>)> {
+fn assigned_after(
+    g: &mut Groups,
+    all: &[JoinRequest],
+    now: Instant,
+    long: Duration,
+) -> Option<(u64, Vec<u32>)> {
     for quarter in 0..4 * long.as_secs() as u32 {
         assert_eq!(assigned(g, all, now + Duration::from_millis(250) * quarter), None);
     }
@@ -141,7 +146,7 @@ fn a_rank_that_is_only_slow_is_left_behind_and_taken_in_again() {
     let mut g = three(now);
     let two = [asks(0, 10, (1, 0), &[]), asks(1, 11, (1, 1), &[])];
     let later = now + GATHER_TIMEOUT;
-    assert_eq!(patiently(&mut g, &two, now, GATHER_TIMEOUT), Some((2, vec![0, 1])));
+    assert_eq!(assigned_after(&mut g, &two, now, GATHER_TIMEOUT), Some((2, vec![0, 1])));
     assert_eq!(assigned(&mut g, &[asks(2, 12, (1, 2), &[])], later), None, "the others are at work");
     let two = [asks(0, 10, (2, 0), &[]), asks(1, 11, (2, 1), &[])];
     assert_eq!(assigned(&mut g, &two, later), Some((3, vec![0, 1, 2])));
@@ -176,7 +181,7 @@ fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
     assert!(matches!(&new, Answer::Assigned(s) if s.generation == 8), "{new:?}");
     // A silent group is gone: the next one starts like the first.
     let long = now + GROUP_TIMEOUT;
-    assert_eq!(patiently(&mut g, &[asks(1, 31, (0, 0), &[])], long, TIMEOUT), Some((9, vec![1])));
+    assert_eq!(assigned_after(&mut g, &[asks(1, 31, (0, 0), &[])], long, TIMEOUT), Some((9, vec![1])));
 }
 
 #[test]

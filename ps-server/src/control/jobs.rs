@@ -277,7 +277,7 @@ impl Jobs {
     }
 
     /// Founds the fleet for one job.
-    pub(super) fn begin_with(&mut self, shape: Shape) {
+    pub(super) fn found_for_job(&mut self, shape: Shape) {
         self.all.insert(JobId(0), Job::with(shape));
         self.next = self.next.max(1);
     }
@@ -413,7 +413,7 @@ impl Jobs {
     }
 
     /// The shard is founded again: an unfinished job of an earlier founding is lost.
-    pub(super) fn begun_anew(&mut self, shard: JobShard, founding: u64) {
+    pub(super) fn restart_shard(&mut self, shard: JobShard, founding: u64) {
         if let Some(job) = self.all.get_mut(&shard.job())
             && job.state == JobState::Running
             && job.foundings.get(&shard.shard()).is_some_and(|before| *before != founding)

@@ -540,8 +540,8 @@ fn vote(
         let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
         lead.caught_up.contains(n) && there.is_some_and(|r| r.node == *n && r.trouble.is_empty())
     };
-    match heir(view, shard, lead).filter(|_| leaves) {
-        Some(heir) => plan.tell(leads_at, shard, Action::Transfer(heir)),
+    match successor(view, shard, lead).filter(|_| leaves) {
+        Some(successor) => plan.tell(leads_at, shard, Action::Transfer(successor)),
         None if keeps_majority(&lead.membership.voters, &voters, works) => {
             plan.tell(leads_at, shard, Action::Voters(voters));
         }
@@ -557,7 +557,7 @@ fn can_lead(view: &View, shard: JobShard, n: ReplicaId) -> bool {
 
 /// The successor of a leader that has to leave: of the replicas that can lead, one that has caught up, on the
 /// server that leads least. Catching up is no condition: if none has, one must still take over.
-fn heir(view: &View, shard: JobShard, lead: &ReplicaReport) -> Option<ReplicaId> {
+fn successor(view: &View, shard: JobShard, lead: &ReplicaReport) -> Option<ReplicaId> {
     let key = |n: &ReplicaId| {
         let led = view.live(n.server()).map(|r| r.replicas.values().filter(|r| r.leads).count());
         (!lead.caught_up.contains(n), led, n.server())

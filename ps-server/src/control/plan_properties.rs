@@ -307,7 +307,7 @@ impl Fleet {
             }
             self.change_control(plan.control);
         }
-        self.groups_go_on();
+        self.run_groups();
         busy
     }
 
@@ -495,7 +495,7 @@ impl Fleet {
     }
 
     /// Elections and replication.
-    fn groups_go_on(&mut self) {
+    fn run_groups(&mut self) {
         for (shard, founding) in self.groups.keys().copied().collect::<Vec<_>>() {
             let group = &self.groups[&(shard, founding)];
             let now = group.membership.clone();

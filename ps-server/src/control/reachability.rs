@@ -94,7 +94,7 @@ impl Reach {
 impl Agent {
     /// Asks the known and the joining servers for their identity, and passes on to this server's groups which
     /// other servers they may listen to.
-    pub(super) fn look_around(self: &Arc<Self>) {
+    pub(super) fn ask_servers(self: &Arc<Self>) {
         let own = self.address().to_string();
         let mut addresses: BTreeSet<String> =
             self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());

@@ -317,7 +317,7 @@ impl State {
                     let member = |a: &String| Member { address: a.clone(), draining: false };
                     self.servers = servers.iter().map(|(id, a)| (*id, member(a))).collect();
                     if shape.shards > 0 {
-                        self.jobs.begin_with(*shape);
+                        self.jobs.found_for_job(*shape);
                     }
                 }
                 (Outcome::Done, first)
@@ -353,7 +353,7 @@ impl State {
                 if self.shape_of(shard.job()).is_none() {
                     return refused(format!("{shard} is of no job that has shards"));
                 }
-                self.jobs.begun_anew(*shard, place.founding);
+                self.jobs.restart_shard(*shard, place.founding);
                 let before = self.shards.insert(*shard, place.clone());
                 (Outcome::Done, before.as_ref() != Some(place))
             }
@@ -381,11 +381,11 @@ impl State {
                 Err(why) => refused(why),
             },
             Command::Release { job } => match self.jobs.release(*job) {
-                Ok(()) => (Outcome::Done, self.unplace(*job)),
+                Ok(()) => (Outcome::Done, self.remove_places(*job)),
                 Err(why) => refused(why),
             },
             Command::Delete { job } => match self.jobs.delete(*job) {
-                Ok(before) => (Outcome::Ended(before), self.unplace(*job)),
+                Ok(before) => (Outcome::Ended(before), self.remove_places(*job)),
                 Err(why) => refused(why),
             },
             Command::Order { token, order } => {
@@ -406,7 +406,7 @@ impl State {
     }
 
     /// Removes the places of the job's shards; returns whether there were any.
-    fn unplace(&mut self, job: JobId) -> bool {
+    fn remove_places(&mut self, job: JobId) -> bool {
         let before = self.shards.len();
         self.shards.retain(|shard, _| shard.job() != job);
         self.shards.len() != before

@@ -197,7 +197,7 @@ impl Replicas {
         for (shard, path) in found {
             let folder = self.folder_at(&path);
             let Err(e) = self.reopen_one(shard, &folder).await else { continue };
-            let put = if e.is_damage() { put_aside_now(&folder).await } else { Err(e.clone()) };
+            let put = if e.is_damage() { quarantine_folder(&folder).await } else { Err(e.clone()) };
             match put {
                 Ok(()) => {
                     tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced")
@@ -210,7 +210,7 @@ impl Replicas {
                 }
             }
         }
-        self.look_aside();
+        self.read_quarantine();
         Ok(())
     }
 
@@ -249,7 +249,7 @@ impl Replicas {
     }
 
     /// Reads the quarantined folders, on a thread of its own: they may be large.
-    fn look_aside(&self) {
+    fn read_quarantine(&self) {
         let (disk, data) = (self.options.logs.disk().clone(), self.options.data.clone());
         let (aside, looking) = (self.aside.clone(), self.looking.clone());
         looking.fetch_add(1, Relaxed);
@@ -308,8 +308,8 @@ impl Replicas {
                 founding = %format!("{founding:016x}"),
                 "the replica that lies here is of another founding of the shard than the one that runs, which is made here"
             );
-            put_aside_now(&place).await?;
-            self.look_aside();
+            quarantine_folder(&place).await?;
+            self.read_quarantine();
         }
         let aside = match self.room_for_known(shard, founding, None) {
             Ok(aside) => aside,
@@ -437,8 +437,8 @@ impl Replicas {
         old.group.shutdown().await;
         let Some(folder) = &old.folder else { return };
         if failed {
-            match put_aside_now(folder).await {
-                Ok(()) => self.look_aside(),
+            match quarantine_folder(folder).await {
+                Ok(()) => self.read_quarantine(),
                 Err(e) => tracing::warn!(error = %e, "cannot be put aside"),
             }
             return;
@@ -475,7 +475,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Quarantines a folder, after copying its log into it.
-async fn put_aside_now(folder: &Folder) -> Result<(), FolderError> {
+async fn quarantine_folder(folder: &Folder) -> Result<(), FolderError> {
     let folder = folder.clone();
     blocking(move || put_aside(&folder).map(drop)).await
 }

@@ -3,7 +3,7 @@
 //! Of a replica with its log in memory only the wait remains: another is hosted in its place when there is
 //! room.
 
-use super::{Replica, Replicas, put_aside_now};
+use super::{Replica, Replicas, quarantine_folder};
 use crate::{raft::ReplicaId, server::IDENTITY};
 use paraft_common::JobShard;
 use std::{
@@ -135,7 +135,7 @@ impl Replicas {
     }
 
     /// Ends a replica's wait.
-    fn is_back(&self, shard: JobShard) {
+    fn end_wait(&self, shard: JobShard) {
         if let Some(waited) = self.waiting.write().remove(&shard) {
             self.back.lock().insert(shard, (Instant::now(), waited.pause));
         }
@@ -152,7 +152,7 @@ impl Replicas {
             match self.room_for_known(shard, waits.founding.unwrap_or_default(), None) {
                 Ok(_) => {
                     tracing::info!(%shard, "there is room for a replica again");
-                    self.is_back(shard);
+                    self.end_wait(shard);
                 }
                 Err(why) => self.note(shard, why),
             }
@@ -169,14 +169,14 @@ impl Replicas {
             Ok(_) => tracing::info!(%shard, "this replica is back"),
             Err(e) if e.is_damage() => {
                 tracing::error!(%shard, error = %e, "this replica's files are damaged");
-                if let Err(e) = put_aside_now(&folder).await {
+                if let Err(e) = quarantine_folder(&folder).await {
                     return self.note(shard, e.to_string());
                 }
-                self.look_aside();
+                self.read_quarantine();
             }
             Err(e) => return self.note(shard, e.to_string()),
         }
-        self.is_back(shard);
+        self.end_wait(shard);
     }
 
     fn note(&self, shard: JobShard, why: String) {

@@ -339,7 +339,7 @@ impl Control for ControlService {
         connections::mark(request.extensions(), Rank::Reader);
         let by = visitor(request.extensions())?;
         let mut all = describe::reply(&self.agent, self.leader());
-        if !by.sees_all() {
+        if !by.may_read_all() {
             all.keep_jobs(|name| by.sees(name));
         }
         Ok(Response::new(all))

@@ -91,7 +91,7 @@ impl Shards for ShardsService {
             let StatusRequest { digest, logs } = request.into_inner();
             self.status.reply(digest, logs).await
         };
-        if !by.sees_all() {
+        if !by.may_read_all() {
             // A job that has not begun has no name yet, and nothing to show.
             all.shards.retain(|s| by.sees(&s.job_name));
             all.stopped.clear();

@@ -80,7 +80,7 @@ impl ShardsService {
     /// The other job's id and number of shards. A server that knows the starting job knows every job that was
     /// submitted before it.
     fn found(&self, name: &str) -> Result<(JobId, u32), String> {
-        self.agent.job_that_is(name).ok_or_else(|| {
+        self.agent.job_with_shards(name).ok_or_else(|| {
             format!("job `{name}`, with whose weights it is to begin, is not there, or its weights are gone")
         })
     }
@@ -149,7 +149,7 @@ impl ShardsService {
         if let Some(here) = self.replicas.get(name) {
             let (tx, mut rx) = mpsc::channel(reads::MAX_WAITING_COPIES);
             let reader = self.readers.reader(OWN_READER).map_err(|full| passing(&full.to_string()))?;
-            let pours = tokio::spawn(async move { reads::pour(&here, request, &reader, &tx).await });
+            let pours = tokio::spawn(async move { reads::send_weights(&here, request, &reader, &tx).await });
             while let Some(reply) = rx.recv().await {
                 if let Reply::Weights(w) = reply {
                     give(to, w.bucket, w.payload.into(), from).await?;
@@ -162,7 +162,7 @@ impl ShardsService {
             };
         }
         let hosts = self.agent.hosts_of(name);
-        if hosts.is_empty() && self.agent.job_that_is(from).is_none_or(|(known, _)| known != id) {
+        if hosts.is_empty() && self.agent.job_with_shards(from).is_none_or(|(known, _)| known != id) {
             return Err(lasting());
         }
         let mut why = passing("nobody has this shard now");

@@ -34,7 +34,7 @@ impl Lanes {
     /// Answers a lane until it ends.
     pub async fn serve(self, lane: Lane) {
         let (purpose, visitor) = (lane.purpose, lane.visitor());
-        let ((read, mut write, shared), must_go) = lane.parts();
+        let ((read, mut write, shared), until_closing) = lane.parts();
         let serves = async {
             let need = match purpose {
                 Purpose::Exchange => Need::Worker,
@@ -59,7 +59,7 @@ impl Lanes {
             served = serves => if let Err(error) = served {
                 tracing::debug!(%error, "a lane ended");
             },
-            () = must_go => {}
+            () = until_closing => {}
         }
     }
 

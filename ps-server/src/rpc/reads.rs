@@ -53,12 +53,12 @@ impl ShardsService {
         }
         let reader = self.readers.reader(&by.rights().to_string())?;
         visitor.iter().for_each(|v| v.is(Rank::Reader));
-        pour(&hosted, request, &reader, out).await
+        send_weights(&hosted, request, &reader, out).await
     }
 }
 
 /// Sends the current weights of a replica, until all are sent or the client is gone.
-pub(super) async fn pour(
+pub(super) async fn send_weights(
     hosted: &Replica,
     request: ReadRequest,
     reader: &Reader,

@@ -75,11 +75,11 @@ impl Visitor {
 
     /// Whether the caller may read of a job; logs nothing.
     pub fn sees(&self, job: &str) -> bool {
-        self.rights().are_enough_for(Need::Reader, Some(job)) || self.sees_all()
+        self.rights().are_enough_for(Need::Reader, Some(job)) || self.may_read_all()
     }
 
     /// Whether the caller may read of all jobs.
-    pub fn sees_all(&self) -> bool {
+    pub fn may_read_all(&self) -> bool {
         self.rights().are_for_all(Need::Reader) || self.rights().are_for_all(Need::Peer)
     }
 }
@@ -144,7 +144,7 @@ where
                 std::mem::swap(&mut inner, &mut self.0);
                 Box::pin(async move {
                     let answer = match need {
-                        Need::Any | Need::Reader => visitor.answer_question().await,
+                        Need::Any | Need::Reader => visitor.answer_request().await,
                         _ => visitor.answer(),
                     };
                     Ok(inner.call(request).await?.map(|body| WatchedBody::of(body, answer)))

@@ -169,7 +169,7 @@ fn worker_with_refused_push_skips_and_continues() -> Result<()> {
         let workers: Vec<_> = (0u32..2)
             .map(|worker| {
                 let (at, job) = (fleet.at.clone(), job.clone());
-                thread::spawn(move || stumbles(&at, &job, worker))
+                thread::spawn(move || train_with_refused_push(&at, &job, worker))
             })
             .collect();
         let ends = workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
@@ -182,7 +182,7 @@ fn worker_with_refused_push_skips_and_continues() -> Result<()> {
 
 /// Four steps, of which worker 1's second is not finite in one bucket. Returns the number of refused pushes,
 /// and the final weights.
-fn stumbles(at: &At, job: &ServerJob, worker: u32) -> Result<(u64, Vec<f32>)> {
+fn train_with_refused_push(at: &At, job: &ServerJob, worker: u32) -> Result<(u64, Vec<f32>)> {
     let (mut client, mut done) = join(at, job, worker)?;
     let (mut weights, mut refused) = (vec![0.0; LEN], 0);
     client.pull(done, &mut weights)?;

@@ -153,7 +153,7 @@ impl Shared {
     }
 
     /// Whether bulk may stay in our memory.
-    pub(crate) fn may_lie(&self) -> bool {
+    pub(crate) fn may_stay_in_memory(&self) -> bool {
         self.mapped.load(Relaxed)
     }
 
@@ -180,12 +180,12 @@ impl Shared {
     }
 
     /// Whether there is enough to give back for a message of its own.
-    pub(crate) fn has_much_to_return(&self) -> bool {
+    pub(crate) fn has_enough_to_return(&self) -> bool {
         lock(&self.given_back).bytes >= MIN_RETURN_BYTES
     }
 
     /// The places to give back.
-    pub(crate) fn to_return(&self) -> Vec<u64> {
+    pub(crate) fn places_to_return(&self) -> Vec<u64> {
         std::mem::take(&mut *lock(&self.given_back)).places
     }
 }

@@ -94,7 +94,7 @@ async fn a_push_is_read_where_it_lies_and_changes_no_more_once_it_was() {
     // The first push offers the memory.
     assert_eq!(ends.pushed(push(1, filled(&memory, 1))).await, vec![1; LEN]);
     ends.answers().await;
-    assert!(ends.worker.may_lie());
+    assert!(ends.worker.may_stay_in_memory());
     let mut slot = memory.slot(LEN).expect("room");
     slot.as_mut().fill(2);
     let payload = slot.freeze();
@@ -172,7 +172,7 @@ async fn who_cannot_map_what_it_is_shown_is_sent_everything() {
     let (read, _write) = over_unix(b, shared.clone()).expect("halves");
     let mut receiver = Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES, Pool::new(1 << 20));
     // Without a free descriptor the kernel delivers only the bytes.
-    a.write_all(&crate::frame::memory_comes()).await.expect("written");
+    a.write_all(&crate::frame::memory_announcement()).await.expect("written");
     let mut out = crate::frame::Outbox::default();
     out.put(&push(1, vec![5; LEN].into()), None);
     let bytes = out.pieces().iter().flat_map(|p| p.to_vec()).collect::<Vec<_>>();

@@ -31,7 +31,7 @@ impl Link {
     }
 
     /// The leader owes an answer from now on.
-    pub(super) fn owes_from(&mut self, now: Duration, out: &mut SessionOutput) {
+    pub(super) fn start_owing(&mut self, now: Duration, out: &mut SessionOutput) {
         self.quiet = now;
         // The next check will notice. There is at most one each half second, however many pushes there are.
         if self.look.is_none() && matches!(self.state, State::Open(_)) && self.servers.len() > 1 {
@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// Whether it is the stream of the current question.
-    pub fn asks_on(&self, dial: u64) -> bool {
+    pub fn is_question_stream(&self, dial: u64) -> bool {
         self.asking.as_ref().and_then(|a| a.stream).is_some_and(|(d, _)| d == dial)
     }
 

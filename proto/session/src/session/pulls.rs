@@ -181,7 +181,7 @@ impl Session {
     }
 
     /// The session was lost: repeats the pull for all buckets, from the step at which the worker joined.
-    pub(super) fn pull_anew(&mut self, now: Duration, done: Step) {
+    pub(super) fn restart_pull(&mut self, now: Duration, done: Step) {
         let before = self.pulling.take();
         let last = before.as_ref().is_some_and(|p| p.asked.last);
         // It continues from another step than the checkpoint's.
@@ -224,7 +224,7 @@ impl Session {
 
     pub(super) fn pulled(&mut self) -> Option<Pulled> {
         let PullState { asked, clock, mut pulled, .. } = self.pulling.take()?;
-        self.tell_mode();
+        self.send_mode();
         if asked.only.is_empty() {
             self.holds_plain = asked.is_plain();
         }

@@ -53,7 +53,7 @@ impl Agent {
                     Err(e) => tracing::debug!(peer = %address, error = %e, "no answer yet"),
                 }
             }
-            self.look_around();
+            self.ask_servers();
             let all = fresh.len() == self.options.servers.len();
             let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_TIMEOUT;
             let first = self.options.servers.first() == Some(&self.options.address);

@@ -65,15 +65,15 @@ impl Agent {
         if !self.group().leadership().borrow().leads {
             return Err(ReportRefusal::NotLeader);
         }
-        let SentReport { server, number, since: upon, report, gone } = told;
+        let SentReport { server, number, since: base, report, gone } = told;
         let members = self.group().membership().members;
         let mut leading = self.leading.lock();
         let since = leading.since.ok_or(ReportRefusal::NotLeader)?;
         let silent = self.options.timeouts.silent;
         let heard = leading.heard.get(&server);
         let report = match heard {
-            _ if upon == 0 => report,
-            Some(last) if last.number == upon => report.upon(&last.report, &gone),
+            _ if base == 0 => report,
+            Some(last) if last.number == base => report.merged_onto(&last.report, &gone),
             _ => return Err(ReportRefusal::Whole),
         };
         if let Some(held_at) = membership::holder(server, &report, heard, &members, since, silent) {
@@ -82,7 +82,7 @@ impl Agent {
                  died a moment ago"
             )));
         }
-        let like = heard.is_some_and(|h| report.is_like(&h.report));
+        let like = heard.is_some_and(|h| report.is_equivalent(&h.report));
         leading.heard.insert(server, LastReport { number, report, at: Instant::now() });
         // Time alone also calls for plans: this server makes one at its own pace.
         if let Some(planned) = &leading.planned
@@ -141,7 +141,7 @@ impl Agent {
         let mut starts = self.control.starts();
         // Until the server ends, or the replica starts again.
         while starts.borrow_and_update().is_some() {
-            self.lead_at_times(self.group()).await;
+            self.lead_when_elected(self.group()).await;
             self.leading.lock().since = None;
             if starts.changed().await.is_err() {
                 return;
@@ -150,7 +150,7 @@ impl Agent {
     }
 
     /// Returns when this replica of the control group has stopped.
-    async fn lead_at_times(&self, group: Group) {
+    async fn lead_when_elected(&self, group: Group) {
         let mut leadership = group.leadership();
         loop {
             if leadership.wait_for(|l| l.leads).await.is_err() {

@@ -24,7 +24,7 @@ impl Agent {
     /// What this server holds; sleeping replicas are taken from the report `before`.
     pub(super) fn own_report(&self, before: Option<&Report>) -> Report {
         let replicas = self.replicas.all().into_iter().map(|(id, r)| {
-            let asleep = before.and_then(|b| b.replicas.get(&id)).filter(|then| sleeps_on(&r, then));
+            let asleep = before.and_then(|b| b.replicas.get(&id)).filter(|then| slept_since(&r, then));
             (id, asleep.cloned().unwrap_or_else(|| Arc::new(self.report_of(id, &r))))
         });
         let mut replicas: BTreeMap<JobShard, Arc<ReplicaReport>> = replicas.collect();
@@ -69,7 +69,7 @@ impl Agent {
         let before = self.reported.lock().clone();
         let last = before.as_ref().map(|(report, ..)| &**report);
         let report = Arc::new(self.own_report(last));
-        let same = last.is_some_and(|last| report.is_like(last));
+        let same = last.is_some_and(|last| report.is_equivalent(last));
         let number = rand::random_range(1..u64::MAX);
         let server = self.options.server;
         let whole = || SentReport { server, number, report: (*report).clone(), ..SentReport::default() };
@@ -82,7 +82,7 @@ impl Agent {
         }
         // Until a server has it, no server has the base of the next difference.
         *self.reported.lock() = Some((report.clone(), 0, String::new()));
-        let upon = |address: &str| {
+        let difference = |address: &str| {
             let (last, since, _) = before.as_ref().filter(|(.., to)| to == address)?;
             let (report, gone) = report.since(last);
             Some(SentReport { server, number, since: *since, report, gone })
@@ -98,7 +98,7 @@ impl Agent {
             if !asked.insert(address.clone()) {
                 continue;
             }
-            let told = upon(&address).unwrap_or_else(whole);
+            let told = difference(&address).unwrap_or_else(whole);
             let mut reply = self.calls.report(&address, self.fleet(), &told).await;
             if reply.as_ref().is_ok_and(|r| r.whole) {
                 reply = self.calls.report(&address, self.fleet(), &whole()).await;
@@ -266,7 +266,7 @@ impl Drop for DirectiveGuard {
 }
 
 /// Whether a replica sleeps, and slept when `then` was reported: then it has not changed.
-fn sleeps_on(r: &Replica, then: &ReplicaReport) -> bool {
+fn slept_since(r: &Replica, then: &ReplicaReport) -> bool {
     let lead = *r.group.leadership().borrow();
     let as_then = (r.group.me(), r.founding, r.group.applied_index(), lead.leads, lead.term)
         == (then.node, then.founding, then.applied, then.leads, then.term);

@@ -72,7 +72,7 @@ pub struct ReplicaReport {
 impl Report {
     /// Whether the plan cannot change by this report: only the applied index and its digest differ from
     /// `before`, as they do with every push.
-    pub fn is_like(&self, before: &Self) -> bool {
+    pub fn is_equivalent(&self, before: &Self) -> bool {
         let like = |(a, b): (&Arc<ReplicaReport>, &Arc<ReplicaReport>)| {
             if Arc::ptr_eq(a, b) {
                 return true;
@@ -110,7 +110,7 @@ impl Report {
     }
 
     /// The reverse: the report whose difference to `before` this is.
-    pub fn upon(mut self, before: &Self, gone: &[JobShard]) -> Self {
+    pub fn merged_onto(mut self, before: &Self, gone: &[JobShard]) -> Self {
         let mut replicas = before.replicas.clone();
         replicas.retain(|shard, _| !gone.contains(shard));
         replicas.append(&mut self.replicas);

@@ -19,7 +19,7 @@ pub async fn ask_to_join(
         let mut pause = FIRST_LOG_DELAY;
         loop {
             tokio::time::sleep(pause).await;
-            let why = why_nobody_leads(at, access, &refused).await;
+            let why = no_leader_reasons(at, access, &refused).await;
             tracing::warn!("no fleet has taken this server in yet: {why}. It goes on asking");
             pause = LOG_INTERVAL;
         }
@@ -30,7 +30,7 @@ pub async fn ask_to_join(
     };
     match outcome {
         Ok(outcome) => outcome,
-        Err(_) => Err(why_nobody_leads(at, access, &refused).await),
+        Err(_) => Err(no_leader_reasons(at, access, &refused).await),
     }
 }
 
@@ -79,7 +79,7 @@ async fn ask(
 }
 
 /// What these servers report of the control group.
-async fn why_nobody_leads(at: &[String], access: &Access, refused: &Mutex<String>) -> String {
+async fn no_leader_reasons(at: &[String], access: &Access, refused: &Mutex<String>) -> String {
     let describe = |to: String| async move {
         let ask = async {
             let mut client = ControlClient::new(channel(&to, access)?);
