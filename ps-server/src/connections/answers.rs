@@ -87,7 +87,7 @@ impl Answers {
             if since > 0 && now.saturating_sub(since) >= timeout && answer.visitor.close() {
                 self.stalled.fetch_add(1, Relaxed);
                 let (from, rights) = (answer.visitor.origin(), answer.visitor.rights());
-                tracing::warn!(%from, %rights, seconds = timeout / 1000, "closed: it took nothing of its answer");
+                tracing::warn!(%from, %rights, seconds = timeout / 1000, "closed: the client read nothing of its answer");
             }
         }
     }

@@ -217,7 +217,7 @@ impl Connections {
             self.state.lock().open.values().filter(|held| over(held)).cloned().collect();
         for held in all {
             if !held.shed.swap(true, Relaxed) {
-                tracing::info!(from = %held.origin, rights = ?held.rights.get().map(|r| r.to_string()), "its certificate is good no more: closed");
+                tracing::info!(from = %held.origin, rights = ?held.rights.get().map(|r| r.to_string()), "closed: its certificate is no longer valid");
             }
             held.waker.wake();
         }

@@ -176,7 +176,7 @@ impl Agent {
         if !accept_loss {
             return Err(RefusalKind::BadOrder(format!("{held}. If that is meant: --accept-loss")));
         }
-        tracing::error!(%shard, founding = place.founding, "given up by a person's word: founded anew");
+        tracing::error!(%shard, founding = place.founding, "given up by an operator: the shard is founded again");
         let place = new_founding(shard, rand::random::<u64>() | (1 << 63));
         self.order(token, Order::Abandon { shard, place }).await?;
         Ok(held)

@@ -191,7 +191,7 @@ impl Replicas {
         for folder in aside {
             // An earlier incarnation of this server may have ended before this point.
             if let Err(e) = blocking(move || folder.leave_log()).await {
-                tracing::warn!(error = %e, "the log keeps records of a folder that was put aside");
+                tracing::warn!(error = %e, "the log keeps records of a quarantined folder");
             }
         }
         for (shard, path) in found {
@@ -257,7 +257,7 @@ impl Replicas {
             let found = loop {
                 match quarantine::asides(&disk, &data) {
                     Ok(found) => break found,
-                    Err(e) => tracing::warn!(error = %e, "what lies aside cannot be listed"),
+                    Err(e) => tracing::warn!(error = %e, "quarantined folders cannot be listed"),
                 }
                 std::thread::sleep(Duration::from_secs(1));
                 if Arc::strong_count(&looking) == 1 {
@@ -306,7 +306,7 @@ impl Replicas {
             tracing::warn!(
                 %shard,
                 founding = %format!("{founding:016x}"),
-                "the replica that lies here is of another founding of the shard than the one that runs, which is made here"
+                "the replica on disk is of another founding than the shard that runs; a new one is created"
             );
             quarantine_folder(&place).await?;
             self.read_quarantine();
@@ -439,7 +439,7 @@ impl Replicas {
         if failed {
             match quarantine_folder(folder).await {
                 Ok(()) => self.read_quarantine(),
-                Err(e) => tracing::warn!(error = %e, "cannot be put aside"),
+                Err(e) => tracing::warn!(error = %e, "cannot be quarantined"),
             }
             return;
         }

@@ -81,7 +81,7 @@ impl Replicas {
             let write = move || write_need(&folder, node, &need);
             if let Ok(Err(e)) = tokio::task::spawn_blocking(write).await {
                 self.needs.kept.lock().remove(&shard); // tried again
-                tracing::debug!(%shard, error = e, "what it needs is not written down");
+                tracing::debug!(%shard, error = e, "its memory need cannot be written");
             }
         }
     }

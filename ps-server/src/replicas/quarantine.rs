@@ -55,7 +55,7 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
     let next = taken.iter().flatten().filter_map(number).max().unwrap_or(0) + 1;
     let name = format!("{own}.aside-{next}");
     folder.put_aside(&name)?;
-    tracing::warn!(path = %path.display(), aside = %name, "put aside; `paraft data list` shows it");
+    tracing::warn!(path = %path.display(), aside = %name, "folder quarantined; `paraft data list` shows it");
     Ok(name)
 }
 

@@ -109,12 +109,12 @@ impl Replicas {
         self.needs.learn(shard, replica.founding, replica.shard.need());
         match (lacks, &replica.folder) {
             (Some(why), None) => {
-                tracing::error!(%shard, replica = %node, why, "no room for this replica; one is hosted anew when there is");
+                tracing::error!(%shard, replica = %node, why, "no room for this replica; another is hosted when there is");
                 self.waits_for_room(shard, node, replica.founding, why);
             }
             (lacks, _) => {
                 let why = lacks.or_else(|| replica.group.trouble()).unwrap_or_default();
-                tracing::error!(%shard, replica = %node, why, "this replica has stopped where it is; it is tried again");
+                tracing::error!(%shard, replica = %node, why, "this replica has stopped; it will be restarted");
                 let waits = self.waits(shard, Some((node, replica.founding)), why);
                 self.waiting.write().insert(shard, waits);
             }
@@ -166,7 +166,7 @@ impl Replicas {
             }
             // Its folder is gone, and the disk is mounted: its state is lost.
             Ok(false) if known => tracing::error!(%shard, "this replica's folder is gone"),
-            Ok(_) => tracing::info!(%shard, "this replica is back"),
+            Ok(_) => tracing::info!(%shard, "this replica runs again"),
             Err(e) if e.is_damage() => {
                 tracing::error!(%shard, error = %e, "this replica's files are damaged");
                 if let Err(e) = quarantine_folder(&folder).await {

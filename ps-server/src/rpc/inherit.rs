@@ -110,7 +110,7 @@ impl ShardsService {
                 }
                 if missing.is_empty() {
                     let shard = hosted.shard.id().0;
-                    return tracing::info!(shard, from, "begins with the weights of another job");
+                    return tracing::info!(shard, from, "starts from the weights of another job");
                 }
             }
             for (shard, buckets) in missing {

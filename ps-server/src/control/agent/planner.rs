@@ -230,7 +230,7 @@ impl Agent {
             None => Ok(()),
             Some(ControlChange::Learner(node, address)) => self.group().add_learner(node, &address).await,
             Some(ControlChange::Remove(nodes)) => {
-                tracing::info!(?nodes, "the control group lets members go that do not come back");
+                tracing::info!(?nodes, "the control group removes members that will not return");
                 self.group().remove_learners(&nodes).await
             }
             Some(ControlChange::Voters(voters)) => {

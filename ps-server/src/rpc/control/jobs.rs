@@ -51,7 +51,7 @@ pub async fn end(agent: &Agent, request: EndJobRequest) -> Result<JobState, Refu
     };
     match agent.order(token, order).await? {
         Outcome::Ended(before) => {
-            tracing::info!(name, delete, "ended by a person's word");
+            tracing::info!(name, delete, "ended by an operator");
             Ok(before)
         }
         _ => Err(another_order()),
