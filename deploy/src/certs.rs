@@ -6,7 +6,9 @@ use paraft_fleet::{failure::Failure, out, standing::Keep};
 use paraft_tls::{
     Role,
     access::As,
-    authority::{Authority, AuthorityError, CERT, LASTS, certificate_in, folder_name, issued_in, trust},
+    authority::{
+        Authority, AuthorityError, CERT, CERTIFICATE_LIFETIME, certificate_in, folder_name, issued_in, trust,
+    },
 };
 use paraft_worker::exit;
 use std::{
@@ -80,7 +82,7 @@ fn role(text: &str) -> Result<Role, String> {
 #[derive(Args)]
 struct Lasting {
     /// How long certificates last, as 90s, 30min, 12h, 7d.
-    #[arg(long = "for", value_name = "TIME", default_value_t = Keep(Some(LASTS)))]
+    #[arg(long = "for", value_name = "TIME", default_value_t = Keep(Some(CERTIFICATE_LIFETIME)))]
     time: Keep,
 }
 

@@ -6,7 +6,7 @@ use comfy_table::{Table, presets};
 use paraft_client::Order;
 use paraft_common::{JobShard, ServerId};
 use paraft_fleet::{failure::Failure, orders, out, table, whose::addresses};
-use paraft_server::replicas::aside;
+use paraft_server::replicas::quarantine;
 use paraft_store::{Disk, RealDisk};
 use paraft_worker::exit;
 use serde_json::json;
@@ -80,7 +80,7 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
     match &args.what {
         What::List { data, json } => list(data, *json),
         What::Restore { data, name } => {
-            aside::restore(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
+            quarantine::restore(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
             out!(
                 "{name} is the shard's replica in {} again; start its server. If the shard was founded anew since, the server \
                  puts it aside again, and its log says so",
@@ -89,7 +89,7 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
             Ok(exit::OK)
         }
         What::Delete { data, name } => {
-            aside::delete(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
+            quarantine::delete(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
             out!("{name} is deleted");
             Ok(exit::OK)
         }
@@ -110,7 +110,7 @@ fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
         if !data.is_dir() {
             return Err(Failure::new(exit::DATA, format!("{}: there is no such folder", data.display())));
         }
-        let asides = aside::asides(&disk(), data).map_err(|e| Failure::new(exit::DATA, e))?;
+        let asides = quarantine::asides(&disk(), data).map_err(|e| Failure::new(exit::DATA, e))?;
         for a in asides {
             count += 1;
             let bytes = size(&data.join(&a.name));

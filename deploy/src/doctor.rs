@@ -16,7 +16,7 @@ use paraft_simd::Isa;
 use paraft_store::RealDisk;
 use paraft_tls::{
     Access, Credentials, Role,
-    authority::{Authority, AuthorityError, LASTS},
+    authority::{Authority, AuthorityError, CERTIFICATE_LIFETIME},
 };
 use paraft_worker::exit;
 use serde_json::json;
@@ -201,7 +201,8 @@ fn loopback() -> Row {
 
 /// With a certificate of an authority that nobody else has.
 fn closed() -> Result<Access, AuthorityError> {
-    let issued = Authority::new("doctor")?.issue("doctor", &[Role::Peer, Role::Admin], LASTS)?;
+    let issued =
+        Authority::new("doctor")?.issue("doctor", &[Role::Peer, Role::Admin], CERTIFICATE_LIFETIME)?;
     let ours = Credentials::of_issued(&issued).map_err(|e| AuthorityError::Make(e.to_string()))?;
     Ok(Access::Certificates(ours))
 }

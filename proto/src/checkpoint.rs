@@ -19,7 +19,7 @@ impl From<&KnownCheckpoint> for CheckpointInfo {
     }
 }
 
-/// A loss that is no number is none.
+/// A loss that is not a number is left out.
 impl From<CheckpointInfo> for KnownCheckpoint {
     fn from(c: CheckpointInfo) -> Self {
         Self {

@@ -1,16 +1,16 @@
-//! What can be told from what the control group knows of a fleet.
+//! Conclusions from the control group's description of a fleet.
 
 use crate::{DescribeReply, JobInfo, ServerInfo, ShardInfo, ShardStatus, StoppedReplica};
 use paraft_common::{JobId, JobShard, ShardId};
 
-/// A group's voters by server, and those of them that do not answer.
+/// A group's voters by server, and those that do not answer.
 struct Voters<'a> {
     all: &'a [u64],
     silent: &'a [u64],
 }
 
 impl Voters<'_> {
-    /// Whether those that answer are a majority, where `without` are stopped too.
+    /// Whether the answering voters are a majority even if the servers `without` stop.
     fn go_on(&self, without: &[u64]) -> bool {
         let answers = |s: &&u64| !self.silent.contains(s) && !without.contains(s);
         self.all.iter().filter(answers).count() * 2 > self.all.len()
@@ -18,7 +18,8 @@ impl Voters<'_> {
 }
 
 impl DescribeReply {
-    /// Of the fleet's jobs these are kept, and what is of others goes. Numbers of servers stay: they say nothing of any job.
+    /// Keeps these jobs of the fleet, and drops what belongs to others. Ids of servers stay: they reveal
+    /// nothing of a job.
     pub fn keep_jobs(&mut self, seen: impl Fn(&str) -> bool) {
         self.jobs.retain(|j| seen(&j.name));
         self.groups.retain(|g| seen(&g.job));
@@ -33,12 +34,12 @@ impl DescribeReply {
         Voters { all: &self.control_voters, silent: &self.control_silent }
     }
 
-    /// Whether the control group has a majority: a leader that has lost it may not know yet that it leads nobody.
+    /// Whether the control group has a majority: a leader that has lost it may not know yet.
     pub fn can_agree(&self) -> bool {
         self.control().go_on(&[])
     }
 
-    /// This server does not answer, whatever it last reported: a crash is noticed only after a while.
+    /// Marks a server as silent, whatever it last reported: the fleet notices a crash only after a while.
     pub fn note_silent(&mut self, server: u64) {
         self.servers.iter_mut().filter(|s| s.server == server).for_each(|s| s.state = "silent".into());
         let control = (&self.control_voters, &mut self.control_silent);
@@ -51,18 +52,18 @@ impl DescribeReply {
         }
     }
 
-    /// Servers that report nothing, by rising id.
+    /// Silent servers, by rising id.
     pub fn silent(&self) -> impl Iterator<Item = &ServerInfo> {
         self.servers.iter().filter(|s| s.state == "silent")
     }
 
-    /// Servers that are drained and answer, by rising id: they will be stopped.
+    /// Drained servers that answer, by rising id: they will be stopped.
     pub fn draining(&self) -> impl Iterator<Item = &ServerInfo> {
         self.servers.iter().filter(|s| s.state == "draining")
     }
 
-    /// What must not lose this server where the servers `with` are stopped too: groups in which it votes, and which would
-    /// have no majority then. A shard whose voters nobody knows is among them.
+    /// The groups that must not lose this server if the servers `with` stop, too: it votes there, and no
+    /// majority would be left. A shard with unknown voters is among them.
     pub fn depend_on(&self, server: u64, with: &[u64]) -> Vec<String> {
         let mut groups = Vec::new();
         let without = [&[server], with].concat();
@@ -80,13 +81,14 @@ impl DescribeReply {
     }
 }
 
-/// Whether nobody trains the job of this name any more: it has trained everything, or a person has ended it.
+/// Whether no worker trains the job of this name any more: it has trained everything, or a person has ended
+/// it.
 pub fn is_trained(jobs: &[JobInfo], name: &str) -> bool {
     let latest = jobs.iter().rfind(|j| j.name == name);
     latest.is_some_and(|j| ["finished", "stopped"].contains(&&*j.state))
 }
 
-/// The name in the fleet of what a message is about.
+/// The name in the fleet of a message's subject.
 macro_rules! named {
     ($($message:ty),*) => {$(
         impl $message {
@@ -100,11 +102,12 @@ macro_rules! named {
 
 named!(ShardInfo, ShardStatus, StoppedReplica);
 
-/// Why a fleet cannot agree on anything, from what its servers answered: who does not answer, and what to do.
+/// Why a fleet cannot agree on anything, from its servers' answers: which servers do not answer, and what to
+/// do.
 pub fn no_leader(answers: &[(String, Result<DescribeReply, String>)]) -> String {
     let silent = || answers.iter().filter_map(|(a, r)| Some((a, r.as_ref().err()?)));
     if silent().count() == answers.len() {
-        // Why is all that there is to be known: it may be our address, or our certificate.
+        // The errors are all the evidence: the cause may be our address, or our certificate.
         let each: String = silent().map(|(a, why)| format!("\n  {a}: {why}")).collect();
         return format!("no server answered{each}");
     }
@@ -149,16 +152,16 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_depended_on_where_a_group_would_have_no_majority_without_it() {
+    fn server_is_needed_if_a_group_loses_its_majority() {
         let both = ["the control group", "shard 7"];
         for (control, shard, silent, depend) in [
             (&[0, 1, 2][..], &[0, 1, 2][..], &[][..], &[][..]),
             (&[0, 1, 2], &[0, 1, 2], &[2], &both[..]),
             (&[0, 1, 2], &[0, 2, 3], &[2], &both[..1]), // it holds no replica, but votes on placement
             (&[0, 2, 3], &[0, 1, 2], &[2], &both[1..]),
-            (&[0, 2, 3], &[0, 2, 3], &[0, 2, 3], &[]), // it is no part of what is lost
+            (&[0, 2, 3], &[0, 2, 3], &[0, 2, 3], &[]), // it is not part of the lost group
             (&[0, 1, 2, 3, 4], &[1], &[2], &both[1..]),
-            (&[0, 1, 2, 3, 4], &[], &[2], &both[1..]), // who knows
+            (&[0, 1, 2, 3, 4], &[], &[2], &both[1..]), // its voters are unknown
         ] {
             assert_eq!(
                 fleet(control, shard, silent).depend_on(1, &[]),

@@ -16,7 +16,7 @@ pub mod services;
 
 pub use bulk::{Incoming, WithBulk};
 pub use fleet::{is_trained, no_leader};
-/// [`RefusalKind`] without its facts, as it travels.
+/// The wire's [`RefusalKind`], without its facts.
 pub use generated::RefusalKind as WireKind;
 pub use generated::*;
 pub use refusal::{Refusal, RefusalKind};

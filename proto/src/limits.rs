@@ -1,4 +1,4 @@
-//! Bounds on what may travel, each next to its reason.
+//! Bounds on messages and connections, each with its reason.
 
 use std::time::Duration;
 
@@ -8,30 +8,33 @@ pub const MAX_BUCKET_BYTES: usize = 1 << 20;
 /// The largest message: one bucket and its header. A longer length field is refused before anything is
 /// allocated for it.
 pub const MAX_MESSAGE_BYTES: usize = MAX_BUCKET_BYTES + (64 << 10);
-/// HTTP/2 frame: a bucket. Since no message is assembled any more, one frame for it costs a sixth less CPU time than four
-/// (h2 reads 8 KiB with each frame's header, and the rest in a call of its own); 16 KiB, the default, cost a third of the
-/// goodput. What such frames delay is the small messages behind them, by less than a millisecond on a fast link.
+/// HTTP/2 frame: a bucket. Since messages are not assembled, one frame for it costs a sixth less CPU time
+/// than four (h2 reads 8 KiB with each frame's header, and the rest in a call of its own); 16 KiB, the
+/// default, cost a third of the goodput. Such frames delay the small messages behind them, by less than a
+/// millisecond on a fast link.
 pub const FRAME_BYTES: u32 = 1 << 20;
-/// Streams that may be open on one connection. A worker's client has three for each of up to 64 shards (exchange, reads,
-/// a part of a checkpoint) and a few calls; a server's channel has for each of 65 groups an append or a piece of a
-/// snapshot, a vote and a heartbeat, and those of which the time ran out. Twice as many; each takes some 7 KiB.
-pub const STREAMS: u32 = 512;
-/// Headers of a request. Ours are less than 1 KiB.
+/// Maximum open streams on one connection. A worker's client has three for each of up to 64 shards (exchange,
+/// reads, a part of a checkpoint) and a few calls. A server's channel has, for each of 65 groups, an append
+/// or a piece of a snapshot, a vote and a heartbeat, and those that timed out. Twice as many; each takes
+/// about 7 KiB.
+pub const MAX_STREAMS: u32 = 512;
+/// Maximum bytes of a request's headers. Ours are less than 1 KiB.
 pub const HEADER_BYTES: u32 = 16 << 10;
-/// HTTP/2 windows: larger ones lose to page faults of fresh memory.
+/// HTTP/2 window of a stream: larger ones lose to page faults of fresh memory.
 pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// Window of a connection, shared by its streams.
 pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// A worker's payload that is pushed and not acknowledged: what a fast network and a slow disk have on the way. Beyond it
-/// the worker waits.
+/// Maximum payload of a worker that is pushed and not acknowledged: what a fast network and a slow disk have
+/// in flight. Beyond it the worker waits.
 pub const PUSH_WINDOW_BYTES: usize = 64 << 20;
-/// Weights that are asked for before the pushes they wait for wait in a worker's memory: only models up to this size do.
+/// Weights that are requested before the pushes they wait for take a worker's memory: only models up to this
+/// size do so.
 pub const PULL_AHEAD_BYTES: usize = 64 << 20;
 /// Send buffer of a Unix socket: a bucket and a half.
 pub const SOCKET_BUFFER_BYTES: usize = 3 << 19;
-/// A silent connection is asked for a sign of life this often...
+/// A silent connection is sent a ping this often...
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
-/// ...and given up after this long without one.
+/// ...and given up after this long without an answer.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest job text a session may open with: as many groups of parameters as a job may have take 100 KiB.
 pub const MAX_JOB_BYTES: usize = 128 << 10;

@@ -1,20 +1,20 @@
 //! Typed refusals: what was wrong, and what the caller should do about it.
 //!
-//! One variant, one text and one value of the wire's `RefusalKind` for each mistake. Programs decide by advice and kind; the
-//! texts may be worded otherwise at any time.
+//! Each mistake has one variant, one text and one value of the wire's `RefusalKind`. Programs decide by
+//! advice and kind; the texts may change at any time.
 
 use crate::{Advice, FromShard, Refused, WireKind, from_shard};
 use paraft_common::{BucketId, JobId, ServerId, SessionId, ShardId, Step, WorkerId};
 
 /// Why a message was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the texts explain them
 pub enum RefusalKind {
     #[error("{}", not_leader(*shard, leader.as_deref(), stopped.as_deref()))]
     NotLeader {
         shard: ShardId,
         leader: Option<String>,
-        /// Why this server's replica does not run, where it has one.
+        /// Why this server's replica does not run, if it has one.
         stopped: Option<String>,
     },
     #[error("{shard} is not on this server; check the list of servers")]
@@ -178,7 +178,7 @@ fn other_job(running: &str, asked: &str, difference: Option<&str>) -> String {
 pub struct Refusal {
     /// Why.
     pub kind: RefusalKind,
-    /// Which push, or 0.
+    /// The refused push, or 0.
     pub seq: u64,
 }
 
@@ -199,12 +199,12 @@ impl RefusalKind {
         }
     }
 
-    /// Whether who is refused has done nothing wrong: another is to be asked, or this one again.
+    /// Whether the caller made no mistake: it should ask another server, or this one again.
     pub fn is_for_now(&self) -> bool {
         matches!(self.advice(), Advice::Redirect | Advice::Retry)
     }
 
-    /// The kind alone, as it travels. What programs decide by.
+    /// The kind's wire value. Programs decide by it.
     pub fn wire(&self) -> WireKind {
         use RefusalKind as K;
         use WireKind as W;
@@ -278,12 +278,14 @@ impl From<Refusal> for Refused {
 }
 
 impl Refused {
-    /// Whether the same again would be refused again. Anything else passes: another server is to be asked, or this one again.
+    /// Whether the same request would be refused again. Any other refusal is temporary: ask another server,
+    /// or this one again.
     pub fn is_final(&self) -> bool {
         matches!(self.advice(), Advice::Fix | Advice::Stop | Advice::Lost)
     }
 
-    /// Of who was not reached, or has not answered: nothing is known of what came of the request.
+    /// The refusal for a server that was not reached, or has not answered: the outcome of the request is
+    /// unknown.
     pub fn unheard(why: impl Into<String>) -> Self {
         Self { advice: Advice::Retry as i32, message: why.into(), ..Self::default() }
     }

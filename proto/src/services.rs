@@ -1,4 +1,4 @@
-//! The methods whose messages carry bulk, by hand; the others are generated.
+//! The methods whose messages carry bulk, written by hand; the others are generated.
 
 use crate::{
     CheckpointPart, CheckpointRequest, FromShard, PeerReply, PeerRequest, ReadRequest, ToShard,
@@ -63,9 +63,9 @@ pub async fn peer_appends(
     bulk::call(channel, APPEND, requests, limits::MAX_MESSAGE_BYTES).await
 }
 
-/// What answers the requests to one gRPC service.
+/// The handler of the requests to one gRPC service.
 pub trait Handler: Clone + Send + Sync + 'static {
-    /// The service, as in the path of its methods.
+    /// The service's name in the path of its methods.
     const NAME: &'static str;
 
     /// Answers one request.
@@ -98,7 +98,7 @@ impl<H: Handler> Service<Request<Body>> for Route<H> {
 /// The only message of a request.
 ///
 /// # Errors
-/// What is wrong with it, as a response.
+/// The error, as a response.
 pub async fn only<M: bulk::Bulk>(
     request: Request<Body>,
     limit: usize,

@@ -1,4 +1,4 @@
-//! Messages with bulk are protobuf like any other, whichever way they are cut on their way.
+//! Messages with bulk are ordinary protobuf, however they are cut in transit.
 
 use bytes::Bytes;
 use paraft_common::Payload;
@@ -16,7 +16,7 @@ use prost::Message;
 
 const LIMIT: usize = 1 << 20;
 
-/// What goes over the wire for `messages`.
+/// The wire bytes of `messages`.
 fn sent<M: Bulk>(messages: &[WithBulk<M>]) -> Vec<u8> {
     let mut out = Outbox::default();
     messages.iter().for_each(|m| out.put(m));
@@ -95,7 +95,8 @@ fn weights(len: usize) -> FromShard {
 /// Lengths on both sides of every threshold.
 const LENGTHS: [usize; 9] = [0, 1, 100, 4096, 4097, 16_000, 16_384, 16_500, 300_001];
 
-/// The message comes back, and what is sent is what prost would read: with the payload in its field.
+/// The message is read back unchanged, and the bytes are what prost would read: with the payload in its
+/// field.
 fn there_and_back<M: Bulk + Clone + PartialEq + std::fmt::Debug>(message: M) {
     let sent = sent(&[WithBulk::from(message.clone())]);
     assert_eq!(M::decode(&sent[5..]).expect("protobuf"), message, "a stock reader");
@@ -147,7 +148,7 @@ fn the_pieces_that_were_received_are_the_payload() {
 }
 
 #[test]
-fn what_is_kept_of_a_small_message_does_not_keep_the_receive_buffer() {
+fn small_kept_message_releases_the_receive_buffer() {
     let bytes = Bytes::from([framed(&push(1000)), vec![0; 1 << 20]].concat());
     let mut inbox = Inbox::new(LIMIT);
     inbox.put(bytes.slice(..framed(&push(1000)).len()));
@@ -178,7 +179,7 @@ fn a_length_beyond_the_limit_is_refused_before_its_bytes_come() {
 }
 
 #[test]
-fn a_message_with_two_kinds_or_a_field_beyond_its_end_is_refused() {
+fn message_with_two_kinds_or_overlong_field_is_refused() {
     let two = [framed(&push(20_000))[5..].to_vec(), framed(&push(20_000))[5..].to_vec()].concat();
     let mut bytes = vec![0];
     bytes.extend((two.len() as u32).to_be_bytes());
@@ -194,7 +195,7 @@ fn a_message_with_two_kinds_or_a_field_beyond_its_end_is_refused() {
     assert!(matches!(received::<ToShard>(&long, &[]), Err(BulkError::Malformed(_))));
 }
 
-/// Whatever came before it: the payload of a kind that another one took the place of belongs to nothing.
+/// Whatever came before it: the payload of a kind that a later kind replaced belongs to nothing.
 #[test]
 fn the_last_kind_counts_and_has_its_own_payload() {
     let beat = ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat::default())) };

@@ -35,7 +35,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_with_a_flipped_bit_or_a_missing_end_decodes_or_fails(
+    fn message_with_flipped_bit_or_cut_end_decodes_or_fails(
         push in a_push(), at in any::<prop::sample::Index>(), bit in 0u8..8, keep in any::<prop::sample::Index>(),
     ) {
         let mut bytes = push.encode_to_vec();

@@ -1,10 +1,11 @@
-//! Refusals on the wire: one kind a mistake, and docs/protocol.md has them all.
+//! Refusals on the wire: one kind for each mistake, all listed in docs/protocol.md.
 
 use paraft_common::{BucketId, JobId, ServerId, SessionId, ShardId, Step, WorkerId};
 use paraft_proto::{Advice, Refusal, RefusalKind as K, Refused, WireKind};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One of each. A new variant does not compile in [`K::wire`], and is missed here by the count of the wire's kinds.
+/// One of each. A new variant does not compile in [`K::wire`], and the count of the wire's kinds shows that
+/// it is missing here.
 fn all() -> Vec<K> {
     let (shard, worker, bucket, step) = (ShardId(1), WorkerId(2), BucketId(3), Step(4));
     let text = || "why".to_string();

@@ -1,10 +1,11 @@
-//! May a job begin? Asked by the leader of a shard before it proposes one: of every server of the fleet, what the job needs
-//! there, all its shards together, against what the server has. Who says no says it with the numbers.
+//! May a job begin? The leader of a shard asks before it proposes one. Every server compares what the job
+//! needs there, for all its shards, with what it has, and refuses with the numbers.
 //!
-//! Servers on one host, or in one container, draw on the same memory: what they need is added up. A server that does not
-//! answer is not waited for; where its memory is too small, its replicas stop by themselves ([`crate::room`]).
+//! Servers on one host, or in one container, share its memory: their needs are added up. A server that does
+//! not answer is not waited for; if its memory is too small, its replicas stop by themselves
+//! ([`crate::room`]).
 //!
-//! [`judge`] decides, from what the servers said; [`Agent::admit`](crate::control::Agent::admit) asks them.
+//! [`judge`] decides from the answers; [`Agent::admit`](crate::control::Agent::admit) collects them.
 
 use paraft_common::{
     ServerId,
@@ -13,24 +14,24 @@ use paraft_common::{
 use paraft_host::memory::{Memory, Pool};
 use std::collections::BTreeMap;
 
-/// What one server says of a job.
+/// One server's answer about a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Who.
+    /// The server.
     pub server: ServerId,
-    /// What the job needs there: for all shards that are or will be on it.
+    /// The job's need there: for all shards that are or will be on it.
     pub need: Need,
     /// Bytes of it that are not allocated there yet.
     pub wanted: u64,
-    /// Bytes that are set aside there for replicas of other jobs, and not allocated yet.
+    /// Bytes that are reserved there for replicas of other jobs, and not allocated yet.
     pub promised: u64,
-    /// What the server has.
+    /// The server's memory.
     pub memory: Memory,
-    /// The most that any job may need there, where somebody said so.
+    /// The most that any job may need there, if configured.
     pub quota: Option<u64>,
 }
 
-/// Decides. The error says which servers have too little, and how much.
+/// Decides. The error names the servers with too little memory, and the numbers.
 pub fn judge(answers: &[Answer]) -> Result<(), String> {
     let over = |a: &&Answer| a.quota.is_some_and(|quota| a.need.total() > quota);
     if let Some(Answer { server, need, quota, .. }) = answers.iter().find(over) {
@@ -58,7 +59,7 @@ pub fn judge(answers: &[Answer]) -> Result<(), String> {
         let spare = spare.saturating_sub(promised);
         (wanted > spare).then(|| (wanted - spare, *pool, of, (wanted, promised)))
     });
-    // The one that is short of most.
+    // The pool that lacks most.
     let Some((_, pool, of, (wanted, promised))) = short.max_by_key(|(missing, ..)| *missing) else {
         return Ok(());
     };
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn each_server_must_hold_its_part_and_the_one_that_does_not_is_named_with_the_numbers() {
+    fn server_without_room_for_its_part_is_named_with_numbers() {
         let hosts = [pool("host a", 4000, 8000), pool("host b", 4000, 8000), pool("host c", 500, 8000)];
         let fleet = |bytes| {
             let all: Vec<_> = hosts
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_has_its_quota_of_each_server_and_no_more_however_much_is_free() {
+    fn job_gets_at_most_its_quota_of_each_server() {
         let ask =
             |wanted| judge(&[answer(0, 1, &[]), Answer { quota: Some(100 << 20), ..answer(1, wanted, &[]) }]);
         ask(100).expect("all of it");

@@ -1,16 +1,18 @@
-//! Arithmetic off the runtime's threads: those wait for the network and the disk, and whatever else they did would hold
-//! up every heartbeat of the process.
+//! Arithmetic off the runtime's threads: those wait for the network and the disk, and any other work there
+//! would delay every heartbeat of the process.
 //!
-//! - [`run`]: short work that uses the cores: the optimizer, sums. It goes to rayon's threads, one for each core.
-//! - [`long`]: work that takes seconds and one core: a snapshot that is taken over, a digest of a whole state. It has
-//!   threads of its own, for half of the cores at a time, so that it never holds up what is short.
+//! - [`run`]: short work that uses the cores: the optimizer, sums. It goes to rayon's threads, one for each
+//!   core.
+//! - [`long`]: work that takes seconds and one core: installing a snapshot, a digest of a whole state. It has
+//!   threads of its own, for half of the cores at a time, so that it never delays short work.
 //!
-//! Who calls waits for the result, so nothing changes its order. Small work is done at once where it is asked for: a way
-//! to another thread and back costs more. So is all work on a runtime with one thread: simulations and tests with a clock
-//! of their own stay what they were, step by step.
+//! The caller waits for the result, so nothing changes its order. Small work runs in the calling task: moving
+//! it to another thread and back costs more. All work does so on a runtime with one thread: simulations and
+//! tests with a clock of their own stay deterministic.
 
-mod turns;
+mod fair_queue;
 
+use fair_queue::FairQueue;
 use std::{
     any::Any,
     io,
@@ -22,13 +24,12 @@ use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{Semaphore, oneshot},
 };
-use turns::Turns;
 
-/// Work on fewer bytes stays where it is: 20 to 40 us at the 6 to 14 GB/s of optimizers and sums. A way to another thread and back
-/// takes half as long, and is two more wake-ups on the road of a push.
+/// Work on fewer bytes runs in the calling task: 20 to 40 us at the 6 to 14 GB/s of optimizers and sums.
+/// Moving it to another thread and back takes half as long, and adds two wake-ups to a push.
 pub const SMALL_BYTES: u64 = 256 << 10;
 
-/// The work panicked on its thread. What it worked on must not be used any more.
+/// The work panicked on its thread. Its data must not be used any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a computation panicked: {0}")]
 pub struct Panicked(String);
@@ -50,13 +51,14 @@ impl From<Panicked> for io::Error {
     }
 }
 
-/// Work of this size, on this thread, is better done elsewhere.
+/// Whether work of this size, on this thread, should move to another one.
 fn elsewhere(bytes: u64) -> bool {
     bytes >= SMALL_BYTES
         && Handle::try_current().is_ok_and(|h| h.runtime_flavor() != RuntimeFlavor::CurrentThread)
 }
 
-/// Runs work of a job that reads or writes so many bytes, when it is the job's turn: jobs share the cores evenly (`compute/turns.rs`).
+/// Runs work of a job that reads or writes this many bytes, in the job's slot: jobs share the cores evenly
+/// (`compute/fair_queue.rs`).
 ///
 /// # Errors
 /// It panicked on another thread.
@@ -65,14 +67,14 @@ pub async fn run<T: Send + 'static>(
     bytes: u64,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Panicked> {
-    static TURNS: LazyLock<Turns> =
-        LazyLock::new(|| Turns::new(available_parallelism().map_or(1, |n| n.get())));
+    static FAIR_QUEUE: LazyLock<FairQueue> =
+        LazyLock::new(|| FairQueue::new(available_parallelism().map_or(1, |n| n.get())));
     if !elsewhere(bytes) {
         return Ok(work());
     }
-    let _turn = TURNS.of(job, bytes).await;
+    let _turn = FAIR_QUEUE.of(job, bytes).await;
     let (tx, rx) = oneshot::channel();
-    // Rayon ends the process where what it was given panics.
+    // Rayon ends the process if its closure panics.
     rayon::spawn(move || _ = tx.send(catch_unwind(AssertUnwindSafe(work))));
     match rx.await {
         Ok(Ok(done)) => Ok(done),
@@ -81,7 +83,8 @@ pub async fn run<T: Send + 'static>(
     }
 }
 
-/// As [`run`], of work that takes so long that others would wait for it. It may wait until others of its kind are done.
+/// As [`run`], for work that takes so long that other work would wait for it. It may wait for other long
+/// work.
 ///
 /// # Errors
 /// It panicked on another thread.

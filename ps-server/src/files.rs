@@ -1,13 +1,14 @@
 //! Every file that a server writes into its data folder. Nothing here writes: small files go through
-//! [`Folder::write`](crate::raft::Folder::write), which takes one of these, and all of them through a
-//! [`Disk`](paraft_store::Disk), where tests make each fail. No other code of this crate writes files (a test holds that).
+//! [`Folder::write`](crate::raft::Folder::write), which takes one of these, and all files through a
+//! [`Disk`](paraft_store::Disk), where tests make each fail. No other code of this crate writes files (a test
+//! enforces that).
 //!
 //! ```text
 //! <data>/identity, settings, audit.jsonl
 //! <data>/log/              the log of all groups
 //! <data>/control/          the control group's replica: vote, begun, log-place, snapshot
 //! <data>/shard-3/          a shard's replica: likewise, and replica, need
-//! <data>/shard-3.aside-1/  one that was put aside, with a log of its own
+//! <data>/shard-3.aside-1/  a quarantined one, with a log of its own
 //! ```
 
 use std::path::Path;
@@ -24,7 +25,7 @@ macro_rules! files {
             /// All of them.
             pub const ALL: &[DataFile] = &[$(DataFile::$variant,)*];
 
-            /// Its name; of the files of a log that have many, what their names end with.
+            /// Its name; for a log's numbered files, the end of their names.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(DataFile::$variant => $name,)*
@@ -35,39 +36,39 @@ macro_rules! files {
 }
 
 files! {
-    /// Which server of which fleet the folder belongs to.
+    /// The server and the fleet of the folder.
     Identity = "identity",
-    /// What a listed server was started with when its fleet was founded.
+    /// The settings of a listed server when its fleet was founded.
     Settings = "settings",
     /// Administrative acts.
     Audit = "audit.jsonl",
-    /// Which replica a shard's folder belongs to.
+    /// The replica of a shard's folder.
     Replica = "replica",
     /// A replica's vote.
     Vote = "vote",
-    /// A replica's log has had entries.
+    /// Marks that a replica's log has had entries.
     Begun = "begun",
-    /// Where a replica's log lies.
+    /// The place of a replica's log.
     LogPlace = "log-place",
-    /// What a replica's job needs of memory.
+    /// The memory need of a replica's job.
     Need = "need",
-    /// The state that a replica's log begins after.
+    /// The state at the start of a replica's log.
     Snapshot = "snapshot",
     /// Items of the log.
     LogSegment = ".log",
-    /// A segment that is kept to be written over.
+    /// A segment that is kept for reuse.
     LogSpare = ".spare",
-    /// A segment before it has its name.
+    /// A segment before its renaming.
     LogNew = "new.tmp",
-    /// The end of a segment is being cut off.
+    /// Marks that the end of a segment is being cut off.
     LogCut = "cutting",
     /// Held while a log is open.
     LogLock = "LOCK",
 }
 
 impl DataFile {
-    /// Which one a path of a data folder names, also while it is written under its temporary name; `None`: no server
-    /// writes such a file.
+    /// The kind of file at a path of a data folder, even under its temporary name during a write; `None`: no
+    /// server writes such a file.
     pub fn of(path: &Path) -> Option<DataFile> {
         let name = path.file_name()?.to_str()?;
         let in_log = path.parent().and_then(Path::file_name).is_some_and(|above| above == "log");

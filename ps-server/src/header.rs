@@ -1,33 +1,33 @@
-//! Headers: the small things (log ids, votes, commands, who a folder belongs to) that go to disk and between servers
+//! Headers: the small values (log ids, votes, commands, folder metadata) that go to disk and between servers
 //! beside the bulk, which is never copied byte by byte.
 //!
-//! One byte of format, then bincode in its legacy layout. The only file that names bincode: what is kept in it can be
-//! moved to another encoding here, by its format. Every decode has a limit, and takes all bytes or none.
+//! One byte of format, then bincode in its legacy layout. Only this file names bincode: another encoding
+//! would be a new format here. Every decode has a limit, and consumes all bytes or none.
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The format that is written. What has another is refused.
+/// The written format. Any other is refused.
 pub const FORMAT: u8 = 1;
 
 /// The longest header: the snapshot of a job with very many buckets or members.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Bytes that are no header of this version.
+/// Why bytes are not a header of this version.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Not a byte.
+    /// There are no bytes.
     #[error("a header is empty")]
     Empty,
     /// Written by another version of Paraft.
     #[error("a header has format {0}, this version of paraft reads format {FORMAT}")]
     Format(u8),
-    /// It names what a later version has, a kind of command, say.
+    /// It names something of a later version, for example a kind of command.
     #[error("a later version of paraft wrote this, start the version that wrote it: {0}")]
     Newer(String),
-    /// It ends early, says what cannot be, or goes on after its end.
+    /// It ends early, has an impossible value, or has trailing bytes.
     #[error("a header cannot be read: {0}")]
     Damaged(String),
-    /// A value that has no such form.
+    /// The value has no such form.
     #[error("a header cannot be written: {0}")]
     Unwritable(String),
 }
@@ -52,7 +52,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HeaderError> {
         Ok((_, used)) => Err(HeaderError::Damaged(format!("{} bytes too many", rest.len() - used))),
         Err(e) => {
             let why = e.to_string();
-            // serde's words for a variant that the enum has not. The bytes were checked before they came here.
+            // serde's text for an unknown variant of an enum. The bytes were checked before they arrive here.
             Err(if why.contains("variant index") {
                 HeaderError::Newer(why)
             } else {

@@ -3,16 +3,16 @@
 //! - [`shard`]: one shard's replicated state and its leader's work.
 //! - [`raft`]: replication; openraft stops there.
 //! - [`compute`]: arithmetic off the runtime's threads.
-//! - [`connections`]: how many connections there may be, and whose go first.
-//! - [`control`]: which servers there are and where each shard is; agreed on by a Raft group of its own.
+//! - [`connections`]: bound and priority of connections.
+//! - [`control`]: the servers and the place of each shard; agreed on by a Raft group of its own.
 //! - [`replicas`]: the replicas of shards on this server.
-//! - [`replicated`]: what the groups of a server replicate.
+//! - [`replicated`]: the state machines of a server's groups.
 //! - [`files`]: every file that a server writes.
-//! - [`header`]: small things to bytes and back, for disk and wire.
+//! - [`header`]: small values to bytes and back, for disk and wire.
 //! - [`admission`]: may a job begin? Asked of every server.
-//! - [`room`]: memory that is set aside for replicas before it is allocated.
+//! - [`room`]: memory that is reserved for replicas before it is allocated.
 //! - [`rpc`]: the services; wire types stop there.
-//! - [`settings`]: what a server was founded with, against what it is started with.
+//! - [`settings`]: a server's settings at its founding, against its current ones.
 //! - [`server`]: parts put together, started and stopped.
 //! - [`metrics`]: what Prometheus reads.
 

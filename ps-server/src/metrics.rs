@@ -1,4 +1,4 @@
-//! What Prometheus reads at `/metrics`: the same numbers as status, in the field's naming.
+//! The metrics at `/metrics` for Prometheus: the numbers of the status, under Prometheus' naming rules.
 
 use crate::{connections::BoundedListener, rpc::status::StatusService};
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
@@ -36,12 +36,12 @@ type StageLabel = [(&'static str, &'static str); 1];
 type Labels = [(&'static str, String); 1];
 
 /// A shard and its job: several jobs have a shard 0.
-type OfShard = [(&'static str, String); 2];
+type ShardLabels = [(&'static str, String); 2];
 
-/// One number of a shard's status. The texts end without a dot: the library adds one.
-type Of = fn(&ShardStatus) -> u64;
+/// One number of a shard's status. The help texts end without a dot: the library adds one.
+type StatusNumber = fn(&ShardStatus) -> u64;
 
-const GAUGES: [(&str, &str, Of); 10] = [
+const GAUGES: [(&str, &str, StatusNumber); 10] = [
     ("shard_leader", "1 where this server leads the shard and serves workers", |s| u64::from(s.leads)),
     ("raft_term", "Raft term", |s| s.term),
     ("raft_applied_index", "Log index applied", |s| s.applied_index),
@@ -54,7 +54,7 @@ const GAUGES: [(&str, &str, Of); 10] = [
     ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
 ];
 
-const COUNTERS: [(&str, &str, Option<Unit>, Of); 14] = [
+const COUNTERS: [(&str, &str, Option<Unit>, StatusNumber); 14] = [
     ("pushes", "Pushes applied", None, |s| s.pushes),
     ("duplicate_pushes", "Entries recognised as applied before", None, |s| s.duplicates),
     ("refused_messages", "Messages refused for what they are", None, |s| s.refused),
@@ -73,7 +73,7 @@ const COUNTERS: [(&str, &str, Option<Unit>, Of); 14] = [
     ("workers_lost", "Members that left without finishing", None, |s| s.workers_lost),
 ];
 
-/// As `paraft status --json` has it.
+/// As in `paraft status --json`.
 fn memory_of(s: &ShardStatus) -> [(&'static str, u64); 7] {
     [
         ("state", s.memory_allocated.saturating_sub(s.memory_kept)),
@@ -91,7 +91,7 @@ fn active(s: &ShardStatus) -> impl Iterator<Item = u64> + '_ {
     s.members.iter().filter(|m| !m.finished).map(|m| m.clock)
 }
 
-/// The page as text. Built anew for each scrape from the status, so that no number is kept twice.
+/// The page as text. Built from the status for each scrape, so that no number is kept twice.
 pub async fn render(status: &StatusService) -> String {
     let reply = status.reply(false, false).await;
     let mut registry = Registry::with_prefix("paraft");
@@ -119,10 +119,11 @@ pub async fn render(status: &StatusService) -> String {
             registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(bytes as i64));
         }
     }
-    let of =
-        |s: &ShardStatus| -> OfShard { [("job_name", s.job_name.clone()), ("shard", s.shard.to_string())] };
+    let of = |s: &ShardStatus| -> ShardLabels {
+        [("job_name", s.job_name.clone()), ("shard", s.shard.to_string())]
+    };
     for (name, help, value) in GAUGES {
-        let family = Family::<OfShard, Gauge>::default();
+        let family = Family::<ShardLabels, Gauge>::default();
         for s in &reply.shards {
             family.get_or_create(&of(s)).set(value(s) as i64);
         }
@@ -147,7 +148,7 @@ pub async fn render(status: &StatusService) -> String {
         }
     }
     for (name, help, unit, value) in COUNTERS {
-        let family = Family::<OfShard, Counter>::default();
+        let family = Family::<ShardLabels, Counter>::default();
         for s in &reply.shards {
             family.get_or_create(&of(s)).inc_by(value(s));
         }
@@ -156,7 +157,7 @@ pub async fn render(status: &StatusService) -> String {
             None => registry.register(name, help, family),
         }
     }
-    let delays = Family::<OfShard, Binned>::default();
+    let delays = Family::<ShardLabels, BinnedHistogram>::default();
     for s in &reply.shards {
         delays.get_or_create(&of(s)).add(DELAYS, delay_bins(&s.delay_counts), None);
     }
@@ -177,7 +178,7 @@ pub async fn render(status: &StatusService) -> String {
     text
 }
 
-/// Connections by what they are for, and by why others were closed; descriptors; payload that waits.
+/// Connections by purpose, and closed ones by reason; descriptors; waiting payload.
 fn connections(registry: &mut Registry, reply: &StatusReply) {
     let c = reply.connections.unwrap_or_default();
     let open = Family::<Labels, Gauge>::default();
@@ -212,14 +213,15 @@ fn connections(registry: &mut Registry, reply: &StatusReply) {
 
 /// Bounds of the histograms' buckets.
 const DELAYS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
-/// In average steps; powers of two, so that the bins that were counted fit.
+/// In average steps; powers of two, so that the counted bins fit.
 const DISTANCES: &[f64] = &[0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 /// In seconds: 2^-10, 2^-8, ... 2^6.
 const AGES: &[f64] = &[0.000_976_562_5, 0.003_906_25, 0.015_625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0];
 
-/// How late each worker's pushes were that this server applied as a leader, over its shards.
+/// How late each worker's pushes were, over the shards that this server led.
 fn staleness(registry: &mut Registry, reply: &StatusReply) {
-    let [delays, distances, ages] = std::array::from_fn(|_| Family::<OfShard, Binned>::default());
+    let [delays, distances, ages] =
+        std::array::from_fn(|_| Family::<ShardLabels, BinnedHistogram>::default());
     let late = reply.shards.iter().flat_map(|s| s.staleness.iter().map(move |l| (&s.job_name, l)));
     for (job, l) in late {
         let of = [("job_name", job.clone()), ("worker", l.worker.to_string())];
@@ -245,9 +247,9 @@ fn delay_bins(counts: &[u64]) -> Vec<(f64, u64)> {
     counts.iter().enumerate().map(|(delay, n)| (delay as f64, *n)).collect()
 }
 
-/// A histogram as it is kept, in Prometheus' buckets: the library's own could only be filled one push at a time.
+/// A histogram from kept bins, in Prometheus' buckets: the library's own type takes only single values.
 #[derive(Debug, Default)]
-struct Binned(Mutex<Buckets>);
+struct BinnedHistogram(Mutex<Buckets>);
 
 #[derive(Debug, Default)]
 struct Buckets {
@@ -257,8 +259,8 @@ struct Buckets {
     sum: f64,
 }
 
-impl Binned {
-    /// Adds bins, each an upper bound and a count. Without `sum` the bounds are the numbers themselves.
+impl BinnedHistogram {
+    /// Adds bins, each an upper bound and a count. Without `sum`, the bounds are the values.
     fn add(&self, bounds: &'static [f64], bins: Vec<(f64, u64)>, sum: Option<f64>) {
         let mut all = self.0.lock();
         all.bounds = bounds;
@@ -271,11 +273,11 @@ impl Binned {
     }
 }
 
-impl TypedMetric for Binned {
+impl TypedMetric for BinnedHistogram {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-impl EncodeMetric for Binned {
+impl EncodeMetric for BinnedHistogram {
     fn encode(&self, mut encoder: MetricEncoder) -> std::fmt::Result {
         let all = self.0.lock();
         let bounds = all.bounds.iter().copied().chain([f64::INFINITY]);

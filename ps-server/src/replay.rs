@@ -19,9 +19,9 @@ use std::{
 pub struct Replica {
     /// Its folder.
     pub path: PathBuf,
-    /// Names the founding of its state.
+    /// The founding of its state.
     pub founding: u64,
-    /// How many shards the model has.
+    /// Number of shards of the model.
     pub shards: u32,
     /// How it went.
     pub replayed: ReplayResult,
@@ -29,7 +29,7 @@ pub struct Replica {
     pub shard: Arc<Shard>,
 }
 
-/// The replicas in a server's data folder: the shards and where they are. Empty where none is on disk.
+/// The replicas in a server's data folder: the shards and their folders. Empty if none is on disk.
 pub fn find(data: &Path) -> Result<Vec<(JobShard, PathBuf)>, String> {
     let folders = std::fs::read_dir(data).map_err(|e| format!("{}: {e}", data.display()))?;
     let mut found: Vec<_> = folders
@@ -40,15 +40,15 @@ pub fn find(data: &Path) -> Result<Vec<(JobShard, PathBuf)>, String> {
     Ok(found)
 }
 
-/// The fleet of the server whose data folder this is; `None` where none has taken it in, or it is no server's. `Err`: the
-/// file that says so cannot be read, named.
+/// The fleet of the server with this data folder; `None` if it was not admitted, or this is not a server's
+/// folder. `Err`: names the file that cannot be read.
 pub fn fleet_of(disk: Arc<dyn Disk>, data: &Path) -> Result<Option<u64>, String> {
     let identity = server::remembered(&Folder::new(disk, data)).map_err(|e| e.to_string())?;
     Ok(identity.map(|i| i.fleet).filter(|fleet| *fleet != 0))
 }
 
-/// Replays one replica up to and including the log entry `upto`; changes nothing on disk. A server that runs on the
-/// folder holds its lock: that is refused.
+/// Replays one replica up to and including the log entry `upto`; changes nothing on disk. Refused while a
+/// server runs on the folder, since that holds its lock.
 pub fn replay(disk: Arc<dyn Disk>, id: JobShard, path: &Path, upto: u64) -> Result<Replica, String> {
     let folder = Folder::new(disk, path);
     let metadata = replicas::read_metadata(&folder)?

@@ -1,7 +1,7 @@
-//! What the Raft groups of a server replicate: shards, and what the fleet agrees on.
+//! The state machines of a server's Raft groups: shards, and the fleet's agreed state.
 //!
-//! `raft` knows neither, and a state knows only what changes it. Here both meet: one log format for all groups, and one
-//! compiled Raft for both kinds of state.
+//! `raft` knows neither, and a state knows only its own changes. This module joins them: one log format for
+//! all groups, and one compiled Raft for both kinds of state.
 
 use crate::{
     control::{self, Agreed},
@@ -27,7 +27,7 @@ pub enum GroupId {
 }
 
 impl GroupId {
-    /// As it travels.
+    /// Its number on the wire.
     pub fn to_wire(self) -> u32 {
         match self {
             GroupId::Control => u32::MAX,
@@ -35,7 +35,7 @@ impl GroupId {
         }
     }
 
-    /// As it came.
+    /// From its number on the wire.
     pub fn from_wire(n: u32) -> Self {
         if n == u32::MAX { GroupId::Control } else { GroupId::Shard(JobShard::from_number(n)) }
     }
@@ -52,7 +52,7 @@ impl fmt::Display for GroupId {
 
 impl From<GroupId> for GroupName {
     fn from(id: GroupId) -> Self {
-        // Workers wake a shard; nobody would wake the control group.
+        // Workers wake a shard; nothing would wake the control group.
         let may_sleep = id != GroupId::Control;
         GroupName { number: id.to_wire(), text: id.to_string().into(), may_sleep }
     }
@@ -110,7 +110,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// What applying a change gave; only the leader that proposed it reads this.
+/// The result of applying a change; only the leader that proposed it reads this.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Applied {
@@ -121,11 +121,11 @@ pub enum Applied {
     Control(control::Outcome),
 }
 
-/// A state that some kind of group replicates.
+/// A state that one kind of group replicates.
 pub trait Kind: Replicated {
-    /// What changes it, if the entry is of this kind of group.
+    /// The change, if the entry is of this kind of group.
     fn of(change: &Change) -> Option<&Self::Change>;
-    /// What it says to a change, as any group would.
+    /// Converts an outcome to the common type.
     fn applied(outcome: Self::Outcome) -> Applied;
 }
 
@@ -165,7 +165,7 @@ impl Kind for Agreed {
     }
 }
 
-/// A state as a group of this server hosts it: an entry of another kind of group changes nothing.
+/// A state, as a group of this server hosts it: entries of another kind of group change nothing.
 pub struct Hosted<S>(pub Arc<S>);
 
 impl<S: Kind> Replicated for Hosted<S> {

@@ -1,15 +1,15 @@
-//! Room for shards in this server's memory: what each replica here may come to need is set aside before any of it is
-//! allocated, so that the replicas of one server together stay below what the host, its cgroup and the process's limits
-//! leave. A replica that finds no room stops by itself; those that have theirs go on.
+//! Room for shards in this server's memory. What each local replica may need is reserved before any of it is
+//! allocated. So the replicas of one server together stay below the limits of the host, its cgroup and the
+//! process. A replica without room stops alone; those with room continue.
 //!
 //! ```text
-//!  free now │ ── set aside for replicas here, and not taken yet ── │ reserve │ what a new one may need
+//! free now │ ── reserved for replicas here, and not taken yet ── │ reserve │ what a new one may need
 //! ```
 //!
-//! Taken is what a replica has of its state, and its log: a log that was read from the disk before its job was known is
-//! not to be counted twice, as used and as promised.
+//! Taken is what a replica has of its state, and its log. A log that was read from the disk before its job
+//! was known must not count twice, as used and as promised.
 //!
-//! It is the second line. The first asks every server before a job is proposed at all ([`crate::admission`]).
+//! This is the second check. The first asks every server before a job is proposed ([`crate::admission`]).
 
 use crate::{raft::ApplyError, shard::state::ShardConfig};
 use paraft_common::{
@@ -24,13 +24,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What one server has set aside.
+/// The reservations of one server.
 pub struct Room {
     look: Box<dyn Fn() -> Memory + Send + Sync>,
     inner: Mutex<Inner>,
 }
 
-/// Says how many bytes of a replica's log are in memory.
+/// Gives the bytes of a replica's log in memory.
 type LogBytes = Box<dyn Fn() -> u64 + Send + Sync>;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ struct Inner {
     next: u64,
     aside: BTreeMap<u64, Aside>,
     logs: BTreeMap<JobShard, LogBytes>,
-    /// What was free when it was looked at, when that was, and what was taken since.
+    /// Time and amount of the last measurement of free memory, less what was taken since.
     seen: Option<(Instant, u64)>,
     taken: u64,
 }
@@ -52,7 +52,7 @@ struct Aside {
     over: bool,
 }
 
-/// Set aside until it is dropped.
+/// A reservation; dropping it ends it.
 pub struct Reserved {
     room: Arc<Room>,
     number: u64,
@@ -70,54 +70,53 @@ impl std::fmt::Debug for Reserved {
     }
 }
 
-/// Memory is looked at again after so long, or so many bytes.
-const LOOK: Duration = Duration::from_millis(100);
-const LOOK_BYTES: u64 = 32 << 20;
+/// Interval of memory measurements, unless this many bytes are taken before.
+const MEASURE_INTERVAL: Duration = Duration::from_millis(100);
+const MEASURE_BYTES: u64 = 32 << 20;
 
 impl Room {
-    /// Of this host.
+    /// The room of this host.
     pub fn of_host() -> Arc<Self> {
         Self::with(memory::memory)
     }
 
-    /// Without an end: for tests, simulations, and replays of what fitted once.
+    /// Unlimited: for tests, simulations, and replays of what has fitted once.
     pub fn unlimited() -> Arc<Self> {
         Self::with(Memory::default)
     }
 
-    /// Of what `look` says.
+    /// The room that `look` measures.
     pub fn with(look: impl Fn() -> Memory + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self { look: Box::new(look), inner: Mutex::default() })
     }
 
-    /// What there is now.
+    /// The memory at present.
     pub fn memory(&self) -> Memory {
         (self.look)()
     }
 
-    /// What was set aside for these replicas, and is not allocated yet.
+    /// Bytes that are reserved for these replicas, and not allocated yet.
     pub fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> u64 {
         self.inner.lock().promised_to(which)
     }
 
-    /// From now on `bytes` says what of a replica's log is in memory.
+    /// From now on `bytes` gives the part of a replica's log in memory.
     pub fn log_of(&self, shard: JobShard, bytes: impl Fn() -> u64 + Send + Sync + 'static) {
         self.inner.lock().logs.insert(shard, Box::new(bytes));
     }
 
-    /// Whether the job of a replica has ended: what it has it keeps, and needs no more.
+    /// Sets whether a replica's job has ended: it then keeps its memory, and needs no more.
     pub fn over(&self, shard: JobShard, over: bool) {
         self.inner.lock().aside.values_mut().filter(|a| a.shard == shard).for_each(|a| a.over = over);
     }
 
-    /// Of a replica that is gone.
+    /// Forgets a replica that is gone.
     pub fn forget(&self, shard: JobShard) {
         self.inner.lock().logs.remove(&shard);
     }
 
-    /// Sets aside what a replica may come to need. What was set aside for this shard before does not count: it is
-    /// replaced. Where that was as much, and nothing has been allocated of it, it was for this: its replica does not ask
-    /// twice.
+    /// Reserves what a replica may need. This replaces an earlier reservation of the shard, which does not
+    /// count. An equal one of which nothing is allocated was for this replica: it is not requested twice.
     ///
     /// # Errors
     /// [`ApplyError::NoRoom`] with the numbers.
@@ -151,15 +150,16 @@ impl Room {
         Reserved { room: self.clone(), number }
     }
 
-    /// About to allocate so many bytes of what was set aside: the last look before it is done, since others on the host
-    /// may have taken what was free then.
+    /// Measures once more before this many reserved bytes are allocated, since other processes on the host
+    /// may have taken memory since.
     ///
     /// # Errors
     /// [`ApplyError::NoRoom`] where it would leave less than half the reserve: who was let in may use the rest.
     pub fn take(&self, bytes: u64) -> Result<(), ApplyError> {
         let mut inner = self.inner.lock();
         inner.taken = inner.taken.saturating_add(bytes);
-        let fresh = inner.seen.filter(|(at, _)| at.elapsed() < LOOK && inner.taken < LOOK_BYTES);
+        let fresh =
+            inner.seen.filter(|(at, _)| at.elapsed() < MEASURE_INTERVAL && inner.taken < MEASURE_BYTES);
         let spare = match fresh {
             Some((_, spare)) => spare,
             None => {
@@ -194,7 +194,7 @@ impl Inner {
         self.aside.values().filter(|a| which(a.shard) && !a.over).map(open).fold(0, u64::saturating_add)
     }
 
-    /// What of the log's part of this need is taken.
+    /// The taken bytes of this need's part for the log.
     fn log_in_memory(&self, shard: JobShard, need: &Need) -> u64 {
         self.logs.get(&shard).map_or(0, |bytes| bytes()).min(need.log)
     }
@@ -242,7 +242,7 @@ mod tests {
         room.promised_to(|shard| Some(shard) != but) / MIB
     }
 
-    /// That has 3200 MiB.
+    /// A host with 3200 MiB.
     fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
         let free = free.clone();
         Room::with(move || Memory {
@@ -280,7 +280,7 @@ mod tests {
         }
         let _first = room.reserve(JobShard::from_number(0), &with_log(200)).expect("there is room");
         assert_eq!(promised(&room, None), 500);
-        set(&logs[0], 250); // longer than was thought: what others are promised stays theirs
+        set(&logs[0], 250); // longer than expected: memory that is promised to others stays theirs
         set(&logs[1], 150);
         set(&free, 700);
         assert_eq!(promised(&room, None), 300);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_aside_for_a_replica_before_it_was_opened_is_not_asked_for_again() {
+    fn reservation_before_opening_is_not_requested_twice() {
         let free = Arc::new(AtomicU64::new(1100 * MIB));
         let room = host(&free);
         let expected = room.reserve(JobShard::from_number(0), &need(900)).expect("there is room");
@@ -320,7 +320,7 @@ mod tests {
         let _aside = room.reserve(JobShard::from_number(0), &need(900)).expect("there is room");
         room.take(400 * MIB).expect("as planned");
         set(&free, 300);
-        std::thread::sleep(LOOK);
+        std::thread::sleep(MEASURE_INTERVAL);
         let why = room.take(400 * MIB).expect_err("others took it").to_string();
         assert!(why.contains("300.0 MiB free"), "{why}");
         set(&free, 1100);

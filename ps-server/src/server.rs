@@ -1,7 +1,7 @@
-//! A server: its replicas, their leaders, the services. Parse, build, run.
+//! A server: its replicas, their leaders, the services. Parses, builds, runs.
 
 use crate::{
-    connections::{self, Connections, LOOK_INTERVAL, TAKE_TIMEOUT},
+    connections::{self, Connections, STALL_CHECK_INTERVAL, TAKE_TIMEOUT},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Shape, Timeouts},
     files::DataFile,
     header, metrics,
@@ -12,9 +12,9 @@ use crate::{
         Lanes,
         audit::Audit,
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
-        exchange::{ShardsService, UNOPENED},
+        exchange::{MAX_UNOPENED_STREAMS, ShardsService},
         peers::PeersService,
-        rights::Guard,
+        rights::RightsLayer,
         status::StatusService,
     },
     settings,
@@ -34,54 +34,55 @@ use tokio::{
 /// How a server finds its fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It is one of those that form the fleet: its place in `servers`.
+    /// A founding server of the fleet: its index in `servers`.
     Listed(ServerId),
-    /// It is new: it asks these addresses for its id.
+    /// A new server: it asks these addresses for its id.
     Joins(Vec<String>),
 }
 
-/// No push waits for the control group, whose heartbeats never rest: it takes so much longer to notice a leader's death, and an
-/// idle server costs half.
+/// Factor on the control group's election timeout. No push waits for the control group, whose heartbeats
+/// never pause: it notices a leader's death later, and an idle server costs half.
 const CONTROL_ELECTIONS: u32 = 2;
 
 /// How to start a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// How it finds its fleet. A server that has been in a fleet before (its data folder says so) goes back to
-    /// it, with the id that it had.
+    /// How it finds its fleet. A server that has been in a fleet before (its data folder says so) returns to
+    /// it, with its old id.
     pub place: Place,
-    /// Its address, as the others and the workers reach it.
+    /// Its address, for the other servers and the workers.
     pub address: String,
     /// host:port of the page that this process serves; empty: none.
     pub page: String,
     /// The addresses of the servers that form the fleet, the same list in the same order on each.
     pub servers: Vec<String>,
-    /// Shards, replicas, durability: fixed when the fleet is founded; a server that joins takes the fleet's.
+    /// Shards, replicas, durability: fixed when the fleet is founded; a joining server takes the fleet's.
     pub shape: Shape,
-    /// Who it is, the control group's log, and (for `quorum-disk`) the shards' logs.
+    /// The data folder: the server's identity, the control group's log, and (for `quorum-disk`) the shards'
+    /// logs.
     pub data: PathBuf,
     /// The disk under `data`.
     pub disk: Arc<dyn Disk>,
-    /// A follower that hears nothing for three to four times this long stands for election.
+    /// A follower without a heartbeat for three to four times this long starts an election.
     pub election: Duration,
-    /// When replicas are replaced, and leaders moved back.
+    /// When to replace replicas, and to move leaders back.
     pub timeouts: Timeouts,
-    /// The replicas of each shard are compared this often; `None`: never.
+    /// Interval at which the replicas of each shard are compared; `None`: never.
     pub check_every: Option<Duration>,
-    /// Also listen on this Unix socket, for this user's processes on the same host.
+    /// Also listens on this Unix socket, for this user's processes on the same host.
     pub socket: Option<PathBuf>,
-    /// The most memory that a job may need on this server, in bytes; `None`: what is free.
+    /// The most memory that a job may need on this server, in bytes; `None`: the free memory.
     pub job_memory: Option<u64>,
-    /// Who is let in over TCP, and how the other servers are reached.
+    /// Which callers may connect over TCP, and how to reach the other servers.
     pub access: Access,
 }
 
 /// How a server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It hands over what it leads first.
+    /// Transfers its leaderships first.
     HandOver,
-    /// At once: everybody ends.
+    /// At once: the whole fleet ends.
     AtOnce,
 }
 
@@ -97,13 +98,13 @@ pub enum ServerError {
     /// The data folder cannot be used.
     #[error("{0}")]
     Data(String),
-    /// The data folder's disk does not serve it at present.
+    /// The data folder's disk fails at present.
     #[error("{0}. Nothing was changed; start it again when its disk serves")]
     Storage(String),
-    /// It was started with other settings than its fleet's.
+    /// Its settings differ from its fleet's.
     #[error("{0}")]
     Settings(String),
-    /// No fleet took it in.
+    /// No fleet has admitted it.
     #[error("no fleet took this server in: {0}")]
     Join(String),
     /// The network failed.
@@ -128,7 +129,7 @@ pub struct Server {
 }
 
 impl ServerOptions {
-    /// Checks what can be checked without the other servers.
+    /// Checks everything that needs no other server.
     pub fn validate(&self) -> Result<(), ServerError> {
         let bad = |m: String| Err(ServerError::Options(m));
         let Place::Listed(id) = &self.place else { return Ok(()) };
@@ -157,10 +158,10 @@ impl ServerOptions {
     }
 }
 
-/// The file of a data folder that says which server's it is.
+/// The file of a data folder that names its server.
 pub const IDENTITY: &str = DataFile::Identity.name();
 
-/// Who this server was, if it was anyone.
+/// The server's identity from an earlier run, if any.
 pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
     let Some(bytes) = folder.read(DataFile::Identity).map_err(data_failed)? else {
         return Ok(None);
@@ -173,14 +174,14 @@ pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerErro
 
 fn remember(folder: &Folder, identity: Identity) -> Result<(), FolderError> {
     let bytes = header::encode(&identity).map_err(FolderError::passing)?;
-    // What is there already needs no room.
+    // A file that exists needs no room.
     match folder.read(DataFile::Identity)?.is_some_and(|there| there[..] == bytes[..]) {
         true => Ok(()),
         false => folder.write(DataFile::Identity, &bytes),
     }
 }
 
-/// What passes is worth another start; damage is not.
+/// A temporary failure is worth another start; damage is not.
 pub(crate) fn data_failed(e: FolderError) -> ServerError {
     match e.is_damage() {
         true => ServerError::Data(e.into()),
@@ -188,15 +189,15 @@ pub(crate) fn data_failed(e: FolderError) -> ServerError {
     }
 }
 
-/// What lies in the data folder of a server that has not begun.
-fn left_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
+/// Files in the data folder of a server without an identity.
+fn files_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
     let names = folder.names().map_err(data_failed)?;
     Ok(names
         .into_iter()
         .find(|n| n == "control" || n == "log" || crate::replicas::shard_of_folder(n).is_some()))
 }
 
-/// What the replica was refused with, as it is or with what can be done about damage.
+/// Why the replica did not start; for damage, with the remedy.
 fn control_failed(e: FolderError) -> ServerError {
     match e.is_damage() {
         false => ServerError::Storage(format!("the control group's replica did not start: {e}")),
@@ -208,15 +209,15 @@ fn control_failed(e: FolderError) -> ServerError {
 }
 
 impl Server {
-    /// Starts the control group's replica, and those of shards that are on disk. The rest follows in
-    /// [`Self::run`], when the other servers are there.
+    /// Starts the control group's replica, and the shard replicas that are on disk. The rest follows in
+    /// [`Self::run`], when the other servers run.
     pub async fn start(mut options: ServerOptions) -> Result<Self, ServerError> {
         options.validate()?;
         let folder = Folder::new(options.disk.clone(), &options.data);
         let known = remembered(&folder)?;
         if known.is_some() {
             settings::compare_options(&folder, &options)?;
-        } else if let Some(there) = left_without_identity(&folder)? {
+        } else if let Some(there) = files_without_identity(&folder)? {
             return Err(ServerError::Data(format!(
                 "{}: the file `{IDENTITY}`, which says whose it is, is gone, and {there} is there. Put the file back from a \
                  copy, or start a new server with another --data folder",
@@ -237,7 +238,7 @@ impl Server {
                 Identity { server: *id, node: ReplicaId::new_incarnation(*id), fleet: 0 }
             }
             (None, Place::Joins(at)) => {
-                let reply = ask_to_join(at, &options.address, &options.access, JOIN_PATIENCE)
+                let reply = ask_to_join(at, &options.address, &options.access, JOIN_TIMEOUT)
                     .await
                     .map_err(ServerError::Join)?;
                 options.shape = shape_of(reply.shape.as_ref())
@@ -246,7 +247,7 @@ impl Server {
                 Identity { server, node: ReplicaId::new_incarnation(server), fleet: reply.fleet }
             }
         };
-        // On disk before anyone hears of it: a vote must never be given twice under one name.
+        // On disk before any other server learns the name: a vote must never be given twice under one name.
         remember(&folder, identity).map_err(data_failed)?;
         let peers = Arc::new(Peers::new(options.access.clone()));
         peers.belong(identity.fleet);
@@ -257,7 +258,7 @@ impl Server {
             me: identity.node,
             folder: Some(Folder::within(&logs, options.data.join("control"))),
             election: options.election * CONTROL_ELECTIONS,
-            check_every: None, // its leader is who compares
+            check_every: None, // the leader compares
         };
         let control = ControlReplica::start(control, agreed.clone(), peers.clone())
             .await
@@ -272,7 +273,7 @@ impl Server {
         };
         let replicas = Arc::new(Replicas::new(replicas, peers.clone()));
         if let Err(e) = replicas.reopen().await {
-            // What was opened is given back: whoever starts the server may try again in this process.
+            // Release what was opened: the caller may start the server again in this process.
             replicas.shutdown().await;
             control.shutdown().await;
             return Err(data_failed(e));
@@ -284,7 +285,7 @@ impl Server {
                 Place::Listed(_) => options.servers.clone(),
                 Place::Joins(at) => at.clone(),
             },
-            // A server that joined was told once; what it is started with now says nothing of its fleet.
+            // A joining server was told the shape once; its current options say nothing of its fleet.
             shape: (!told_before).then_some(options.shape),
             election: options.election,
             timeouts: options.timeouts,
@@ -292,7 +293,7 @@ impl Server {
         };
         let started = settings::Settings::of(&options);
         let keep = Box::new(move |fleet| {
-            // With what it was started, once it belongs to a fleet; a server that joined was told.
+            // Write the start settings once it belongs to a fleet; a joining server was told them.
             started.iter().try_for_each(|s| s.write(&folder))?;
             Ok(remember(&folder, Identity { fleet, ..identity })?)
         });
@@ -332,7 +333,7 @@ impl Server {
                 agent: agent.clone(),
                 status: status.clone(),
                 streams: Arc::default(),
-                unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
+                unopened: Arc::new(tokio::sync::Semaphore::new(MAX_UNOPENED_STREAMS)),
                 readers: Arc::default(),
                 audit: audit.clone(),
                 access: options.access.clone(),
@@ -353,7 +354,7 @@ impl Server {
         self.replicas.clone()
     }
 
-    /// What it spends in the stages of gradients; a trace of them begins there.
+    /// The time that it spends in the stages of gradients; a trace of them begins there.
     pub fn stages(&self) -> Arc<Stages> {
         self.replicas.stages().clone()
     }
@@ -363,7 +364,7 @@ impl Server {
         self.agent.server()
     }
 
-    /// Which fleet it belongs to, now and later; 0 before it does.
+    /// The id of its fleet, now and later; 0 before it has one.
     pub fn fleet(&self) -> impl Fn() -> u64 + Send + Sync + 'static + use<> {
         let agent = self.agent.clone();
         move || agent.fleet()
@@ -406,7 +407,7 @@ impl Server {
         };
         let mut owns_socket = false;
         if let Some(path) = &self.options.socket {
-            // One that nobody answers was left by a process that was killed.
+            // A socket that no process answers was left by a killed one.
             let bound = match std::os::unix::net::UnixStream::connect(path) {
                 Ok(_) => Err(std::io::Error::new(
                     std::io::ErrorKind::AddrInUse,
@@ -435,7 +436,7 @@ impl Server {
         tokio::select! {
             r = served => r?,
             Ok(Err(differs)) = part => misfit = Err(ServerError::Settings(differs)),
-            // Streams of workers stay open; a graceful end must not wait for them for ever.
+            // Workers' streams stay open; a graceful end must not wait for them for ever.
             () = async { until(stopped.clone()).await; tokio::time::sleep(Duration::from_millis(200)).await } => {}
         }
         if let Some(path) = self.options.socket.as_ref().filter(|_| owns_socket) {
@@ -444,24 +445,25 @@ impl Server {
         self.agent.control.shutdown().await;
         self.replicas.shutdown().await;
         let logs = self.logs.clone();
-        // Without its mark it opens as after a crash. On this thread: there may be no room for another.
+        // Without its mark the log opens as after a crash. On this thread: there may be no memory for
+        // another.
         logs.close();
         misfit
     }
 
     fn router(
         &self,
-    ) -> tonic::transport::server::Router<tower::layer::util::Stack<Guard, tower::layer::util::Identity>>
+    ) -> tonic::transport::server::Router<tower::layer::util::Stack<RightsLayer, tower::layer::util::Identity>>
     {
         tonic::transport::Server::builder()
             .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
             .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
             .max_frame_size(limits::FRAME_BYTES)
-            .max_concurrent_streams(limits::STREAMS)
+            .max_concurrent_streams(limits::MAX_STREAMS)
             .http2_max_header_list_size(limits::HEADER_BYTES)
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
-            .layer(Guard(self.audit.clone()))
+            .layer(RightsLayer(self.audit.clone()))
             .add_service(ControlServer::new(ControlService {
                 agent: self.agent.clone(),
                 audit: self.audit.clone(),
@@ -476,26 +478,26 @@ impl Server {
     }
 }
 
-/// Certificates end, and authorities are withdrawn, while connections are open: they are looked at so often.
-const EXPIRE_EVERY: Duration = Duration::from_millis(500);
+/// Interval of checks on open connections: certificates expire, and authorities are withdrawn.
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 async fn expire(connections: Arc<Connections>, access: Access, mut stopped: watch::Receiver<()>) {
     let Access::Certificates(credentials) = access else { return };
     let mut withdrawn = credentials.withdrawn();
-    while tokio::time::timeout(EXPIRE_EVERY, stopped.changed()).await.is_err() {
+    while tokio::time::timeout(EXPIRY_CHECK_INTERVAL, stopped.changed()).await.is_err() {
         let now = credentials.withdrawn();
         connections.expire(std::mem::replace(&mut withdrawn, now) != now);
     }
 }
 
 async fn close_stalled(connections: Arc<Connections>, mut stopped: watch::Receiver<()>) {
-    while tokio::time::timeout(LOOK_INTERVAL, stopped.changed()).await.is_err() {
+    while tokio::time::timeout(STALL_CHECK_INTERVAL, stopped.changed()).await.is_err() {
         connections.close_stalled(TAKE_TIMEOUT);
     }
 }
 
-/// Buffers for pushes and appends that are kept for the next ones: as much as the log in memory of one shard keeps.
+/// Bytes of buffers that are kept for later pushes and appends: as much as one shard's log in memory.
 const RECEIVED_BYTES: usize = 32 << 20;
 
-/// A new server that no fleet answers gives up after this long.
-const JOIN_PATIENCE: Duration = Duration::from_secs(30);
+/// A new server gives up after this long if no fleet answers.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! What a listed server was started with when its fleet was founded, kept in its data folder: one that is started with
-//! something else later does not run, and says what differs.
+//! The settings of a listed server when its fleet was founded, kept in its data folder. A server that is
+//! later started with other settings does not run, and names the differences.
 
 use crate::{
     control::Shape,
@@ -25,7 +25,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Those of a listed server; one that joins takes its fleet's.
+    /// Those of a listed server; a joining server takes its fleet's.
     pub fn of(options: &ServerOptions) -> Option<Self> {
         match &options.place {
             Place::Listed(server) => {
@@ -39,7 +39,7 @@ impl Settings {
         Ok(folder.write(SETTINGS, &header::encode(self).map_err(|e| e.to_string())?)?)
     }
 
-    /// What is not the same, in words. An address that nobody had is none: a server may move.
+    /// The differences, as text. A new address alone is not one: a server may move.
     fn differences(&self, now: &Settings) -> Vec<String> {
         let mut all = self.shape.differences(&now.shape);
         for (id, address) in now.servers.iter().enumerate() {
@@ -47,7 +47,7 @@ impl Settings {
                 all.push(format!("--servers: in place {id} is {address} (its fleet: {was})"));
             }
         }
-        // A list may name fewer; but it may be why the shards, as many as it has, differ.
+        // A list may name fewer servers; but its length may explain why the number of shards differs.
         if !all.is_empty() && now.servers.len() != self.servers.len() {
             let (was, is) = (self.servers.len(), now.servers.len());
             all.push(format!("--servers: a list of {is} (its fleet: {was})"));
@@ -56,8 +56,8 @@ impl Settings {
     }
 }
 
-/// Fails where the server of this data folder, which has been in a fleet, is to be started as another one of the list, or
-/// with other settings.
+/// Fails if the server of this data folder, which has been in a fleet, is started as another one of the list,
+/// or with other settings.
 pub fn compare(data: &Path, server: ServerId, servers: &[String], shape: Shape) -> Result<(), ServerError> {
     let folder = Folder::new(Arc::new(RealDisk), data);
     compare_with(&folder, &Settings { server, servers: servers.to_vec(), shape })

@@ -1,11 +1,11 @@
-//! Fleets that are closed: one authority for the process, whose own certificate is a server's and an administrator's.
+//! Closed fleets: one authority for the process, whose own certificate is a server's and an administrator's.
 
 use anyhow::{Result, anyhow};
 use paraft_tls::{Access, Credentials, Role, authority::Authority};
 use std::{path::PathBuf, sync::OnceLock, time::Duration};
 use tempfile::TempDir;
 
-/// The authority, and the folder that has it.
+/// The authority, and its folder.
 pub struct Closed {
     folder: TempDir,
     authority: Authority,
@@ -13,7 +13,7 @@ pub struct Closed {
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// The process's authority; from the first call on it shows its certificate.
+/// The process's authority; from the first call on the process shows its certificate.
 pub fn closed() -> &'static Closed {
     static CLOSED: OnceLock<Closed> = OnceLock::new();
     CLOSED.get_or_init(|| {
@@ -41,13 +41,13 @@ impl Closed {
         Ok(folder)
     }
 
-    /// How somebody with such a certificate comes by connections.
+    /// The access of a process with such a certificate.
     pub fn shows(&self, roles: &[&str], lasting: Duration) -> Result<Access> {
         shows(&self.authority, roles, lasting)
     }
 }
 
-/// How somebody with a certificate of an authority comes by connections.
+/// The access of a process with a certificate of this authority.
 pub fn shows(authority: &Authority, roles: &[&str], lasting: Duration) -> Result<Access> {
     let issued = authority.issue("test", &parsed(roles)?, lasting)?;
     Ok(Access::Certificates(Credentials::of_issued(&issued)?))

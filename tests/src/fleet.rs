@@ -30,7 +30,7 @@ pub use paraft_proof::At;
 
 /// Short, so that a failover takes a fraction of a second; long enough for two busy cores.
 pub const ELECTION: Duration = Duration::from_millis(200);
-/// A silent server's replicas go elsewhere after this long, where there is an elsewhere.
+/// Replicas of a silent server move after this long, if there is another server.
 const REPLACE: Duration = Duration::from_secs(3);
 /// Replicas are compared this often.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
@@ -38,12 +38,12 @@ const ASK: Duration = Duration::from_secs(10);
 
 /// Servers on loopback. They end with the fleet.
 pub struct Fleet {
-    /// What a worker needs to know of it.
+    /// What a worker needs to reach it.
     pub at: At,
     slots: Vec<Slot>,
-    /// Under each server's folder.
+    /// The disks under the servers' folders.
     disks: Vec<FaultyDisk>,
-    /// Where the servers listen; their addresses are those of the proxies before them, if there are any.
+    /// Where the servers listen; if they have proxies, their addresses are those of the proxies.
     listens: Vec<String>,
     proxies: Option<Proxies>,
     durability: Durability,
@@ -53,11 +53,11 @@ pub struct Fleet {
     access: Access,
 }
 
-/// A server's life: bound, running, dead.
+/// A server's state: bound, running, dead.
 enum Slot {
-    /// Its port is taken, nobody answers yet.
+    /// Its port is taken; no process answers yet.
     Bound(TcpListener),
-    /// Its replicas are there once its disk has let it start.
+    /// Its replicas, set once its disk has let it start.
     Running(Runtime, Arc<OnceLock<Arc<Replicas>>>),
     Dead,
 }
@@ -77,7 +77,8 @@ pub struct FleetOptions {
     pub election: Duration,
     /// Each server is behind a proxy, for [`Fleet::put`].
     pub proxies: bool,
-    /// The servers speak TLS, with certificates of [`closed`]'s authority. So are all fleets of a process, or none.
+    /// The servers speak TLS, with certificates of [`closed`]'s authority. All fleets of a process do, or
+    /// none.
     pub closed: bool,
 }
 
@@ -102,7 +103,8 @@ impl FleetOptions {
     }
 }
 
-/// How the workers of these tests reach servers: over TCP, or, where `PARAFT_TEST_LANE` is `shared`, as on one host.
+/// How the workers of these tests reach servers: over TCP or, if `PARAFT_TEST_LANE` is `shared`, over shared
+/// memory.
 pub fn transport() -> Transport {
     match std::env::var("PARAFT_TEST_LANE").as_deref() {
         Ok("shared") => Transport::Auto,
@@ -156,14 +158,14 @@ impl Fleet {
         })
     }
 
-    /// Starts one server; it has not run before.
+    /// Starts one server for the first time.
     pub fn start_server(&mut self, id: u32) -> Result<()> {
         let slot = std::mem::replace(&mut self.slots[id as usize], Slot::Dead);
         let Slot::Bound(listener) = slot else { anyhow::bail!("server {id} was started already") };
         self.run(id, listener)
     }
 
-    /// Starts a killed server again at its address: a new process, which knows what its folder holds.
+    /// Starts a killed server again at its address: a new process, which knows only what its folder holds.
     pub fn restart_server(&mut self, id: u32) -> Result<()> {
         let address = &self.listens[id as usize];
         let bind = || TcpListener::bind(address);
@@ -171,7 +173,8 @@ impl Fleet {
         self.run(id, listener)
     }
 
-    /// As [`Self::restart_server`], of a listed server or one that joined, whose disk may fail: it goes on trying until its disk lets it start.
+    /// As [`Self::restart_server`], for a listed server or one that joined, whose disk may fail: it tries
+    /// until its disk lets it start.
     pub fn restart_on_its_disk(&mut self, id: u32, joined: bool) -> Result<()> {
         let address = &self.listens[id as usize];
         let bind = || TcpListener::bind(address);
@@ -188,7 +191,7 @@ impl Fleet {
         &self.disks[id as usize]
     }
 
-    /// A new server joins the running fleet; gives its id.
+    /// A new server joins the running fleet; returns its id.
     pub fn join_server(&mut self) -> Result<u32> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let (id, known) = (self.slots.len() as u32, self.at.addresses.clone());
@@ -200,8 +203,8 @@ impl Fleet {
         Ok(id)
     }
 
-    /// A new server joins that the others do not reach: its address takes connections and says nothing. Gives its id in this
-    /// fleet, and what keeps its address.
+    /// A new server joins, but the other servers do not reach it: its address takes connections and answers
+    /// nothing. Returns its id in this fleet, and the listener at its address.
     pub fn join_unreachable(&mut self) -> Result<(u32, TcpListener)> {
         let (deaf, listener) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
         let (id, known) = (self.slots.len() as u32, self.at.addresses.clone());
@@ -213,7 +216,7 @@ impl Fleet {
         Ok((id, deaf))
     }
 
-    /// Asks the leader of the control group to empty a server, or to stop that.
+    /// Asks the leader of the control group to drain a server, or to cancel that.
     pub fn drain(&self, id: u32, undo: bool) -> Result<()> {
         let server = ServerId(u64::from(id));
         self.order("the drain to be agreed on", &Order::Drain { server, undo }).map(drop)
@@ -256,7 +259,8 @@ impl Fleet {
         if waits {
             runtime.spawn(async move { run(start(options, None).await?).await });
         } else {
-            // What `kill` took the runtime from may hold the files a moment longer, which a process that has ended does not.
+            // After `kill`, tasks of the runtime may hold the files for a moment longer, unlike those of a
+            // process that has ended.
             let server = runtime.block_on(start(options, Some(500)))?;
             runtime.spawn(run(server));
         }
@@ -267,22 +271,23 @@ impl Fleet {
         Ok(())
     }
 
-    /// Puts these faults, and no others, on the way to the servers.
+    /// Sets the faults between clients and servers; earlier ones end.
     pub fn put(&self, faults: &Faults) {
         if let Some(proxies) = &self.proxies {
             proxies.set(faults);
         }
     }
 
-    /// Ends a server as a crash does: no task runs on (what a thread is in the middle of is waited for: it could answer
-    /// once more behind this), no goodbye, its memory is gone.
+    /// Ends a server as a crash does: no task continues, connections break without a goodbye, and its memory
+    /// is gone. Waits for threads in the middle of work: they could answer once more afterwards.
     pub fn kill(&mut self, id: u32) {
         if let Slot::Running(runtime, _) = std::mem::replace(&mut self.slots[id as usize], Slot::Dead) {
             runtime.shutdown_timeout(Duration::from_secs(5));
         }
     }
 
-    /// Tells a server to retire its replica of a shard, which the membership at log index `index` has no more.
+    /// Makes a server retire its replica of a shard, which the membership at log index `index` does not
+    /// include.
     pub fn retire(&self, server: u32, shard: ShardId, index: u64) -> Result<()> {
         let node = self.replica(server, shard)?.group.me();
         let Slot::Running(runtime, replicas) = &self.slots[server as usize] else {
@@ -297,7 +302,7 @@ impl Fleet {
         self.replica_of(server, of_job_0(shard))
     }
 
-    /// Likewise, of any job.
+    /// As [`Self::replica`], of any job.
     pub fn replica_of(&self, server: u32, shard: JobShard) -> Result<Replica> {
         let Slot::Running(_, replicas) = &self.slots[server as usize] else {
             bail!("server {server} is dead")
@@ -311,7 +316,7 @@ impl Fleet {
         (0u32..).zip(&self.slots).filter(|(_, s)| matches!(s, Slot::Running(..))).map(|(i, _)| i).collect()
     }
 
-    /// Gives the fleet a job with so many shards, three replicas of each.
+    /// Submits a job with this many shards, three replicas of each.
     pub fn submit(&self, name: &str, shards: u32) -> Result<JobId> {
         let shape = FleetShape { shards, replicas: 3, durability: self.durability.name().into() };
         let (name, run) = (name.to_string(), String::new());
@@ -325,7 +330,7 @@ impl Fleet {
         self.order("the job to be ended", &order).map(|done| done.was)
     }
 
-    /// Until a server takes it.
+    /// Sends an order until a server takes it.
     fn order(&self, what: &str, order: &Order) -> Result<Done> {
         let token = rand::random_range(1..u64::MAX);
         let give = |id: u32| paraft_client::order(&self.at.addresses[id as usize], order, token, ASK);
@@ -333,7 +338,7 @@ impl Fleet {
         wait::until(what, ask, Option::is_some).context("not taken")
     }
 
-    /// Asks the leader of the control group what it knows.
+    /// Asks the leader of the control group for the fleet's description.
     pub fn describe(&self) -> Result<DescribeReply> {
         let ask = || {
             self.alive().into_iter().find_map(|id| {
@@ -355,8 +360,8 @@ impl Fleet {
         wait::until("every shard serving with all its replicas", || self.describe(), serves)
     }
 
-    /// The leader of the control group knows of a server that was just started again what it said in its life before:
-    /// the servers themselves are asked.
+    /// Whether every voter runs. The leader of the control group knows of a restarted server only its report
+    /// from before, so this asks the servers themselves.
     fn every_voter_runs(&self, shard: ShardId) -> bool {
         let replicas: Vec<_> =
             self.alive().into_iter().filter_map(|id| Some(self.replica(id, shard).ok()?.group)).collect();
@@ -364,7 +369,7 @@ impl Fleet {
         !run.is_empty() && replicas.iter().all(|group| group.membership().voters.is_subset(&run))
     }
 
-    /// Who a server is, and whom it knows.
+    /// A server's identity, and the servers that it knows.
     pub fn hello(&self, id: u32) -> Result<HelloReply> {
         self.asking.block_on(async {
             let channel =
@@ -374,12 +379,12 @@ impl Fleet {
         })
     }
 
-    /// Says that a server will not come back.
+    /// Orders that a server will not return.
     pub fn forget(&self, id: u32) -> Result<()> {
         self.order("the server to be forgotten", &Order::Forget { server: ServerId(u64::from(id)) }).map(drop)
     }
 
-    /// What a server says of itself.
+    /// A server's own status.
     pub fn status(&self, id: u32, digest: bool) -> Result<StatusReply> {
         self.asking
             .block_on(status(&self.at.addresses[id as usize], digest, ASK))
@@ -391,7 +396,7 @@ impl Fleet {
         self.leader_of(of_job_0(shard))
     }
 
-    /// Likewise, of a shard of any job.
+    /// As [`Self::leader`], for a shard of any job.
     pub fn leader_of(&self, shard: JobShard) -> (u32, ShardStatus) {
         let ask = || {
             self.alive().into_iter().find_map(|id| {
@@ -403,13 +408,13 @@ impl Fleet {
         found.unwrap_or_else(|| unreachable!("the condition was that there is one"))
     }
 
-    /// As [`Self::leader`], of the only shard.
+    /// As [`Self::leader`], for the only shard.
     pub fn shard(&self) -> ShardStatus {
         self.leader(ShardId(0)).1
     }
 
     /// Waits until all living replicas of every shard have applied the same entries, and fails unless their
-    /// states are the same, bit for bit. Gives the digests by shard.
+    /// states are equal, bit for bit. Returns the digests by shard.
     pub fn replicas_agree(&self) -> Result<BTreeMap<u32, u64>> {
         let ask = || {
             let mut seen: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
@@ -438,7 +443,7 @@ impl Fleet {
     }
 }
 
-/// Starts a server, again where its storage does not serve; so often, or for as long as it takes.
+/// Starts a server, and tries again while its storage fails: this often, or without a bound.
 async fn start(options: ServerOptions, tries: Option<u32>) -> Result<Server, ServerError> {
     let mut tried = 0;
     loop {
@@ -457,7 +462,7 @@ impl Drop for Fleet {
         for id in 0..self.slots.len() {
             self.kill(id as u32);
         }
-        // A server that is killed leaves its socket.
+        // A killed server leaves its socket.
         for path in self.at.addresses.iter().filter_map(|a| paraft_host::socket_path(a)) {
             let _ = std::fs::remove_file(path);
         }

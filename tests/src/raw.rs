@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for bytes that no gRPC library sends.
+//! Raw HTTP/2, for bytes that no gRPC library sends.
 
 use anyhow::{Context, Result};
 use std::{
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// A connection on which one gRPC call is open.
+/// A connection with one open gRPC call.
 pub struct Call {
     tcp: TcpStream,
     got: Vec<u8>,
@@ -31,17 +31,17 @@ impl Call {
         Ok(call)
     }
 
-    /// Opens so many calls on one connection, whatever the server says, and sends no message on any.
-    pub fn flood(address: &str, path: &str, calls: u32) -> Result<Flooded> {
+    /// Opens this many calls on one connection, whatever the server answers, and sends no message on any.
+    pub fn flood(address: &str, path: &str, calls: u32) -> Result<FloodResult> {
         let mut call = Self::connect(address)?;
         call.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
         call.frame(SETTINGS, 0, 0, &[])?;
         let block = headers(address, path)?;
         let mut reading = call.tcp.try_clone()?;
-        reading.set_read_timeout(Some(QUIET))?;
-        let reader = std::thread::spawn(move || Flooded::read(&mut reading));
+        reading.set_read_timeout(Some(SILENCE_TIMEOUT))?;
+        let reader = std::thread::spawn(move || FloodResult::read(&mut reading));
         for stream in 0..calls {
-            // Where the server has closed, all is said.
+            // If the server has closed the connection, its answer is complete.
             if call.frame(HEADERS, END_HEADERS, 2 * stream + 1, &block).is_err() {
                 break;
             }
@@ -69,12 +69,12 @@ impl Call {
         self.write(&frame)
     }
 
-    /// Bytes of the call's body (at most 16 KiB at a time), and its end where `end`.
+    /// Sends bytes of the call's body (at most 16 KiB at a time), and its end if `end`.
     pub fn body(&mut self, bytes: &[u8], end: bool) -> Result<()> {
         self.frame(DATA, if end { END_STREAM } else { 0 }, 1, bytes)
     }
 
-    /// Reads until the server has sent `needle`; fails when it closes first or is silent for long.
+    /// Reads until the server has sent `needle`; fails when it closes before, or is silent for too long.
     pub fn expect(&mut self, needle: &[u8]) -> Result<()> {
         while !self.got.windows(needle.len()).any(|w| w == needle) {
             let n = self.read().context("while waiting for an answer")?;
@@ -84,9 +84,9 @@ impl Call {
         Ok(())
     }
 
-    /// Reads until the server closes; fails when it is silent for long.
+    /// Reads until the server closes; fails when it is silent for too long.
     pub fn expect_close(&mut self) -> Result<()> {
-        // A reset is as good as an end.
+        // A reset counts as an end.
         while self.read().is_ok_and(|n| n > 0) {}
         Ok(())
     }
@@ -114,10 +114,10 @@ impl Call {
     }
 }
 
-/// What a server said to a flood of calls.
+/// A server's answer to a flood of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flooded {
-    /// Calls that it took.
+pub struct FloodResult {
+    /// Calls that it accepted.
     pub taken: u32,
     /// Calls that it refused, each with a reset.
     pub refused: u32,
@@ -125,10 +125,10 @@ pub struct Flooded {
     pub closed: bool,
 }
 
-/// A server that says nothing more for so long has said all.
-const QUIET: Duration = Duration::from_secs(2);
+/// After this long a silent server has no more to say.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Flooded {
+impl FloodResult {
     fn read(tcp: &mut TcpStream) -> Self {
         let mut seen = Self::default();
         let mut head = [0; 9];
@@ -170,7 +170,7 @@ fn headers(address: &str, path: &str) -> Result<Vec<u8>> {
     Ok(block)
 }
 
-/// The five bytes before a gRPC message: not compressed, this long.
+/// The five bytes before a gRPC message: uncompressed, of this length.
 pub fn prefix(len: u32) -> Vec<u8> {
     [&[0], &len.to_be_bytes()[..]].concat()
 }

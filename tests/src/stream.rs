@@ -1,4 +1,4 @@
-//! A worker's stream by hand.
+//! A scripted stream of a worker.
 
 use crate::wait::DEADLINE;
 use anyhow::{Context, Result, bail};
@@ -12,7 +12,7 @@ use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Endpoint;
 
-/// A stream to one shard: sends what it is told, reads what comes, keeps no state.
+/// A stream to one shard: sends the given messages, reads replies, keeps no state.
 pub struct Stream {
     runtime: Runtime,
     out: mpsc::UnboundedSender<ToShard>,
@@ -32,7 +32,7 @@ impl Stream {
         Ok(Self { runtime, out, inbound })
     }
 
-    /// Gives signs of life from now on, as a worker's client does.
+    /// Sends heartbeats from now on, as a worker's client does.
     fn live(&self) {
         let out = self.out.downgrade();
         self.runtime.spawn(async move {
@@ -44,7 +44,7 @@ impl Stream {
         });
     }
 
-    /// As [`Self::open`], but it falls silent after this, with its connection open.
+    /// As [`Self::open`], but silent afterwards, with its connection open.
     pub fn open_and_hang(
         address: &str,
         job: &ServerJob,
@@ -54,8 +54,8 @@ impl Stream {
         Self::open_quietly(address, job, worker, buckets)
     }
 
-    /// Connects and opens a session, once the server leads; gives the initial weights (zeros) where the shard
-    /// has none. `buckets` are the lengths of the shard's buckets, by id.
+    /// Connects and opens a session, once the server leads; sends initial weights (zeros) if the shard has
+    /// none. `buckets` are the lengths of the shard's buckets, by id.
     pub fn open(
         address: &str,
         job: &ServerJob,
@@ -104,12 +104,12 @@ impl Stream {
         self.send_raw(ToShard { kind: Some(kind) });
     }
 
-    /// Sends one message, empty ones too.
+    /// Sends one message, even an empty one.
     pub fn send_raw(&self, message: ToShard) {
-        let _ = self.out.send(message); // a closed stream shows in what is read
+        let _ = self.out.send(message); // a closed stream shows at the next read
     }
 
-    /// The next message, or `None` where the server ended the stream. Fails after the deadline.
+    /// The next message, or `None` if the server ended the stream. Fails after the deadline.
     pub fn receive(&mut self) -> Result<Option<from_shard::Kind>> {
         let next = async { timeout(DEADLINE, self.inbound.message()).await };
         let message = self.runtime.block_on(next).context("no answer")??;
@@ -129,7 +129,7 @@ impl Stream {
         }
     }
 
-    /// The next message, which must be an ack; its seq and version.
+    /// The next message, which must be an ack: its seq and version.
     pub fn ack(&mut self) -> Result<(u64, u64)> {
         match self.receive()? {
             Some(from_shard::Kind::Ack(a)) => Ok((a.seq, a.version)),
@@ -137,7 +137,7 @@ impl Stream {
         }
     }
 
-    /// Pulls; the buckets in the order they came.
+    /// Pulls; returns the buckets in their order of arrival.
     pub fn pull(&mut self, done: u64) -> Result<Vec<Weights>> {
         self.send(to_shard::Kind::Pull(Pull { done, ..Pull::default() }));
         let mut all = Vec::new();
@@ -159,7 +159,7 @@ impl Stream {
 /// More often than any lease needs.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// A right Open.
+/// A valid Open.
 pub fn open(job: &ServerJob, worker: u32) -> Result<Open> {
     Ok(Open { protocol: PROTOCOL, shard: 0, worker, session: 0, job: job.to_toml()?, founding: 0 })
 }

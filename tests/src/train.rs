@@ -1,5 +1,5 @@
-//! Jobs on the embedded digits, workers in threads, and the oracle: one process that does what a cluster of
-//! `n` workers must come to.
+//! Jobs on the embedded digits, workers in threads, and the oracle: one process that computes the result that
+//! a cluster of `n` workers must reach.
 
 use crate::fleet::At;
 use anyhow::{Context, Result};
@@ -16,7 +16,7 @@ use std::{
     thread,
 };
 
-/// A job on the digits: `text` is TOML, each line of `set` an assignment as `--set` takes it.
+/// A job on the digits: `text` is TOML, and each line of `set` is an assignment as for `--set`.
 pub fn job(fleet: &At, text: &str, set: &[&str]) -> Result<Job> {
     job_on(fleet, &format!("[data]\nkind = \"digits\"\n[eval]\nevery_epoch = false\n{text}"), set)
 }
@@ -46,26 +46,26 @@ pub fn model(job: &Job, data: &Split) -> Result<Box<dyn Model>> {
     Ok(config.build(shape_of(&data.train))?)
 }
 
-/// One worker; returns when the whole job is done.
+/// Runs one worker; returns when the whole job is done.
 pub fn worker(job: &Job, rank: u32) -> Result<WorkerReport> {
     worker_until(job, rank, Arc::default())
 }
 
-/// One worker that goes on from a checkpoint.
+/// Runs one worker that continues from a checkpoint.
 pub fn worker_from(job: &Job, rank: u32, checkpoint: &Path) -> Result<WorkerReport> {
     run_worker(job, rank, |o| o.resume = Some(checkpoint.to_path_buf()))
 }
 
-/// One worker that leaves at the first step after `interrupt` is set.
+/// Runs one worker that leaves at the first step after `interrupt` is set.
 pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<WorkerReport> {
     run_worker(job, rank, |o| o.interrupt = interrupt)
 }
 
-/// One worker, with these options.
+/// Runs one worker with these options.
 pub fn run_worker(job: &Job, rank: u32, with: impl FnOnce(&mut WorkerOptions)) -> Result<WorkerReport> {
     let data = data(job)?;
     let mut model = model(job, &data)?;
-    // A worker that has not all of the model gives no weights.
+    // A worker with a part of the model gives no weights.
     let in_parts = job.memory.resident.is_some() || job.parallel.is_cut();
     let folder = in_parts.then(tempfile::tempdir).transpose()?;
     let weights = folder.as_ref().map(|f| f.path().join("weights"));
@@ -81,7 +81,7 @@ pub fn run_worker(job: &Job, rank: u32, with: impl FnOnce(&mut WorkerOptions)) -
     })
 }
 
-/// All workers of the job, each in a thread; the final weights, which must be the same for all.
+/// Runs all workers of the job, each in a thread; returns the final weights, which must be equal for all.
 pub fn train(job: &Job) -> Result<Vec<f32>> {
     train_all(job, |rank| worker(job, rank))
 }
@@ -105,7 +105,7 @@ fn train_all(job: &Job, work: impl Fn(u32) -> Result<WorkerReport> + Sync) -> Re
     Ok(first)
 }
 
-/// The same to the last bit.
+/// The oracle with the same bits.
 pub fn replay(job: &Job) -> Result<Vec<f32>> {
     Ok(paraft_proof::oracle(job, paraft_proof::Order::Shares)?)
 }

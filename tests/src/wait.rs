@@ -1,4 +1,4 @@
-//! Waiting for a condition: never a sleep and a hope.
+//! Waits for a condition, instead of a sleep and a hope.
 
 use std::{
     fmt::Debug,
@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Long enough for a loaded machine with two cores; reached only where a test fails.
+/// Long enough for a loaded machine with two cores; reached only if a test fails.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Asks `state` until `done` holds; gives the state for which it did.
+/// Polls `state` until `done` holds, and returns that state.
 ///
 /// # Panics
 /// After [`DEADLINE`], with `what` and the last state.

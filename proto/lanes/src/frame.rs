@@ -1,5 +1,5 @@
-//! Frames: a message's header and its bulk, one behind the other. What arrives may come from anyone: what cannot be read is an
-//! error, and nothing is allocated for a length beyond the bounds.
+//! Frames: a message's header, then its bulk. Incoming bytes are untrusted: unreadable bytes are an error,
+//! and no length beyond the bounds causes an allocation.
 
 use crate::{
     pool::{Buffer, Pool},
@@ -14,37 +14,38 @@ use paraft_proto::{
 };
 use std::{collections::VecDeque, io::ErrorKind, sync::Arc};
 
-/// The two numbers that each frame begins with.
+/// Bytes of the two numbers that begin each frame.
 pub(crate) const HEAD: usize = 8;
-/// Of each payload: its length, and where it lies.
+/// Bytes for each payload: its length and place.
 const ENTRY: usize = 12;
-/// It comes with the frame.
-const HERE: u64 = u64::MAX;
-/// Instead of a header's length: the sender's memory comes with these bytes, as a descriptor.
+/// The payload is in the frame.
+const INLINE: u64 = u64::MAX;
+/// Instead of a header's length: a descriptor of the sender's memory comes with these bytes.
 const MEMORY: u32 = u32::MAX;
-/// Instead of a header's length: the sender has mapped the other's memory. Before that every payload comes with its frame: who has
-/// no descriptor or address space left for it goes on without.
+/// Instead of a header's length: the sender has mapped the peer's memory. Before that every payload is in its
+/// frame, so a peer without descriptors or address space left works without shared memory.
 const MAPPED: u32 = u32::MAX - 2;
-/// Instead of a header's length: places of so many payloads follow, which the sender has read.
+/// Instead of a header's length: this many places of payloads follow, which the sender has read.
 const RETURNED: u32 = u32::MAX - 1;
 
-/// Of a frame's header: a job's text, and some. Of a message with a payload for each of its parts the header has as many parts, and
-/// the bound of the message is its own.
+/// Maximum bytes of a frame's header: a job's text, and some more. A message with one payload for each of its
+/// parts has as many parts in its header, and its own bound.
 const MAX_HEADER_BYTES: usize = limits::MAX_JOB_BYTES + (64 << 10);
 
-/// Bulk in a frame: Raft sends the payloads of several entries at once, of a megabyte together.
+/// Maximum payloads in a frame: Raft sends the payloads of several entries at once, a megabyte together.
 pub const MAX_BULKS: usize = 4096;
 
-/// Pieces up to this many bytes are copied behind the header: below it, a piece of its own costs more than its copy.
+/// Pieces up to this many bytes are copied after the header: a smaller piece costs more as a piece of its own
+/// than its copy.
 const SMALL: usize = 4 << 10;
 
-/// Bytes that are no frame.
+/// Why bytes are not a valid frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// A length beyond the bounds.
     #[error("a frame says that it has {what} of {got}; at most {most} are taken")]
     TooLong {
-        /// Of what.
+        /// Whose length.
         what: &'static str,
         /// The length.
         got: usize,
@@ -54,36 +55,36 @@ pub enum FrameError {
     /// The connection ended within a frame.
     #[error("the connection ended within a message")]
     CutShort,
-    /// The header is no such message.
+    /// The header is not a valid message.
     #[error("a message cannot be read: {0}")]
     Malformed(String),
-    /// Bulk that lies where there is no shared memory.
+    /// Bulk is said to lie in shared memory, and there is none.
     #[error("a payload lies outside of what was shared")]
     NotShared,
-    /// The memory that came cannot be read.
+    /// The received memory cannot be read.
     #[error("shared memory cannot be used: {0}")]
     Memory(String),
-    /// Bulk where the message has none, or the reverse.
+    /// The number of payloads differs from the message's.
     #[error("a message came with {got} payloads; it has {expected}")]
     Bulks {
-        /// That the message has.
+        /// Payloads of the message.
         expected: usize,
-        /// That came.
+        /// Payloads received.
         got: usize,
     },
 }
 
-/// Messages on their way out, as pieces in the order of the wire.
+/// Outgoing messages, as pieces in wire order.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    /// Headers and small pieces that are not sealed yet.
+    /// Headers and small pieces that are not a finished piece yet.
     open: BytesMut,
     ready: VecDeque<Bytes>,
     bytes: usize,
 }
 
 impl Outbox {
-    /// Appends a message. Bulk that the other side has mapped stays where it is.
+    /// Appends a message. Bulk that the peer has mapped stays in place.
     pub fn put<M: Bulk>(&mut self, m: &WithBulk<M>, shared: Option<&Shared>) {
         let header = m.message.encoded_len();
         self.open.reserve(HEAD + ENTRY * m.bulk.len() + header);
@@ -91,8 +92,8 @@ impl Outbox {
         self.open.put_u32_le(header as u32);
         self.open.put_u32_le(m.bulk.len() as u32);
         let places = m.bulk.iter().map(|p| match p.pieces() {
-            [only] => shared.and_then(|s| s.place_of(only)).unwrap_or(HERE),
-            _ => HERE,
+            [only] => shared.and_then(|s| s.place_of(only)).unwrap_or(INLINE),
+            _ => INLINE,
         });
         let places: Vec<u64> = places.collect();
         for (p, place) in m.bulk.iter().zip(&places) {
@@ -101,12 +102,12 @@ impl Outbox {
         }
         m.message.encode_raw(&mut self.open);
         self.bytes += self.open.len() - before;
-        for (p, _) in m.bulk.iter().zip(&places).filter(|(_, place)| **place == HERE) {
+        for (p, _) in m.bulk.iter().zip(&places).filter(|(_, place)| **place == INLINE) {
             self.payload(p);
         }
     }
 
-    /// Appends places that were read.
+    /// Appends the places of payloads that were read.
     pub fn put_returned(&mut self, places: &[u64]) {
         for some in places.chunks(MAX_BULKS) {
             self.open.put_u32_le(RETURNED);
@@ -116,14 +117,14 @@ impl Outbox {
         }
     }
 
-    /// Appends that the other side's memory is mapped.
+    /// Appends the mark that the peer's memory is mapped.
     pub fn put_mapped(&mut self) {
         self.open.put_u32_le(MAPPED);
         self.open.put_u32_le(0);
         self.bytes += HEAD;
     }
 
-    /// Appends a sign of life.
+    /// Appends a keepalive.
     pub fn put_alive(&mut self) {
         self.open.put_u64_le(0);
         self.bytes += HEAD;
@@ -152,13 +153,13 @@ impl Outbox {
         self.bytes
     }
 
-    /// Everything that waits, in order; none of the pieces is empty.
+    /// All waiting pieces, in order; none is empty.
     pub fn pieces(&mut self) -> &VecDeque<Bytes> {
         self.seal();
         &self.ready
     }
 
-    /// The first `n` bytes are sent.
+    /// Drops the first `n` bytes, which are sent.
     pub fn sent(&mut self, mut n: usize) {
         self.bytes -= n;
         while n > 0 {
@@ -173,26 +174,26 @@ impl Outbox {
     }
 }
 
-/// A frame that says that the sender's memory comes with it.
-pub(crate) fn memory_comes() -> [u8; HEAD] {
+/// A frame that announces the sender's memory.
+pub(crate) fn memory_announcement() -> [u8; HEAD] {
     let mut frame = [0; HEAD];
     frame[..4].copy_from_slice(&MEMORY.to_le_bytes());
     frame
 }
 
-/// Frames on their way in.
+/// Incoming frames.
 #[derive(Debug)]
 pub struct Inbox {
-    /// Read, and not looked at yet.
+    /// Bytes that are read and not parsed yet.
     buffer: BytesMut,
-    /// What is no bulk is read here.
+    /// Read buffer for everything but bulk.
     ahead: Box<[u8]>,
     state: State,
-    /// Of one message, without what frames it.
+    /// Maximum bytes of one message, without its frame.
     limit: usize,
-    /// Where bulk may lie that does not come.
+    /// The memory of payloads that are not in the frame.
     shared: Option<Arc<Shared>>,
-    /// Memory was shown that cannot be mapped.
+    /// The peer has offered memory that cannot be mapped.
     goes_without: bool,
     pool: Arc<Pool>,
 }
@@ -213,21 +214,21 @@ enum State {
         now: Buffer,
         missing: usize,
     },
-    /// So many places that the other side has read.
+    /// This many places follow, which the peer has read.
     Returned(usize),
 }
 
-/// So much is read ahead of a frame, at most: of bulk it is what is copied once more.
-const READ_AHEAD: usize = 16 << 10;
+/// Maximum bytes that are read ahead of a frame: bulk among them is copied once more.
+const MAX_READ_AHEAD_BYTES: usize = 16 << 10;
 
 impl Inbox {
-    /// Takes messages of up to `limit` bytes, whose bulk lands in buffers of this pool.
+    /// Takes messages of up to `limit` bytes, whose bulk goes into buffers of this pool.
     pub fn new(limit: usize, shared: Option<Arc<Shared>>, pool: Arc<Pool>) -> Self {
-        let ahead = vec![0; READ_AHEAD].into();
+        let ahead = vec![0; MAX_READ_AHEAD_BYTES].into();
         Self { buffer: BytesMut::new(), ahead, state: State::Head, limit, shared, goes_without: false, pool }
     }
 
-    /// Where the next bytes are to be read: bulk into its own buffer. Never empty.
+    /// The buffer for the next bytes: bulk goes into its own buffer. Never empty.
     pub fn space(&mut self) -> &mut [u8] {
         match &mut self.state {
             State::Bulk { now, missing, .. } => {
@@ -239,7 +240,7 @@ impl Inbox {
         }
     }
 
-    /// So many bytes were read there.
+    /// Notes that this many bytes were read there.
     pub fn filled(&mut self, n: usize) {
         match &mut self.state {
             State::Bulk { missing, .. } => *missing -= n,
@@ -254,7 +255,7 @@ impl Inbox {
         matches!(self.state, State::Head) && self.buffer.is_empty()
     }
 
-    /// The next message, if it is whole; after an error nothing more can be read.
+    /// The next message, if complete; after an error nothing more can be read.
     pub fn message<M: Bulk>(&mut self) -> Result<Option<WithBulk<M>>, FrameError> {
         loop {
             match &mut self.state {
@@ -271,7 +272,7 @@ impl Inbox {
                                 Err(e) if e.kind() == ErrorKind::InvalidInput => {
                                     return Err(FrameError::Memory(e.to_string()));
                                 }
-                                // Once: it may be shown as often as its owner likes.
+                                // Once only: the peer may announce memory as often as it likes.
                                 Err(error) if !std::mem::replace(&mut self.goes_without, true) => {
                                     tracing::warn!(%error, "memory is not shared: payloads travel");
                                 }
@@ -312,7 +313,7 @@ impl Inbox {
                     if self.buffer.len() < entries + header {
                         return Ok(None);
                     }
-                    // Copied: views of the buffer would keep it alive, and it could not be used again.
+                    // Copied: views of the buffer would keep it alive and prevent its reuse.
                     let entries = Bytes::copy_from_slice(&self.buffer.split_to(entries));
                     let header = Bytes::copy_from_slice(&self.buffer.split_to(header));
                     let bulk: usize = entries.as_chunks().0.iter().map(|e| entry(e).0).sum();
@@ -335,7 +336,7 @@ impl Inbox {
                     };
                     let mut message = M::decode(header).map_err(|e| FrameError::Malformed(e.to_string()))?;
                     let (expected, got) = (message.detach().len(), done.len());
-                    // How many there are of a repeated field only the frame says.
+                    // Only the frame tells the length of a repeated field.
                     if matches!(M::PLACE, Place::Own(_)) || expected == got {
                         return Ok(Some(WithBulk { message, bulk: done }));
                     }
@@ -345,12 +346,12 @@ impl Inbox {
         }
     }
 
-    /// Begins the next payload that comes, with what was read of it already; those before it that do not come are found where
-    /// they lie.
+    /// Starts the next payload in the frame, with its bytes that are read already; the payloads before it are
+    /// taken from shared memory.
     fn next_bulk(&mut self) -> Result<(), FrameError> {
         let State::Bulk { entries, done, now, missing, .. } = &mut self.state else { return Ok(()) };
         while let Some((len, place)) = entries.as_chunks().0.get(done.len()).map(entry) {
-            if place == HERE {
+            if place == INLINE {
                 *now = self.pool.take(len);
                 let here = self.buffer.split_to(len.min(self.buffer.len()));
                 now.as_mut()[..here.len()].copy_from_slice(&here);

@@ -1,4 +1,4 @@
-//! Frames, cut anywhere; and what is none.
+//! Frames, cut at any place; and invalid frames.
 
 use super::*;
 use paraft_proto::{Heartbeat, PeerRequest, Push, ToShard, limits, to_shard::Kind};
@@ -12,7 +12,7 @@ fn heartbeat() -> WithBulk<ToShard> {
     ToShard { kind: Some(Kind::Heartbeat(Heartbeat::default())) }.into()
 }
 
-/// As they lie on the wire.
+/// Their wire bytes.
 fn bytes_of<M: Bulk>(messages: &[WithBulk<M>]) -> Vec<u8> {
     let mut out = Outbox::default();
     messages.iter().for_each(|m| out.put(m, None));
@@ -22,7 +22,7 @@ fn bytes_of<M: Bulk>(messages: &[WithBulk<M>]) -> Vec<u8> {
     wire
 }
 
-/// What is read of bytes that come in pieces of at most so many.
+/// Reads bytes that arrive in pieces of at most `most`.
 fn read<M: Bulk>(wire: &[u8], most: usize) -> Result<Vec<WithBulk<M>>, FrameError> {
     let mut inbox = Inbox::new(limits::MAX_MESSAGE_BYTES, None, Pool::new(1 << 20));
     let (mut rest, mut read) = (wire, Vec::new());
@@ -57,7 +57,7 @@ proptest! {
         prop_assert_eq!(read::<ToShard>(&wire, most), Ok(messages));
         for cut in [1, wire.len() / 2, wire.len().saturating_sub(1)] {
             if let Some(short @ [_, ..]) = wire.get(..cut) {
-                // It ends between two messages, or is cut short; nothing is made up.
+                // It ends between two messages, or is cut short; no message is invented.
                 let whole = read::<ToShard>(short, most);
                 prop_assert!(whole.as_ref().is_ok_and(|m| bytes_of(m) == short) || whole == Err(FrameError::CutShort));
             }
@@ -89,12 +89,12 @@ proptest! {
 }
 
 #[test]
-fn lengths_beyond_the_bounds_are_refused_before_anything_is_made_for_them() {
+fn length_beyond_bounds_is_refused_before_allocation() {
     let frame = |header: u32, bulks: &[u32]| {
         let mut wire = [header, bulks.len() as u32].map(u32::to_le_bytes).concat();
         for b in bulks {
             wire.extend_from_slice(&b.to_le_bytes());
-            wire.extend_from_slice(&HERE.to_le_bytes());
+            wire.extend_from_slice(&INLINE.to_le_bytes());
         }
         wire
     };
@@ -107,7 +107,7 @@ fn lengths_beyond_the_bounds_are_refused_before_anything_is_made_for_them() {
         let got = read::<PeerRequest>(&wire, 100);
         assert!(matches!(got, Err(FrameError::TooLong { what: w, .. }) if w == what), "{what}: {got:?}");
     }
-    // Of many entries the header is long; a worker's is not.
+    // A message with many entries has a long header; a worker's has not.
     let long = frame(MAX_HEADER_BYTES as u32 + 1, &[]);
     let refused = read::<ToShard>(&long, 100);
     assert!(matches!(refused, Err(FrameError::TooLong { what: "a header", .. })), "{refused:?}");
@@ -128,7 +128,7 @@ fn a_message_has_as_many_payloads_as_its_kind() {
             Err::<Vec<WithBulk<ToShard>>, _>(FrameError::Bulks { expected, got })
         );
     }
-    // A repeated field has as many as there are.
+    // A repeated field has any number of them.
     for n in [0, 1, 5] {
         let message = PeerRequest { group: 7, ..PeerRequest::default() };
         let m = WithBulk { message, bulk: vec![vec![3; 5000].into(); n] };

@@ -1,5 +1,5 @@
-//! Buffers for bulk that comes, used again. Fresh memory is cleared by the kernel first, which costs about as much as the bytes
-//! that are then read into it.
+//! Reused buffers for incoming bulk. The kernel clears fresh memory first, which costs about as much as
+//! reading the bytes into it.
 
 use bytes::Bytes;
 use std::{
@@ -8,17 +8,17 @@ use std::{
 };
 
 /// Shorter payloads are as cheap in memory of their own.
-const POOLED_BYTES: usize = 64 << 10;
+const MIN_POOLED_BYTES: usize = 64 << 10;
 
-/// Buffers that nobody has at present, the one that was used last at the end: the caches may still hold it.
+/// Free buffers, the one used last at the end: the caches may still hold it.
 pub struct Pool {
-    free: Mutex<Free>,
-    /// Bytes that are kept.
+    free: Mutex<FreeBuffers>,
+    /// Maximum bytes that are kept.
     most: usize,
 }
 
 #[derive(Default)]
-struct Free {
+struct FreeBuffers {
     buffers: Vec<Vec<u64>>,
     bytes: usize,
 }
@@ -35,14 +35,14 @@ impl Pool {
         Arc::new(Self { free: Mutex::default(), most })
     }
 
-    /// A buffer of `len` bytes, with anything in it.
+    /// A buffer of `len` bytes, with arbitrary contents.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Buffer {
         let words = len.div_ceil(8);
-        let used = if len >= POOLED_BYTES { self.used(words) } else { None };
+        let used = if len >= MIN_POOLED_BYTES { self.used(words) } else { None };
         Buffer { words: used.unwrap_or_else(|| vec![0; words]), len, pool: self.clone() }
     }
 
-    /// One that has room, and little more: what is kept of it must be as much as it is counted for.
+    /// A kept buffer that is large enough, and little larger: its size must match what it is counted for.
     fn used(&self, words: usize) -> Option<Vec<u64>> {
         let mut free = self.lock();
         let fits = |b: &Vec<u64>| (words..=words + words / 8).contains(&b.len());
@@ -52,12 +52,12 @@ impl Pool {
         Some(buffer)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
+    fn lock(&self) -> MutexGuard<'_, FreeBuffers> {
         self.free.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
-/// A buffer, given back with this.
+/// A buffer; dropping it returns it to the pool.
 pub(crate) struct Buffer {
     words: Vec<u64>,
     len: usize,
@@ -98,11 +98,11 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let buffer = std::mem::take(&mut self.words);
         let bytes = buffer.len() * 8;
-        if bytes < POOLED_BYTES {
+        if bytes < MIN_POOLED_BYTES {
             return;
         }
         let mut free = self.pool.lock();
-        // Of other sizes than now come some go: those that nobody took for longest.
+        // Buffers of other sizes make room: those that were unused for longest.
         while free.bytes + bytes > self.pool.most && !free.buffers.is_empty() {
             let oldest = free.buffers.remove(0);
             free.bytes -= oldest.len() * 8;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_no_more_than_it_may_and_lends_nothing_that_is_much_too_large() {
+    fn pool_keeps_its_maximum_and_lends_no_oversized_buffer() {
         let pool = Pool::new(1 << 20);
         drop((0..20).map(|_| pool.take(100_000)).collect::<Vec<_>>());
         assert!(pool.lock().bytes <= 1 << 20);

@@ -1,7 +1,7 @@
-//! Frames off a socket.
+//! Reads frames from a socket.
 
 use crate::{
-    ALIVE_EVERY, LaneError, SILENT_TICKS,
+    KEEPALIVE_INTERVAL, LaneError, SILENT_TICKS,
     frame::{FrameError, Inbox},
     pool::Pool,
     shared::ReadHalf,
@@ -19,22 +19,22 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-/// The messages of a lane as they arrive, until its end. Silence counts only while somebody waits for a message: who does not
-/// read on does not know what has come.
+/// The messages of a lane in order, until its end. Silence counts only while a caller waits for a message:
+/// without reading, it is unknown what has arrived.
 pub struct Receiver<M> {
     socket: ReadHalf,
     inbox: Inbox,
     alive: Interval,
-    /// Ticks in a row in which nothing came.
+    /// Consecutive ticks without any bytes.
     silent: u32,
     over: bool,
     messages: PhantomData<fn() -> M>,
 }
 
 impl<M> Receiver<M> {
-    /// Messages of at most `limit` bytes, whose bulk lands in buffers of this pool.
+    /// For messages of at most `limit` bytes, whose bulk goes into buffers of this pool.
     pub fn new(socket: ReadHalf, limit: usize, pool: Arc<Pool>) -> Self {
-        let mut alive = interval(ALIVE_EVERY);
+        let mut alive = interval(KEEPALIVE_INTERVAL);
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let inbox = Inbox::new(limit, socket.shared().cloned(), pool);
         Self { socket, inbox, alive, silent: 0, over: false, messages: PhantomData }
@@ -60,7 +60,7 @@ impl<M: Bulk> Receiver<M> {
                     while self.alive.poll_tick(cx).is_ready() {
                         self.silent += 1;
                         if self.silent > SILENT_TICKS {
-                            return Poll::Ready(Err(LaneError::Silent(ALIVE_EVERY * SILENT_TICKS)));
+                            return Poll::Ready(Err(LaneError::Silent(KEEPALIVE_INTERVAL * SILENT_TICKS)));
                         }
                     }
                     return Poll::Pending;

@@ -1,7 +1,7 @@
 //! Messages into a lane: from a stream, or from any thread.
 
 use crate::{
-    ALIVE_EVERY, LaneError,
+    KEEPALIVE_INTERVAL, LaneError,
     shared::{Shared, WriteHalf, lock},
     write::Writer,
 };
@@ -19,16 +19,18 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-/// Up to so many bytes are written by the thread that has them: to wake another one, perhaps on another core, takes longer.
-const AT_ONCE: usize = 64 << 10;
+/// Up to this many bytes are written by the calling thread: waking another one, perhaps on another core,
+/// takes longer.
+const MAX_INLINE_BYTES: usize = 64 << 10;
 
-fn signs_of_life() -> Interval {
-    let mut alive = interval(ALIVE_EVERY);
+fn keepalive_ticks() -> Interval {
+    let mut alive = interval(KEEPALIVE_INTERVAL);
     alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
     alive
 }
 
-/// Sends these messages until there are no more, and says that it lives where there are none. Dropping it may cut one off.
+/// Sends these messages until the stream ends, and keepalives in its pauses. Dropping it may cut a message
+/// off.
 ///
 /// # Errors
 /// The socket's.
@@ -38,7 +40,7 @@ pub async fn send<M: Bulk>(
     mut messages: impl Stream<Item = WithBulk<M>> + Unpin,
 ) -> Result<(), LaneError> {
     let mut writer = Writer::new(socket, shared);
-    let mut alive = signs_of_life();
+    let mut alive = keepalive_ticks();
     let mut over = false;
     while !over {
         tokio::select! {
@@ -61,12 +63,12 @@ pub async fn send<M: Bulk>(
     Ok(writer.into_socket().shutdown().await?)
 }
 
-/// Sends what any thread puts into it: iterators, each of which is asked for its messages when their turn comes.
+/// Sends what any thread puts into it: iterators, each of which is advanced when its messages are due.
 pub struct Sender<I> {
     writer: Mutex<Writer>,
     shared: Option<Arc<Shared>>,
     queue: Mutex<VecDeque<I>>,
-    /// Something was left in the queue, or of what was written.
+    /// Something is left in the queue, or partly written.
     left: Notify,
 }
 
@@ -75,14 +77,14 @@ where
     I: Iterator<Item = WithBulk<M>>,
     M: Bulk,
 {
-    /// Of one lane.
+    /// For one lane.
     pub fn new(socket: WriteHalf, shared: Option<Arc<Shared>>) -> Self {
         let writer = Mutex::new(Writer::new(socket, shared.clone()));
         Self { writer, shared, queue: Mutex::default(), left: Notify::new() }
     }
 
-    /// Sends these after everything that was put before. Waits for nothing: what is small goes out at once, the rest by
-    /// [`Self::run`].
+    /// Sends these after everything that was put before. Does not wait: small messages go out at once, the
+    /// rest by [`Self::run`].
     pub fn put(&self, messages: I) {
         lock(&self.queue).push_back(messages);
         self.write();
@@ -92,7 +94,7 @@ where
         let written = match self.writer.try_lock() {
             Ok(mut writer) => self.write_at_once(&mut writer),
             Err(TryLockError::Poisoned(e)) => self.write_at_once(&mut e.into_inner()),
-            // Whoever has it may have seen the queue without these.
+            // The thread that holds it may have seen the queue without these.
             Err(TryLockError::WouldBlock) => false,
         };
         if !written {
@@ -100,18 +102,18 @@ where
         }
     }
 
-    /// False: something is left.
+    /// `false`: something is left.
     fn write_at_once(&self, writer: &mut Writer) -> bool {
         if writer.waiting() > 0 {
             return false; // for room
         }
         writer.give_back();
-        let all = self.take(writer, AT_ONCE);
-        // An error comes once more where somebody can be told.
-        all && writer.waiting() <= AT_ONCE && writer.try_flush().unwrap_or(false)
+        let all = self.take(writer, MAX_INLINE_BYTES);
+        // The error occurs again where a caller can receive it.
+        all && writer.waiting() <= MAX_INLINE_BYTES && writer.try_flush().unwrap_or(false)
     }
 
-    /// Takes from the queue until so many bytes wait; true: there is nothing left.
+    /// Takes from the queue until this many bytes wait; `true`: the queue is empty.
     fn take(&self, writer: &mut Writer, most: usize) -> bool {
         let mut queue = lock(&self.queue);
         while writer.has_room() && writer.waiting() <= most {
@@ -124,9 +126,9 @@ where
         queue.is_empty()
     }
 
-    /// Gives back what was lent to this side and is not needed any more, if it is worth a message of its own.
+    /// Gives back what was lent to this side and is no longer needed, if it is worth a message of its own.
     pub fn give_back(&self) {
-        if self.shared.as_deref().is_some_and(Shared::has_much_to_return) {
+        if self.shared.as_deref().is_some_and(Shared::has_enough_to_return) {
             self.write();
         }
     }
@@ -143,12 +145,12 @@ where
         }
     }
 
-    /// Writes what others leave, and says that it lives where there is nothing. Dropping it may cut a message off.
+    /// Writes what others leave, and keepalives in pauses. Dropping it may cut a message off.
     ///
     /// # Errors
     /// The socket's.
     pub async fn run(&self) -> Result<Infallible, LaneError> {
-        let mut alive = signs_of_life();
+        let mut alive = keepalive_ticks();
         loop {
             poll_fn(|cx| self.poll_drain(cx)).await?;
             tokio::select! {

@@ -58,7 +58,7 @@ async fn what_threads_put_comes_in_their_order_and_whole() {
         let sender = sender.clone();
         async move { sender.run().await }
     });
-    // Some are written at once, others are left, and what comes behind those must wait for them.
+    // Some are written at once, others are left, and those after them must wait.
     let threads: Vec<_> = (0..3u64)
         .map(|t| {
             let sender = sender.clone();
@@ -82,15 +82,15 @@ async fn what_threads_put_comes_in_their_order_and_whole() {
 }
 
 #[tokio::test]
-async fn what_is_small_needs_no_other_thread_and_nobody_waits_for_a_reader() {
+async fn small_message_is_sent_inline_without_waiting_for_reader() {
     let (a, b) = UnixStream::pair().expect("a pair");
     let (_read, write, _) = halves(a, Trust::Reads);
     let sender = Sender::new(write, None);
     sender.put(some(1, 100));
-    // Nobody runs the sender.
+    // No task runs the sender.
     let mut receiver = receiver(b);
     assert_eq!(receiver.next().await.expect("a message").expect("whole"), push(1, 100));
-    // More than the socket takes, while nobody reads.
+    // More than the socket takes without a reader.
     (2..100).for_each(|seq| sender.put(some(seq, 1 << 16)));
     let reads = async {
         for seq in 2..100 {
@@ -104,7 +104,7 @@ async fn what_is_small_needs_no_other_thread_and_nobody_waits_for_a_reader() {
 }
 
 #[tokio::test]
-async fn what_gives_its_messages_one_by_one_is_asked_when_its_turn_comes() {
+async fn iterator_is_advanced_when_its_messages_are_due() {
     let (a, _b) = UnixStream::pair().expect("a pair");
     let (_read, write, _) = halves(a, Trust::Reads);
     let sender = Sender::new(write, None);
@@ -114,7 +114,7 @@ async fn what_gives_its_messages_one_by_one_is_asked_when_its_turn_comes() {
         count.fetch_add(1, Relaxed);
         push(seq, 1 << 20)
     }));
-    // Nobody reads.
+    // There is no reader.
     let runs = tokio::time::timeout(Duration::from_millis(50), sender.run()).await;
     assert!(runs.is_err(), "it waits for room");
     assert!((1..10).contains(&made.load(Relaxed)), "{made:?} of them are in memory");

@@ -1,8 +1,8 @@
-//! The end of a lane that is written, with what has not gone out yet.
+//! The write end of a lane, with what has not gone out yet.
 
 use crate::{
     LaneError,
-    frame::{Outbox, memory_comes},
+    frame::{Outbox, memory_announcement},
     shared::{Shared, WriteHalf},
 };
 use paraft_proto::{WithBulk, bulk::Bulk};
@@ -12,21 +12,21 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Messages that are there at the same time go out together, up to so many bytes.
-const TOGETHER: usize = 1 << 20;
-/// Pieces of one call of the kernel.
-const SLICES: usize = 64;
+/// Messages that wait at the same time go out together, up to this many bytes.
+const MAX_BATCH_BYTES: usize = 1 << 20;
+/// Maximum number of pieces for one system call.
+const MAX_SLICES: usize = 64;
 
-/// A lane's socket, and what waits for room in it.
+/// A lane's socket, and the bytes that wait for room in it.
 pub(crate) struct Writer {
     socket: WriteHalf,
     shared: Option<Arc<Shared>>,
     out: Outbox,
-    /// The other side was shown our memory.
+    /// Our memory was offered to the peer.
     shown: bool,
-    /// Bytes of the frame that shows it that have gone out.
+    /// Sent bytes of the frame that offers it.
     showing: usize,
-    /// Nothing has gone out since this was last set.
+    /// Nothing was sent since this was last set.
     quiet: bool,
 }
 
@@ -35,20 +35,20 @@ impl Writer {
         Self { socket, shared, out: Outbox::default(), shown: false, showing: 0, quiet: false }
     }
 
-    /// What waits to go out.
+    /// Number of bytes that wait.
     pub fn waiting(&self) -> usize {
         self.out.bytes()
     }
 
-    /// Whether a message is to go out with those that wait.
+    /// Whether one more message may go out with the waiting ones.
     pub fn has_room(&self) -> bool {
-        self.out.bytes() < TOGETHER
+        self.out.bytes() < MAX_BATCH_BYTES
     }
 
-    /// Appends a message, behind what is to be given back: what it changes need not be copied for us any more.
+    /// Appends a message, after what is to be given back: the peer need not copy what this message changes.
     pub fn put<M: Bulk>(&mut self, message: &WithBulk<M>) {
         self.give_back();
-        self.out.put(message, self.shared.as_deref().filter(|shared| shared.may_lie()));
+        self.out.put(message, self.shared.as_deref().filter(|shared| shared.may_stay_in_memory()));
     }
 
     /// Appends what is to be given back.
@@ -57,10 +57,10 @@ impl Writer {
         if shared.take_mapped() {
             self.out.put_mapped();
         }
-        self.out.put_returned(&shared.to_return());
+        self.out.put_returned(&shared.places_to_return());
     }
 
-    /// To be called once in a while: appends a sign of life if nothing else has gone out since the last time.
+    /// Call this periodically: appends a keepalive if nothing was sent since the last call.
     pub fn tick(&mut self) {
         self.give_back();
         if std::mem::replace(&mut self.quiet, true) && self.out.bytes() == 0 {
@@ -78,7 +78,7 @@ impl Writer {
         ready!(self.socket.poll_io(cx, WriteHalf::try_send))?;
         // Between two frames.
         while let Some(ours) = self.shared.as_deref().and_then(Shared::ours).filter(|_| !self.shown) {
-            let frame = memory_comes();
+            let frame = memory_announcement();
             let rest = &frame[self.showing..];
             let sent = ready!(self.socket.poll_io(cx, |socket| match rest.len() == frame.len() {
                 true => socket.try_write_with(rest, ours.fd()),
@@ -90,7 +90,8 @@ impl Writer {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what there is room for, on any thread. False: something is left, for [`Self::poll_flush`].
+    /// Writes as much as there is room for, from any thread. `false`: something is left, for
+    /// [`Self::poll_flush`].
     pub fn try_flush(&mut self) -> Result<bool, LaneError> {
         while self.out.bytes() > 0 {
             match write(&self.socket, &mut self.out) {
@@ -121,9 +122,9 @@ impl Writer {
 }
 
 fn write(socket: &WriteHalf, out: &mut Outbox) -> io::Result<usize> {
-    let mut slices = [IoSlice::new(&[]); SLICES];
+    let mut slices = [IoSlice::new(&[]); MAX_SLICES];
     let pieces = out.pieces();
     slices.iter_mut().zip(pieces).for_each(|(slice, piece)| *slice = IoSlice::new(piece));
-    let n = pieces.len().min(SLICES);
+    let n = pieces.len().min(MAX_SLICES);
     socket.try_write(&slices[..n])
 }

@@ -1,4 +1,4 @@
-//! How this worker's pushes are written: what it keeps of each bucket from one push to the next, which is what an
+//! How this worker's pushes are encoded: the state of each bucket from one push to the next, which is what an
 //! [`Encoder`] holds back.
 
 use paraft_common::{
@@ -7,15 +7,15 @@ use paraft_common::{
     encoding::{Encoder, stretches},
 };
 
-/// Of all buckets.
+/// The encoders of all buckets.
 #[derive(Debug)]
 pub struct Encoders {
-    /// `None`: the bucket's values are written by its encoding alone.
+    /// `None`: the bucket's encoding has no state.
     of: Vec<Option<Encoder>>,
 }
 
 impl Encoders {
-    /// For the buckets of a layout that has the job's lengths; matrices are those of its tensors.
+    /// For the buckets of a layout with the job's lengths; matrices are those of its tensors.
     pub fn new(job: &ServerJob, layout: &Layout, worker: WorkerId) -> Self {
         let buckets = (0u64..).zip(layout.buckets());
         let of = buckets.map(|(i, spec)| {
@@ -32,12 +32,12 @@ impl Encoders {
         Self { of: of.collect() }
     }
 
-    /// That of a bucket.
+    /// The encoder of a bucket.
     pub fn of(&self, bucket: BucketId) -> Option<&Encoder> {
         self.of.get(bucket.0 as usize)?.as_ref()
     }
 
-    /// Writes a push of a bucket; where it has no encoder, by `encoding`.
+    /// Encodes a push of a bucket; without an encoder, by `encoding`.
     pub fn encode(
         &mut self,
         bucket: BucketId,
@@ -52,7 +52,7 @@ impl Encoders {
         }
     }
 
-    /// As those of a worker that begins anew.
+    /// Resets them, as for a new worker.
     pub fn forget(&mut self) {
         self.of.iter_mut().flatten().for_each(Encoder::forget);
     }

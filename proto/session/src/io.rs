@@ -1,29 +1,29 @@
-//! What goes into a session and what comes out of it.
+//! Inputs and effects of a session.
 
 use paraft_common::{BucketId, ServerId, ShardId, Step};
 use paraft_proto::{FromShard, Open, ToShard, WithBulk};
 use std::time::Duration;
 
-/// What the I/O tells a session. Streams are named by the number of their [`Effect::Dial`] or [`Effect::Ask`]; what comes from
-/// another than the shard's latest of each is ignored.
+/// What the I/O passes to a session. A stream is named by the number of its [`Effect::Dial`] or
+/// [`Effect::Ask`]; input of any but the shard's latest stream of each kind is ignored.
 #[derive(Debug)]
 pub enum Input {
-    /// A message came.
+    /// A message arrived.
     Message {
         /// From the leader of this shard.
         shard: ShardId,
         /// On this stream.
         dial: u64,
-        /// The message, its payload beside it.
+        /// The message, with its payload.
         message: WithBulk<FromShard>,
     },
     /// The stream could not be opened, or ended.
     Broken {
         /// To the leader of this shard.
         shard: ShardId,
-        /// Which stream.
+        /// The stream.
         dial: u64,
-        /// Why, for people.
+        /// The reason, for people.
         cause: String,
     },
     /// It is [`Session::deadline`](crate::Session::deadline), or later.
@@ -37,41 +37,41 @@ pub enum Effect {
     Dial {
         /// For this shard.
         shard: ShardId,
-        /// The stream's number; those of a session rise.
+        /// The stream's number; they rise within a session.
         dial: u64,
-        /// Of the server.
+        /// The server's address.
         address: String,
         /// The first message.
         open: Box<Open>,
     },
-    /// Let the shard's stream go, and what is still to be sent on it.
+    /// Drop the shard's stream, and what is still to be sent on it.
     HangUp {
         /// Of this shard.
         shard: ShardId,
-        /// The connection that the stream was on may carry nothing any more.
+        /// The stream's connection may be dead.
         broken: bool,
     },
-    /// Open another stream beside the shard's own, in place of the last one beside it, and send `open` on it: the server may
-    /// lead by now.
+    /// Open a second stream for the shard, in place of its last second stream, and send `open` on it: that
+    /// server may lead by now.
     Ask {
         /// For this shard.
         shard: ShardId,
-        /// The stream's number, as a dial's.
+        /// The stream's number, counted as for a dial.
         dial: u64,
-        /// Of the server.
+        /// The server's address.
         address: String,
         /// The first message.
         open: Box<Open>,
     },
-    /// Let the stream beside the shard's own go.
+    /// Drop the shard's second stream.
     AskNoMore(ShardId),
-    /// The shard has no stream of its own any more: the one beside it is that from now on.
+    /// The shard has no first stream any more: its second stream becomes the first.
     Turn(ShardId),
     /// Send on the shard's stream, in this order.
     Send(ShardId, ToShard),
     /// Send the initial state of the shard's buckets.
     SendInitial(ShardId),
-    /// The shard has its initial state: nobody will ask for it again.
+    /// The shard has its initial state, and will not ask for it again.
     InitialKnown(ShardId),
     /// A push is acknowledged, or dropped. For measurements and records.
     Acked(Acked),
@@ -86,16 +86,16 @@ pub struct Acked {
     pub bucket: BucketId,
     /// Of this step.
     pub step: Step,
-    /// The worker's count of its pushes on this shard, from 1; it goes on when a session is lost.
+    /// The worker's count of its pushes on this shard, from 1; it keeps counting when a session is lost.
     pub seq: u64,
     /// Its payload.
     pub bytes: usize,
     /// When it was pushed.
     pub pushed: Duration,
-    /// Who led the shard.
+    /// The shard's leader then.
     pub leader: ServerId,
     /// When the stream was opened.
     pub opened: Duration,
-    /// It came too late for its round.
+    /// It arrived too late for its round.
     pub dropped: bool,
 }

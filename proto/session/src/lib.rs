@@ -1,22 +1,23 @@
-//! A worker's protocol as a state machine: what it says to the leaders of its shards, what it keeps until that is
-//! acknowledged, and what it does when a stream breaks, a leader moves or a session is lost.
+//! A worker's protocol as a state machine: its messages to the leaders of its shards, what it keeps until
+//! acknowledged, and its reaction when a stream breaks, a leader moves or a session is lost.
 //!
-//! No sockets, no threads, no clock, no randomness: inputs go in with the time at which they came, effects come out.
-//! Whoever owns a [`Session`] is its I/O. `paraft-client` is that for a real worker; the simulator and the leaders'
-//! simulation drive the same code.
+//! No sockets, no threads, no clock, no randomness: inputs go in with their time of arrival, effects come
+//! out. The owner of a [`Session`] is its I/O. `paraft-client` does that for a real worker; the simulator and
+//! the leaders' simulation drive the same code.
 //!
 //! ```text
-//!  training loop                       Session                              I/O
-//!  push, pull, settle, ... ──────────▶ what is kept, asked, waited for ───▶ Effect: Dial, Send, HangUp, ...
-//!  poll ◀── Event: Weights, Pulled ───  a Link for each shard      ◀─────── Input: Message, Broken, Tick
+//! training loop                       Session                              I/O
+//! push, pull, settle, ... ──────────▶ what is kept, asked, waited for ───▶ Effect: Dial, Send, HangUp, ...
+//! poll ◀── Event: Weights, Pulled ───  a Link for each shard      ◀─────── Input: Message, Broken, Tick
 //! ```
 //!
 //! - [`session`]: the worker's side, over all shards.
-//! - `link`: one shard: finds the leader, keeps what is not acknowledged, sends it again after a break; asks others about a leader that is silent.
-//! - `io`: what goes in and comes out.
+//! - `link`: one shard: finds the leader, keeps unacknowledged pushes, sends them again after a break; asks
+//!   others about a silent leader.
+//! - `io`: inputs and effects.
 //! - `search`: which server to ask next for the leader.
 //! - `norms`: the norm of a gradient over all shards, some of which other processes of the worker may have.
-//! - [`encoders`]: how a worker's pushes are written, and what it keeps from one to the next.
+//! - [`encoders`]: how a worker's pushes are encoded, and their state from one to the next.
 //! - [`error`]: few kinds, which say what to do.
 
 pub mod encoders;

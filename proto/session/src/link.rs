@@ -1,12 +1,12 @@
-//! One shard's link: finds the leader, keeps what is not acknowledged, sends it again after a break.
+//! One shard's link: finds the leader, keeps unacknowledged pushes, and sends them again after a break.
 //!
 //! ```text
-//!  dialling ──Opened──▶ open ──break / not leader──▶ pausing ──deadline──▶ dialling
-//!      │                  └──refused──▶ failed, or lost (until the session is opened anew)
-//!      └── no leader until the deadline ──▶ failed
+//! dialling ──Opened──▶ open ──break / not leader──▶ pausing ──deadline──▶ dialling
+//!     │                  └──refused──▶ failed, or lost (until the session is opened again)
+//!     └── no leader until the deadline ──▶ failed
 //! ```
 
-mod asking;
+mod inquiry;
 
 use crate::{
     error::SessionError,
@@ -14,7 +14,7 @@ use crate::{
     search::Search,
     session::Reported,
 };
-use asking::{Asking, PATIENCE};
+use inquiry::{LeaderInquiry, SILENCE_TIMEOUT};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
 use paraft_proto::{
     Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pause, Pull, Push,
@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-/// What a link has heard that the worker may be waiting for, in its order.
+/// Events of a link that the worker may be waiting for, in order.
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
     Opened {
@@ -46,9 +46,9 @@ pub(crate) enum LinkEvent {
     Acquired(Acquired),
     Resumed(ShardId, u64),
     Left(ShardId),
-    /// So many pushes came too late for their rounds, and were dropped.
+    /// This many pushes arrived too late for their rounds, and were dropped.
     Dropped(u64),
-    /// A push was refused, since it is not finite. Its bucket still waits for its worker's step.
+    /// A push was refused because it is not finite. Its bucket still waits for this worker's step.
     NotFinite {
         bucket: u32,
         step: u64,
@@ -58,27 +58,27 @@ pub(crate) enum LinkEvent {
     Failed(SessionError),
 }
 
-/// What links share and write to.
-pub(crate) struct Outlet {
+/// State that all links of a session share and write to.
+pub(crate) struct SessionOutput {
     pub effects: VecDeque<Effect>,
     pub heard: VecDeque<LinkEvent>,
     /// Complete evaluations.
     pub reported: Vec<Reported>,
-    /// Parts of norms that came.
+    /// Received parts of norms.
     pub norms: Vec<(ShardId, u64, f64)>,
-    /// Payload that is pushed and not acknowledged, in bytes.
+    /// Bytes of payload that are pushed and not acknowledged.
     pub in_flight: usize,
-    /// Payload of weights that arrived and were not taken, in bytes.
+    /// Bytes of received weights that the worker has not taken.
     pub untaken: usize,
-    /// Links that have something to do without an input, by when.
+    /// When each link has to act without an input.
     pub due: BTreeSet<(Duration, ShardId)>,
     pub dials: u64,
     /// Uniform in 0..1.
     pub draw: Box<dyn FnMut() -> f64 + Send>,
 }
 
-/// What does not change for a link.
-pub(crate) struct Fixed {
+/// The fixed settings of a link.
+pub(crate) struct LinkSettings {
     pub worker: u32,
     pub job: Arc<str>,
     pub retry: RetryPolicy,
@@ -87,14 +87,14 @@ pub(crate) struct Fixed {
 
 #[derive(Debug, PartialEq)]
 enum State {
-    /// Dials when this is over.
+    /// Dials at this time.
     Pausing(Duration),
-    /// The stream is on its way; nothing but Open may be sent.
+    /// The stream is being opened; only Open may be sent.
     Dialling(u64),
     Open(u64),
     /// The session is lost: the worker has to open another.
     Lost,
-    /// It is over: the worker has left, or the link has failed.
+    /// The worker has left, or the link has failed.
     Ended,
 }
 
@@ -105,52 +105,54 @@ pub(crate) struct Link {
     session: u64,
     /// The founding of the shard's state that this worker has seen; 0: none.
     founding: u64,
-    /// The latest term of a leader that has opened a stream: who leads an earlier one is deposed and does not know.
+    /// The latest term of a leader that has opened a stream. A leader of an earlier term is deposed and does
+    /// not know it.
     term: u64,
-    /// The place of the server that is dialled. The first places are those of the shard's replicas.
+    /// The index of the server to dial. The shard's replicas are on the first servers of the list.
     next: usize,
     search: Search,
-    /// The last push's; it goes on when a session is lost.
+    /// Sequence number of the last push. It keeps counting when a session is lost.
     pub seq: u64,
-    /// Pushes without an ack, by seq, with the time at which each came. Bounded by the window, and by two steps: a pull is
-    /// answered only after them, and a stage of a model may push once more before it takes the answer.
-    /// By rising seq.
+    /// Pushes without an ack and their times, by rising seq. The window bounds them, and so do two steps: the
+    /// answer to a pull comes after them, and a stage of a model may push once more before it takes the
+    /// answer.
     unacked: VecDeque<(Push, Duration)>,
-    /// The pull that waits for its answer, and since when.
+    /// The pull without an answer yet, and its time.
     asked: Option<(Pull, Duration)>,
-    /// The latest pull was answered in full on the stream that is open: the versions that it brought are its leader's.
+    /// The open stream has answered the latest pull in full: the worker's versions are this leader's.
     holds: bool,
     asked_chunk: Option<Acquire>,
-    /// That the worker is idle, or wants to go on and has no answer yet.
+    /// The latest Pause or Resume: the worker is idle, or wants to continue and has no answer yet.
     presence: Option<Kind>,
-    /// The worker wants to know when every push is acknowledged.
+    /// The worker waits until every push is acknowledged.
     settling: bool,
-    /// Reports, Advance, Finish and Leave: sent again after a break, since applying them twice changes nothing.
+    /// Reports, Advance, Finish and Leave: sent again after a break, since applying them twice changes
+    /// nothing.
     retained: Vec<Kind>,
-    /// Since when, and how often, no leader was reached.
+    /// Since when no leader was reached, and how many tries failed.
     trouble: Option<(Duration, u32)>,
     causes: BTreeMap<String, String>,
     /// When the open stream was opened, and by which leader.
     opened: (Duration, ServerId),
-    /// Since when the leader owes something and has said nothing.
+    /// Since when the leader owes an answer and is silent.
     quiet: Duration,
-    /// When that is looked at, while a stream is open.
+    /// When to check for silence, while a stream is open.
     look: Option<Duration>,
-    asking: Option<Asking>,
+    asking: Option<LeaderInquiry>,
     /// The servers may still need the initial state.
     has_initial: bool,
 }
 
 enum Break {
-    /// Another server, if named the one at this address.
+    /// Another server: the one at this address, if named.
     Redial(Option<String>),
-    /// The same again.
+    /// The same server.
     Again,
     SessionLost,
 }
 
 impl Link {
-    /// `servers`: all of them, those with replicas first.
+    /// A link to `shard`; `servers` are all servers, those with its replicas first.
     pub fn new(shard: ShardId, servers: Vec<String>) -> Self {
         Self {
             shard,
@@ -179,7 +181,7 @@ impl Link {
         }
     }
 
-    /// When it has something to do without an input.
+    /// When the link has to act without an input.
     fn deadline(&self) -> Option<Duration> {
         match self.state {
             State::Pausing(until) => Some(until),
@@ -188,7 +190,7 @@ impl Link {
         }
     }
 
-    /// Whether what the worker has is what this stream's leader has sent.
+    /// Whether the worker's weights are those that this stream's leader has sent.
     pub fn holds(&self) -> bool {
         self.holds
     }
@@ -203,7 +205,7 @@ impl Link {
         self.term
     }
 
-    fn turns(&mut self, to: State, out: &mut Outlet) {
+    fn turns(&mut self, to: State, out: &mut SessionOutput) {
         self.asks_no_more(out);
         self.changes(out, |link| {
             link.look = None;
@@ -211,8 +213,8 @@ impl Link {
         });
     }
 
-    /// Keeps what [`Outlet::due`] has of it.
-    fn changes(&mut self, out: &mut Outlet, change: impl FnOnce(&mut Self)) {
+    /// Applies a change, and keeps [`SessionOutput::due`] up to date.
+    fn changes(&mut self, out: &mut SessionOutput, change: impl FnOnce(&mut Self)) {
         let before = self.deadline();
         change(self);
         let after = self.deadline();
@@ -224,14 +226,14 @@ impl Link {
 
     // ---- streams ----
 
-    pub fn dial(&mut self, fixed: &Fixed, out: &mut Outlet) {
+    pub fn dial(&mut self, fixed: &LinkSettings, out: &mut SessionOutput) {
         out.dials += 1;
         self.turns(State::Dialling(out.dials), out);
         let (address, open) = (self.servers[self.next].clone(), self.open(fixed));
         out.effects.push_back(Effect::Dial { shard: self.shard, dial: out.dials, address, open });
     }
 
-    fn open(&self, fixed: &Fixed) -> Box<Open> {
+    fn open(&self, fixed: &LinkSettings) -> Box<Open> {
         Box::new(Open {
             protocol: PROTOCOL,
             shard: self.shard.0,
@@ -242,7 +244,7 @@ impl Link {
         })
     }
 
-    pub fn tick(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+    pub fn tick(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
         if self.deadline().is_none_or(|at| at > now) {
             return;
         }
@@ -252,18 +254,18 @@ impl Link {
         }
     }
 
-    /// Whether it is the stream that the link is on.
+    /// Whether `dial` is the link's stream.
     pub fn is_on(&self, dial: u64) -> bool {
         matches!(self.state, State::Dialling(d) | State::Open(d) if d == dial)
     }
 
-    pub fn broken(&mut self, now: Duration, cause: &str, fixed: &Fixed, out: &mut Outlet) {
+    pub fn broken(&mut self, now: Duration, cause: &str, fixed: &LinkSettings, out: &mut SessionOutput) {
         self.note_cause(cause);
         self.breaks(now, Break::Redial(None), fixed, out);
     }
 
-    fn breaks(&mut self, now: Duration, how: Break, fixed: &Fixed, out: &mut Outlet) {
-        // A stream that was sent elsewhere says nothing against its connection.
+    fn breaks(&mut self, now: Duration, how: Break, fixed: &LinkSettings, out: &mut SessionOutput) {
+        // A redirect of a stream is no evidence against its connection.
         let broken = matches!(how, Break::Redial(None));
         out.effects.push_back(Effect::HangUp { shard: self.shard, broken });
         match how {
@@ -282,7 +284,7 @@ impl Link {
         self.back_off(now, fixed, out);
     }
 
-    fn back_off(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+    fn back_off(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
         let (since, attempt) = self.trouble.get_or_insert((now, 0));
         *attempt += 1;
         let waited = now.saturating_sub(*since);
@@ -296,13 +298,13 @@ impl Link {
         }
     }
 
-    fn fails(&mut self, e: SessionError, out: &mut Outlet) {
+    fn fails(&mut self, e: SessionError, out: &mut SessionOutput) {
         self.turns(State::Ended, out);
         out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
         out.heard.push_back(LinkEvent::Failed(e));
     }
 
-    /// The place of an address in the list; one that is new (a server that joined later) is added.
+    /// The index of an address in the list; a new address (of a server that joined later) is added.
     fn place_of(&mut self, address: String) -> usize {
         self.servers.iter().position(|s| *s == address).unwrap_or_else(|| {
             self.servers.push(address);
@@ -314,21 +316,22 @@ impl Link {
         self.causes.insert(self.servers[self.next].clone(), cause.to_string());
     }
 
-    /// What was pushed in a session that is over will not be acknowledged.
-    fn drop_unacked(&mut self, out: &mut Outlet) {
+    /// Drops the pushes of a lost session: they will not be acknowledged.
+    fn drop_unacked(&mut self, out: &mut SessionOutput) {
         out.in_flight -= self.unacked.iter().map(|(p, _)| p.payload.len()).sum::<usize>();
         self.unacked.clear();
     }
 
     /// Forgets the session, and opens a new one.
-    pub fn reset(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+    pub fn reset(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
         self.session = 0;
         self.drop_unacked(out);
         self.asked = None;
         self.asked_chunk = None;
         self.presence = None;
         self.settling = false;
-        // Of the lost session: in the new one it would skip steps that the worker is about to push.
+        // It belongs to the lost session: in the new one it would skip steps that the worker is about to
+        // push.
         self.retained.retain(|k| !matches!(k, Kind::Advance(_)));
         match self.state {
             State::Lost => self.dial(fixed, out),
@@ -337,26 +340,27 @@ impl Link {
         }
     }
 
-    // ---- what the worker says: kept first, sent where the stream is open; what is kept goes out when it opens ----
+    // ---- messages of the worker: kept first, and sent if the stream is open; kept messages go out when it
+    // opens ----
 
-    fn send(&self, kind: Kind, out: &mut Outlet) {
+    fn send(&self, kind: Kind, out: &mut SessionOutput) {
         if matches!(self.state, State::Open(_)) {
             out.effects.push_back(Effect::Send(self.shard, ToShard { kind: Some(kind) }));
         }
     }
 
     /// Sent only where the stream is open.
-    pub fn once(&self, kind: Kind, out: &mut Outlet) {
+    pub fn once(&self, kind: Kind, out: &mut SessionOutput) {
         self.send(kind, out);
     }
 
-    /// `at`: when the worker pushed it, which may be before it could go out.
-    pub fn push(&mut self, push: Push, at: Duration, now: Duration, out: &mut Outlet) {
+    /// Pushes; `at` is the time of the worker's call, which may be earlier than `now`.
+    pub fn push(&mut self, push: Push, at: Duration, now: Duration, out: &mut SessionOutput) {
         if self.state == State::Lost {
-            return; // nobody would acknowledge it
+            return; // it would not be acknowledged
         }
         if !self.owes() {
-            self.owes_from(now, out);
+            self.start_owing(now, out);
         }
         out.in_flight += push.payload.len();
         self.unacked.push_back((push.clone(), at));
@@ -368,18 +372,18 @@ impl Link {
         self.unacked.iter().any(|(push, _)| push.step == step)
     }
 
-    pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut Outlet) {
+    pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut SessionOutput) {
         if !self.holds || !pull.only.is_empty() {
             pull.have.clear();
         }
         if !self.owes() {
-            self.owes_from(at, out);
+            self.start_owing(at, out);
         }
         self.asked = Some((pull.clone(), at));
         self.send(Kind::Pull(pull), out);
     }
 
-    pub fn retain(&mut self, kind: Kind, out: &mut Outlet) {
+    pub fn retain(&mut self, kind: Kind, out: &mut SessionOutput) {
         if matches!(kind, Kind::Advance(_)) {
             self.retained.retain(|k| !matches!(k, Kind::Advance(_)));
         }
@@ -387,41 +391,47 @@ impl Link {
         self.send(kind, out);
     }
 
-    pub fn take(&mut self, take: Acquire, out: &mut Outlet) {
+    pub fn take(&mut self, take: Acquire, out: &mut SessionOutput) {
         self.asked_chunk = Some(take);
         self.send(Kind::Acquire(take), out);
     }
 
-    pub fn pause(&mut self, out: &mut Outlet) {
+    pub fn pause(&mut self, out: &mut SessionOutput) {
         self.presence = Some(Kind::Pause(Pause {}));
         self.send(Kind::Pause(Pause {}), out);
     }
 
-    pub fn resume(&mut self, level: bool, out: &mut Outlet) {
+    pub fn resume(&mut self, level: bool, out: &mut SessionOutput) {
         self.presence = Some(Kind::Resume(Resume { level }));
         self.send(Kind::Resume(Resume { level }), out);
     }
 
-    pub fn settle(&mut self, out: &mut Outlet) {
+    pub fn settle(&mut self, out: &mut SessionOutput) {
         self.settling = true;
         self.settled(out);
     }
 
-    fn settled(&mut self, out: &mut Outlet) {
+    fn settled(&mut self, out: &mut SessionOutput) {
         if self.settling && self.unacked.is_empty() && self.state != State::Lost {
             self.settling = false;
             out.heard.push_back(LinkEvent::Settled(self.shard));
         }
     }
 
-    // ---- what the leader says ----
+    // ---- messages of the leader ----
 
-    pub fn message(&mut self, now: Duration, message: WithBulk<FromShard>, fixed: &Fixed, out: &mut Outlet) {
+    pub fn message(
+        &mut self,
+        now: Duration,
+        message: WithBulk<FromShard>,
+        fixed: &LinkSettings,
+        out: &mut SessionOutput,
+    ) {
         let WithBulk { message: FromShard { kind }, bulk } = message;
         self.quiet = now;
         if self.asking.is_some() {
             self.asks_no_more(out);
-            self.changes(out, |link| link.look = Some(now + PATIENCE));
+            self.changes(out, |link| link.look = Some(now + SILENCE_TIMEOUT));
         }
         let broken = |what: &str| SessionError::Protocol { shard: self.shard, what: what.into() };
         let failed = match kind {
@@ -445,13 +455,13 @@ impl Link {
                 None
             }
             Some(from_shard::Kind::Reported(r)) => {
-                // Complete: nobody needs this worker's share again.
+                // The evaluation is complete: no leader needs this worker's share again.
                 self.retained.retain(|k| !matches!(k, Kind::Report(s) if s.epoch == r.epoch));
                 out.reported.push(r);
                 None
             }
             Some(from_shard::Kind::Acquired(t)) => {
-                // An answer to an earlier ask is not wanted any more.
+                // The worker no longer wants an answer to an earlier request.
                 if self.asked_chunk.is_some_and(|a| a.request == t.request) {
                     if t.kind() != Chunk::Wait {
                         self.asked_chunk = None;
@@ -479,10 +489,10 @@ impl Link {
         }
     }
 
-    fn opened(&mut self, now: Duration, o: &Opened, fixed: &Fixed, out: &mut Outlet) {
+    fn opened(&mut self, now: Duration, o: &Opened, fixed: &LinkSettings, out: &mut SessionOutput) {
         let State::Dialling(dial) = self.state else { return };
         if o.term < self.term {
-            // What this worker has done under the later leader would look wrong to it.
+            // This leader does not know what the worker did under the later leader.
             self.note_cause("it leads an earlier term than another server: it is deposed");
             let next = (self.next + 1) % self.servers.len();
             let next = self.servers[next].clone();
@@ -494,7 +504,7 @@ impl Link {
         self.holds = false;
         self.opened = (now, ServerId(o.server));
         if self.owes() {
-            self.owes_from(now, out);
+            self.start_owing(now, out);
         }
         self.trouble = None;
         self.search.found();
@@ -518,15 +528,15 @@ impl Link {
         out.heard.push_back(LinkEvent::Opened { shard, clock, new, founding });
     }
 
-    fn weights(&mut self, now: Duration, weights: Weights, payload: Payload, out: &mut Outlet) {
-        // An answer to an earlier pull (before the session was opened anew) is not wanted any more.
+    fn weights(&mut self, now: Duration, weights: Weights, payload: Payload, out: &mut SessionOutput) {
+        // The worker no longer wants an answer to an earlier pull, from before the session was opened again.
         let wanted =
             |p: &Pull| p.done == weights.done && (p.only.is_empty() || p.only.contains(&weights.bucket));
         let Some((pull, asked)) = self.asked.as_ref().filter(|(p, _)| wanted(p)) else { return };
         let (asked, part) = (*asked, !pull.only.is_empty());
         if weights.last {
             self.asked = None;
-            // Of the other buckets it has what it had, on this stream or on none.
+            // Of the other buckets the worker keeps its weights, from this stream or an earlier one.
             self.holds |= !part;
             if std::mem::take(&mut self.has_initial) {
                 out.effects.push_back(Effect::InitialKnown(self.shard));
@@ -536,8 +546,8 @@ impl Link {
         out.heard.push_back(LinkEvent::Weights { shard: self.shard, weights, payload, asked, at: now });
     }
 
-    fn ack(&mut self, a: &Ack, out: &mut Outlet) {
-        // One that was acknowledged before, and sent again meanwhile, is no news.
+    fn ack(&mut self, a: &Ack, out: &mut SessionOutput) {
+        // An ack for a push that was acknowledged before, and then sent again, changes nothing.
         let place = self.unacked.binary_search_by_key(&a.seq, |(push, _)| push.seq);
         if let Some((push, pushed)) = place.ok().and_then(|place| self.unacked.remove(place)) {
             out.in_flight -= push.payload.len();
@@ -560,12 +570,12 @@ impl Link {
         self.settled(out);
     }
 
-    pub fn norm(&self, step: u64, sum_of_squares: f64, out: &mut Outlet) {
+    pub fn norm(&self, step: u64, sum_of_squares: f64, out: &mut SessionOutput) {
         self.send(Kind::Norm(Norm { step, sum_of_squares }), out);
     }
 
-    /// The stream goes on, and so may the worker: it has nothing for the step after all.
-    fn is_not_finite(&mut self, r: Refused, out: &mut Outlet) {
+    /// The stream stays open, and the worker may skip the step.
+    fn is_not_finite(&mut self, r: Refused, out: &mut SessionOutput) {
         let place = self.unacked.binary_search_by_key(&r.seq, |(push, _)| push.seq);
         let Some((push, _)) = place.ok().and_then(|place| self.unacked.remove(place)) else { return };
         out.in_flight -= push.payload.len();
@@ -578,15 +588,15 @@ impl Link {
         &mut self,
         now: Duration,
         r: Refused,
-        fixed: &Fixed,
-        out: &mut Outlet,
+        fixed: &LinkSettings,
+        out: &mut SessionOutput,
     ) -> Option<SessionError> {
         if r.seq > 0 && r.kind() == WireKind::NotFinite {
             self.is_not_finite(r, out);
             return None;
         }
         self.note_cause(&r.message);
-        // Right after a break the old stream may still be there on the server's side.
+        // Right after a break the server may still hold the old stream.
         let recent = self.trouble.is_none_or(|(since, _)| now.saturating_sub(since) < fixed.handover);
         let how = match r.advice() {
             Advice::Redirect => Break::Redial((!r.leader.is_empty()).then_some(r.leader)),

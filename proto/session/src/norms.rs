@@ -1,32 +1,33 @@
-//! The global norm over all shards, for BSP jobs that clip by it: each shard's leader says its part, the worker
-//! adds the parts up in the order of the shards and tells every shard the sum.
+//! The global norm over all shards, for BSP jobs that clip by it. Each shard's leader sends its part; the
+//! worker sums the parts in the order of the shards and sends the sum to every shard.
 //!
-//! Where other processes of the worker have the rest of its shards, nobody has all parts by itself: they give each other what
-//! their shards have said, and each tells its own shards the sum.
+//! If other processes of the worker have the rest of its shards, none has all parts by itself: they exchange
+//! their shards' parts, and each sends the sum to its own shards.
 
 use paraft_common::ShardId;
 use std::collections::BTreeMap;
 
-/// Parts by step. Kept for a few steps, since a shard whose leader changed asks again, and a group of ranks that broke does.
+/// Parts by step. Kept for a few steps, since a new leader of a shard asks again, and so does a group of
+/// ranks that broke.
 #[derive(Debug)]
 pub struct Norms {
     shards: Vec<ShardId>,
     /// Other processes have the rest of the shards.
     shared: bool,
     parts: BTreeMap<u64, BTreeMap<ShardId, f64>>,
-    /// The sums that are known.
+    /// The known sums.
     whole: BTreeMap<u64, f64>,
 }
 
 const KEPT_STEPS: usize = 4;
 
-/// What parts come to, in the order of the shards: whoever has them all has the same bits.
+/// The sum of parts, in the order of the shards: every process with all parts gets the same bits.
 pub fn sum_of_parts(parts: impl IntoIterator<Item = (ShardId, f64)>) -> f64 {
     parts.into_iter().collect::<BTreeMap<_, _>>().values().sum()
 }
 
 impl Norms {
-    /// `shards` are those of this process that hold trained buckets; `shared`: other processes have more.
+    /// `shards` are this process's shards with trained buckets; `shared`: other processes have more.
     pub fn new(shards: Vec<ShardId>, shared: bool) -> Self {
         Self { shards, shared, parts: BTreeMap::new(), whole: BTreeMap::new() }
     }
@@ -36,9 +37,9 @@ impl Norms {
         self.shared
     }
 
-    /// Takes one part; where the sum is known already, it goes back to that shard alone.
+    /// Takes one part; if the sum is known already, it goes back to that shard alone.
     pub fn add(&mut self, step: u64, shard: ShardId, part: f64) -> Option<f64> {
-        // A shard that has summed a step anew says what its part is now.
+        // A shard that has summed a step again sends its current part.
         self.parts.entry(step).or_default().insert(shard, part);
         while self.parts.len() > KEPT_STEPS {
             self.parts.pop_first();
@@ -46,13 +47,13 @@ impl Norms {
         self.whole.get(&step).copied()
     }
 
-    /// The parts of a step, once all shards have said theirs.
+    /// The parts of a step, once all shards have sent theirs.
     pub fn parts(&self, step: u64) -> Option<BTreeMap<ShardId, f64>> {
         let parts = self.parts.get(&step).cloned().unwrap_or_default();
         self.shards.iter().all(|s| parts.contains_key(s)).then_some(parts)
     }
 
-    /// The sum is known; gives whom to tell.
+    /// Sets the sum; returns the shards to send it to.
     pub fn tell(&mut self, step: u64, sum: f64) -> Vec<ShardId> {
         self.whole.insert(step, sum);
         while self.whole.len() > KEPT_STEPS {

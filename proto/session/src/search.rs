@@ -1,18 +1,19 @@
 //! Which server to ask next for a shard's leader.
 //!
-//! A server that does not lead names who does, as far as it knows: one that has died, one that has come back since, or one
-//! that names the first again. So names are hints: nobody is asked twice before everybody was asked once.
+//! A server that does not lead names the leader that it knows: one that has died, one that has restarted
+//! since, or one that names the first again. So names are hints: no server is asked twice before every server
+//! was asked once.
 
 use std::collections::BTreeSet;
 
-/// The servers that were asked in this round, by their places in the list.
+/// The servers that were asked in this round, by their indices in the list.
 #[derive(Debug, Default)]
 pub struct Search {
     asked: BTreeSet<usize>,
 }
 
 impl Search {
-    /// The next of so many servers, after the one at `at` did not serve, and perhaps named another.
+    /// The next of `servers` servers, after the one at `at` did not serve, and perhaps named another.
     pub fn next(&mut self, at: usize, named: Option<usize>, servers: usize) -> usize {
         self.asked.insert(at);
         if (0..servers).all(|s| self.asked.contains(&s)) {
@@ -23,7 +24,7 @@ impl Search {
         named.filter(fresh).or(after).unwrap_or(at)
     }
 
-    /// One serves.
+    /// A server serves: starts a new round.
     pub fn found(&mut self) {
         self.asked.clear();
     }
@@ -48,7 +49,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever they say, and whatever they said before, everybody is asked within two rounds.
+        /// Whatever they name, every server is asked within two rounds.
         #[test]
         fn nobody_is_kept_from_being_asked(
             names in proptest::collection::vec(proptest::option::of(0usize..6), 1..6),

@@ -1,10 +1,11 @@
 //! A worker's session with all shards of a job.
 //!
-//! The worker waits for one thing at a time (to have joined, a pull, its acks, a chunk, to have left): it begins the wait
-//! with a call, and [`Session::poll`] gives what comes of it until the wait is over. Pushes and asks ahead need no wait.
+//! The worker waits for one thing at a time: a join, a pull, acks, a chunk, or a leave. A call starts the
+//! wait, and [`Session::poll`] returns its events until the wait ends. Pushes and early pull requests need no
+//! wait.
 //!
-//! Where a session is lost, the worker joins anew within the next wait, and what it waited for begins again from the step
-//! that it then goes on from.
+//! When a session is lost, the worker joins again within its next wait. What it waited for then restarts from
+//! the step at which it continues.
 
 mod chunks;
 mod pulls;
@@ -15,32 +16,32 @@ pub use pulls::{Pull, Pulled};
 use crate::{
     error::SessionError,
     io::{Effect, Input},
-    link::{Fixed, Link, LinkEvent, Outlet},
+    link::{Link, LinkEvent, LinkSettings, SessionOutput},
     norms::{Norms, sum_of_parts},
 };
 use bytes::Bytes;
-use chunks::Chunks;
+use chunks::ChunkWait;
 use paraft_common::{
     BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, config::ServerJob,
     encoding::sum_of_squares, modes::Modes, placement, retry::RetryPolicy,
 };
 use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, Weights, limits, to_shard::Kind};
-use pulls::Pulling;
+use pulls::PullState;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     ops::Range,
     time::Duration,
 };
 
-/// A complete held-out evaluation, summed over the members.
+/// A complete held-out evaluation, summed over the workers.
 pub type Reported = paraft_proto::Reported;
 
-/// Right after a worker's end its stream may still be there on the server's side.
+/// Right after a worker ends, the server may still hold its stream.
 pub const HANDOVER: Duration = Duration::from_secs(3);
 
-/// How to take part in a job.
+/// Options of a session.
 pub struct Options {
-    /// All servers, the same list as theirs.
+    /// All servers, in the same order as in the servers' own list.
     pub servers: Vec<String>,
     /// Shards of the fleet.
     pub shards: u32,
@@ -48,53 +49,56 @@ pub struct Options {
     pub replicas: u32,
     /// This worker's rank.
     pub worker: WorkerId,
-    /// The job as the servers need it.
+    /// The job, as the servers need it.
     pub job: ServerJob,
-    /// The same as it is sent.
+    /// The job, as text to send.
     pub job_text: String,
-    /// How a leader is looked for; its deadline is how long it is done without success.
+    /// How to search for a leader. Its deadline bounds a search without success.
     pub retry: RetryPolicy,
-    /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
-    /// lease has to end first.
+    /// How long another process may be connected as this worker before that is an error. The other process
+    /// may have just ended, or its lease may have to expire first.
     pub handover: Duration,
-    /// The stages of the model that this process has, where others of the same worker have the rest; all.
+    /// The stages of the model that this process holds, if other processes of the same worker hold the rest;
+    /// `None`: all.
     pub stages: Option<Range<usize>>,
-    /// Uniform in 0..1, for the pauses between tries.
+    /// Random numbers, uniform in 0..1, for the pauses between tries.
     pub draw: Box<dyn FnMut() -> f64 + Send>,
 }
 
-/// What a worker hears while it waits.
+/// What a worker receives while it waits.
 #[derive(Debug)]
 pub enum Event {
-    /// Every shard has given a session: the worker goes on from this step.
+    /// Every shard has given a session: the worker continues from this step.
     Joined(Step),
     /// Weights of one bucket.
     Weights(Arrived),
-    /// Once in a pull at most, where other processes of the worker have more shards: what those of this one have said of the norm
-    /// of the step that was pulled. They wait for the sum of all ([`Session::tell_norm`]).
+    /// At most once in a pull, if other processes of the worker hold more shards: the parts of the norm of
+    /// the pulled step from this process's shards. The shards wait for the sum of all parts
+    /// ([`Session::tell_norm`]).
     NormParts(Vec<(ShardId, f64)>),
     /// The pull is answered in full.
     Pulled(Pulled),
-    /// Every push is acknowledged; or the session was lost, and the worker goes on from a step once it has pulled.
+    /// Every push is acknowledged. Or the session was lost, and the worker continues from this step after a
+    /// pull.
     Settled(Option<Step>),
-    /// What to train next.
+    /// The chunk to train next.
     Chunk(Next),
     /// Every shard has ended the session.
     Left,
 }
 
-/// Weights of one bucket, as they came.
+/// Weights of one bucket, as received.
 #[derive(Debug)]
 pub struct Arrived {
-    /// From the leader of this shard.
+    /// The shard whose leader sent them.
     pub shard: ShardId,
     /// Everything but the values.
     pub weights: Weights,
-    /// The values, little-endian f32; none where the worker has them.
+    /// The values, little-endian f32; empty if the worker already has them.
     pub payload: Payload,
-    /// When they were asked for.
+    /// When the worker asked for them.
     pub asked: Duration,
-    /// When they came.
+    /// When they arrived.
     pub at: Duration,
 }
 
@@ -103,13 +107,13 @@ enum Wait {
     Join,
     Pull,
     Settle(BTreeSet<ShardId>),
-    Chunk(Chunks),
+    Chunk(ChunkWait),
     Leave(BTreeSet<ShardId>),
 }
 
-/// What was pushed last, where somebody needs its norm.
+/// The latest push, if a caller needs its norm.
 #[derive(Default)]
-struct Pushed {
+struct PushedSquares {
     step: u64,
     /// The sum of squares of each bucket.
     squares: BTreeMap<u32, f64>,
@@ -117,60 +121,62 @@ struct Pushed {
 
 /// See the [module](self).
 pub struct Session {
-    fixed: Fixed,
+    fixed: LinkSettings,
     job: ServerJob,
     layout: Layout,
     shards: u32,
     /// Shards that hold buckets of this process's stages.
     links: BTreeMap<ShardId, Link>,
-    /// Which, as buckets.
+    /// The buckets of this process's stages.
     own: Range<u32>,
-    out: Outlet,
-    /// Norms of BSP's rounds over all shards.
+    out: SessionOutput,
+    /// Norms of BSP rounds over all shards.
     norms: Norms,
     /// The founding of shard 0.
     founding: u64,
     wait: Wait,
-    /// While sessions are opened: the clocks of the shards that have given one.
+    /// While sessions are being opened: the clocks of the shards that have given one.
     joining: Option<BTreeMap<ShardId, u64>>,
-    pulling: Option<Pulling>,
-    /// Asks for chunks so far.
+    pulling: Option<PullState>,
+    /// Number of chunk requests so far.
     requests: u64,
-    /// Of each bucket, the version that the worker has.
+    /// The version of each bucket that the worker has.
     versions: Vec<u64>,
-    /// Whether they are weights as the servers have them: the version does not tell, where the job's algorithm looks ahead.
+    /// Whether the worker has the weights as the servers have them. The version alone does not tell, since
+    /// the job's algorithm may look ahead.
     holds_plain: bool,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<(Push, Duration)>,
-    /// The step that is pushed, and whether its pushes wait for that.
+    /// The step being pushed, and whether its pushes wait for that norm.
     pushing: (u64, bool),
-    pushed: Pushed,
-    /// The step of a pull whose parts of the norm were not given out.
+    pushed: PushedSquares,
+    /// The step of a pull whose parts of the norm were not returned yet.
     awaits_parts: Option<u64>,
-    /// That the next pushes are computed from.
+    /// Samples behind the gradients of the next pushes.
     samples: u32,
-    /// At which the next pushes are to be applied; none: at the job's own.
+    /// Rates for the next pushes; empty: the job's own.
     rates: Vec<f64>,
-    /// Of each bucket, what the next pushes were computed at; none: what the worker has.
+    /// For each bucket, the version at which the next pushes were computed; empty: the version that the
+    /// worker has.
     computed_at: Vec<u64>,
     modes: Modes,
-    /// Of the step that the next pull comes behind.
+    /// Mean training loss of the step before the next pull.
     loss: Option<f32>,
-    /// Complete evaluations that nobody has asked for yet.
+    /// Complete evaluations that the worker has not taken yet.
     evaluations: Vec<Reported>,
     /// Epochs of all evaluations so far.
     evaluated: BTreeSet<u64>,
     failed: Option<SessionError>,
     rejoins: u64,
     dropped: u64,
-    /// Steps and buckets whose pushes were refused, since they are not finite.
+    /// Steps and buckets whose pushes the servers refused because they are not finite.
     refused: BTreeSet<(u64, u32)>,
-    /// Of this session's steps, as each shard has said, those that were skipped; and of the sessions that were lost.
+    /// Skipped steps: of this session, as each shard reports them, and of the lost sessions together.
     skipped: (BTreeMap<ShardId, u64>, u64),
 }
 
 impl Session {
-    /// A session that has not begun: [`Self::join`] does.
+    /// A session that has not begun: [`Self::join`] begins it.
     pub fn new(options: Options) -> Self {
         let layout = options.job.layout();
         let mut links = BTreeMap::new();
@@ -191,14 +197,14 @@ impl Session {
             links.entry(shard).or_insert_with(|| {
                 let preferred = placement::replicas_of(shard, options.servers.len() as u32, options.replicas);
                 let (preferred, mut servers) = (preferred.first(), options.servers.clone());
-                // A shard's replicas are on servers that follow each other.
+                // A shard's replicas are on consecutive servers.
                 servers.rotate_left(preferred.map_or(0, |s| s.0 as usize));
                 Link::new(shard, servers)
             });
         }
         let clips = options.job.clip.norm.is_some();
         Self {
-            fixed: Fixed {
+            fixed: LinkSettings {
                 worker: options.worker.0,
                 job: options.job_text.into(),
                 retry: options.retry,
@@ -212,7 +218,7 @@ impl Session {
             shards: options.shards,
             links,
             own,
-            out: Outlet {
+            out: SessionOutput {
                 effects: VecDeque::new(),
                 heard: VecDeque::new(),
                 reported: Vec::new(),
@@ -231,7 +237,7 @@ impl Session {
             requests: 0,
             held: Vec::new(),
             pushing: (0, false),
-            pushed: Pushed::default(),
+            pushed: PushedSquares::default(),
             awaits_parts: None,
             samples: 1,
             rates: Vec::new(),
@@ -249,19 +255,21 @@ impl Session {
 
     // ---- for the I/O ----
 
-    /// Takes an input; `now` never goes back.
+    /// Takes an input; `now` never decreases.
     pub fn handle(&mut self, now: Duration, input: Input) {
         let (fixed, out) = (&self.fixed, &mut self.out);
         match input {
             Input::Tick => self.links.values_mut().for_each(|l| l.tick(now, fixed, out)),
             Input::Broken { shard, dial, cause } => match self.links.get_mut(&shard) {
                 Some(link) if link.is_on(dial) => link.broken(now, &cause, fixed, out),
-                Some(link) if link.asks_on(dial) => link.answered(now, None, fixed, out),
+                Some(link) if link.is_question_stream(dial) => link.answered(now, None, fixed, out),
                 _ => {}
             },
             Input::Message { shard, dial, message } => match self.links.get_mut(&shard) {
                 Some(link) if link.is_on(dial) => link.message(now, message, fixed, out),
-                Some(link) if link.asks_on(dial) => link.answered(now, message.message.kind, fixed, out),
+                Some(link) if link.is_question_stream(dial) => {
+                    link.answered(now, message.message.kind, fixed, out)
+                }
                 _ => {}
             },
         }
@@ -272,7 +280,8 @@ impl Session {
                 self.tell_norm(Step(step), sum_of_parts(parts));
             }
         }
-        // A new leader repeats the latest one, since the answer may have been lost with the old.
+        // A new leader repeats the latest evaluation, since the answer may have been lost with the old
+        // leader.
         let new = std::mem::take(&mut self.out.reported).into_iter();
         self.evaluations.extend(new.filter(|r| self.evaluated.insert(r.epoch)));
     }
@@ -285,7 +294,7 @@ impl Session {
         }
     }
 
-    /// What is to be done next, in order; `None`: nothing.
+    /// The next action for the I/O, in order; `None`: nothing.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.out.effects.pop_front()
     }
@@ -295,8 +304,8 @@ impl Session {
         self.out.due.first().map(|(at, _)| *at)
     }
 
-    /// Bytes of weights that have come and that the worker has not taken: I/O that reads on without a bound would hold a large
-    /// model twice.
+    /// Bytes of received weights that the worker has not taken. I/O that reads on without a bound would hold
+    /// a large model twice.
     pub fn untaken(&self) -> usize {
         self.out.untaken
     }
@@ -308,7 +317,7 @@ impl Session {
         &self.layout
     }
 
-    /// What names the job to the control group: the founding of shard 0 that it runs in.
+    /// The founding of shard 0 that the job runs in. It names the job to the control group.
     pub fn founding(&self) -> u64 {
         self.founding
     }
@@ -323,28 +332,29 @@ impl Session {
         placement::shard_of(&self.layout, bucket, self.shards)
     }
 
-    /// The session that a shard has given, and the term of its leader; 0 where there is none.
+    /// The session that a shard has given, and the term of its leader; 0 without a session.
     pub fn session_of(&self, shard: ShardId) -> (u64, u64) {
         self.links.get(&shard).map_or((0, 0), |l| (l.session(), l.term()))
     }
 
-    /// How often the session was lost and opened anew.
+    /// How often the session was lost and opened again.
     pub fn rejoins(&self) -> u64 {
         self.rejoins
     }
 
-    /// Pushes that came too late for their rounds, and were dropped.
+    /// Pushes that arrived too late for their rounds, and were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Steps of this worker that were skipped: by itself or, where they were rounds, by anybody. Of those up to the last pull.
+    /// Steps of this worker that were skipped, up to the last pull: by this worker or, in rounds, by any
+    /// worker.
     pub fn skipped(&self) -> u64 {
         let (by_shard, before) = &self.skipped;
         before + by_shard.values().copied().max().unwrap_or_default()
     }
 
-    /// Joins the job on every shard: [`Event::Joined`].
+    /// Joins the job on every shard; ends with [`Event::Joined`].
     pub fn join(&mut self) {
         self.wait = Wait::Join;
         self.joining = Some(BTreeMap::new());
@@ -353,9 +363,9 @@ impl Session {
         }
     }
 
-    /// Whether a push of `len` bytes may go out before an ack comes: a slow server slows its workers, and nobody's memory grows
-    /// with the model. One larger push is always let through, and any where the norm of the whole gradient decides about its
-    /// first bucket, since no ack comes before the last push then.
+    /// Whether a push of `len` bytes may go out before an ack comes. So a slow server slows its workers, and
+    /// memory does not grow with the model. One larger push always goes out. While the norm of the whole
+    /// gradient decides about its first bucket, every push goes out, since no ack comes before the last push.
     pub fn has_room(&self, len: usize) -> bool {
         let waits = &self.out.in_flight;
         self.job.clip.norm.is_some()
@@ -365,23 +375,23 @@ impl Session {
             || self.out.heard.iter().any(|h| matches!(h, LinkEvent::Failed(_)))
     }
 
-    /// From how many samples the gradients of the next pushes are computed: servers count them.
+    /// Sets the number of samples behind the gradients of the next pushes: servers count them.
     pub fn weigh(&mut self, samples: usize) {
         self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
     }
 
-    /// The rates at which the next pushes are to be applied, one for each group of parameters (one where the job has none), in
-    /// the place of the optimizer's times the schedule's factor. None: at the job's own.
+    /// Sets the rates for the next pushes, one for each group of parameters (one if the job has no groups).
+    /// They replace the optimizer's rate times the schedule's factor. Empty: the job's own.
     ///
     /// # Panics
-    /// When they are not as many as the groups.
+    /// If their number is not the number of groups.
     pub fn rates(&mut self, rates: Vec<f64>) {
         let groups = self.job.groups.len().max(1);
         assert!(rates.is_empty() || rates.len() == groups, "{} rates for {groups} groups", rates.len());
         self.rates = rates;
     }
 
-    /// Values of the buckets that this process pulls.
+    /// Number of values of the buckets that this process pulls.
     pub fn own_len(&self) -> usize {
         self.layout.buckets()[self.own.start as usize..self.own.end as usize].iter().map(|b| b.len).sum()
     }
@@ -391,22 +401,23 @@ impl Session {
         self.versions.clone()
     }
 
-    /// The gradients of the next pushes are computed at weights of these versions, which were pulled before the ones that the worker has.
-    /// None: at those.
+    /// Sets the versions of the weights at which the gradients of the next pushes were computed, if they were
+    /// pulled before the weights that the worker has. `None`: the weights that the worker has.
     pub fn computed_at(&mut self, versions: Option<Vec<u64>>) {
         self.computed_at = versions.unwrap_or_default();
     }
 
-    /// Pushes one bucket's gradient for `step`, in the encoding that the job has for it. It is kept until its ack, and sent
-    /// again after a break.
+    /// Pushes one bucket's gradient for `step`, in the job's encoding for the bucket. The session keeps it
+    /// until its ack, and sends it again after a break.
     pub fn push(&mut self, now: Duration, bucket: BucketId, step: Step, payload: Bytes) {
         let shard = self.shard_of(bucket);
         if self.pushing.0 != step.0 {
-            // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before the last
-            // bucket is known. (BSP clips the mean; there the servers exchange the norm.) All of a step or nothing, whatever
-            // is heard meanwhile.
+            // The shard applies it on arrival and clips it by the norm of the worker's whole gradient:
+            // nothing can go out before the last bucket is known. (BSP clips the mean; there the servers
+            // exchange the norm.) Either all pushes of a step wait or none, whatever messages arrive
+            // meanwhile.
             self.pushing = (step.0, self.job.clip.norm.is_some() && self.any_asynchronous());
-            // Of a step that was given up: nobody has been sent it.
+            // These belong to an abandoned step, and were not sent to any shard.
             self.held.clear();
         }
         let waits = self.pushing.1;
@@ -430,10 +441,10 @@ impl Session {
         if !waits && !self.norms.is_shared() {
             return link.push(push, now, now, &mut self.out);
         }
-        // Where they are shared, in every mode: the shards of another process may be in another one.
+        // If processes share a worker, in every mode: another process's shards may be in another mode.
         let squares = self.squares(&push);
         if self.pushed.step != step.0 {
-            self.pushed = Pushed { step: step.0, squares: BTreeMap::new() };
+            self.pushed = PushedSquares { step: step.0, squares: BTreeMap::new() };
         }
         self.pushed.squares.insert(bucket.0, squares);
         if waits {
@@ -446,52 +457,53 @@ impl Session {
         }
     }
 
-    /// Of a step that was pushed whole in this session, the sums of squares by shard, where some shards apply pushes one by one or other
-    /// processes of the worker have the rest of the gradient.
+    /// The sums of squares by shard of a step that was pushed whole in this session. `Some` only if some
+    /// shards apply pushes one by one, or other processes of the worker have the rest of the gradient.
     pub fn pushed_squares(&self, step: Step) -> Option<Vec<(ShardId, f64)>> {
-        let Pushed { step: of, squares, .. } = &self.pushed;
+        let PushedSquares { step: of, squares, .. } = &self.pushed;
         let trained = |b: &u32| self.layout.buckets()[*b as usize].kind == TensorKind::Param;
         let all = self.own.clone().filter(trained).all(|b| *of == step.0 && squares.contains_key(&b));
         all.then(|| self.by_shard(squares).into_iter().collect())
     }
 
-    /// Whether the pushes of this step bring the norm, and are applied as they come.
+    /// Whether the pushes of this step carry the norm, and are applied as they arrive.
     pub fn is_one_by_one(&self, step: Step) -> bool {
         self.pushing == (step.0, true)
     }
 
-    /// The sum of squares of the worker's whole gradient of a step that this process has pushed its part of: what waits for it
-    /// goes out.
+    /// Gives the sum of squares of the worker's whole gradient, of a step that this process has pushed its
+    /// part of. The pushes that wait for it go out.
     pub fn clip_by(&mut self, now: Duration, step: Step, sum_of_squares: f64) {
         if self.held.first().is_some_and(|(p, _)| p.step == step.0) {
             self.release(now, sum_of_squares);
         }
     }
 
-    /// Tells the shards of this process what the parts of all shards come to, of a step of which [`Event::NormParts`] was heard.
-    /// Where they know it from another worker nothing comes of it.
+    /// Sends this process's shards the sum over all shards, for a step that gave an [`Event::NormParts`].
+    /// Shards that know it from another worker ignore it.
     pub fn tell_norm(&mut self, step: Step, sum_of_squares: f64) {
         let shards = self.norms.tell(step.0, sum_of_squares);
         self.tell(step.0, sum_of_squares, shards);
     }
 
-    /// Says that the worker has nothing for `step`, in the place of its pushes: of every bucket, kept and sent as they are. A
-    /// round in which anybody skips changes nothing, and where pushes are applied one by one this worker's does.
+    /// Sends a mark for every bucket of `step` instead of pushes: the worker has no gradient. The session
+    /// keeps and sends the marks as it does pushes. If any worker skips, a round changes nothing; where
+    /// pushes are applied one by one, only this worker's push is left out.
     ///
-    /// Where pushes of the step were refused, since they are not finite, it is of their buckets: what else was pushed
-    /// for it stays.
+    /// If some pushes of the step were refused because they are not finite, only their buckets are skipped:
+    /// the step's other pushes stay.
     ///
     /// # Panics
-    /// When something was pushed for this step, and nothing of it refused.
+    /// If the worker pushed for this step, and no push was refused.
     pub fn skip(&mut self, now: Duration, step: Step) {
         let refused = std::mem::take(&mut self.refused);
         let whole = !refused.iter().any(|(s, _)| *s == step.0);
         let pushed = self.links.values().any(|l| l.has_pushed(step.0));
         assert!(!(whole && pushed), "{step} was pushed, and cannot be skipped");
-        // What waits for the rest of its step was sent to nobody.
+        // Pushes that wait for the rest of their step were not sent to any shard.
         self.held.clear();
         self.pushing = (0, false);
-        self.pushed = Pushed::default();
+        self.pushed = PushedSquares::default();
         let all = (0u32..).zip(&self.versions);
         for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
             let Some(link) =
@@ -506,18 +518,19 @@ impl Session {
         }
     }
 
-    /// Of the values as the servers decode them; of running statistics 0.
+    /// Sum of squares of the values as the servers decode them; 0 for running statistics.
     fn squares(&self, p: &Push) -> f64 {
         let spec = self.layout.buckets()[p.bucket as usize];
         if spec.kind != TensorKind::Param {
             return 0.0;
         }
         let squares = sum_of_squares(&p.payload.clone().into(), self.job.encoding(spec.kind), spec.len);
-        squares.unwrap_or(f64::NAN) // not as the job encodes it: the servers say so
+        squares.unwrap_or(f64::NAN) // not in the job's encoding: the servers refuse it
     }
 
-    /// Added up as the servers do for BSP, by shard and in it by bucket, whatever order the backward pass has: the last bit of
-    /// the sum depends on it, and one worker must get the same bits in every mode.
+    /// Sums as the servers do for BSP: by shard, and within it by bucket, whatever the order of the backward
+    /// pass. The last bit of the sum depends on the order, and one worker must get the same bits in every
+    /// mode.
     fn by_shard(&self, squares: &BTreeMap<u32, f64>) -> BTreeMap<ShardId, f64> {
         let mut parts = BTreeMap::new();
         for (bucket, squares) in squares {
@@ -526,7 +539,7 @@ impl Session {
         parts
     }
 
-    /// What waits for the sum of squares goes out with it.
+    /// Sends the pushes that wait for the sum of squares, with it.
     fn release(&mut self, now: Duration, total: f64) {
         for (mut p, at) in std::mem::take(&mut self.held) {
             p.sum_of_squares = total;
@@ -537,30 +550,32 @@ impl Session {
         }
     }
 
-    /// Whether a shard applies pushes as they come.
+    /// Whether a shard applies pushes as they arrive.
     fn any_asynchronous(&self) -> bool {
         self.links.keys().any(|shard| !self.modes.of(*shard).averages())
     }
 
-    /// The mode in force, as the shards have said with the last pull, and how often it was switched.
+    /// The mode in force, as the shards said with the last pull, and the number of switches so far.
     pub fn mode(&self) -> (u64, Mode) {
         self.modes.latest()
     }
 
-    /// The worker goes on from `step`, where others of its processes are: shards that are behind count it as done.
+    /// Continues from `step`, where the worker's other processes are: shards that are behind count the steps
+    /// before it as done.
     pub fn advance_to(&mut self, step: Step) {
         for link in self.links.values_mut() {
             link.retain(Kind::Advance(Advance { step: step.0 }), &mut self.out);
         }
     }
 
-    /// The mean training loss of the step that the next pull comes behind, for the rule that chooses the staleness bound.
+    /// Sets the mean training loss of the step before the next pull, for the rule that chooses the staleness
+    /// bound.
     pub fn note_loss(&mut self, loss: f32) {
         self.loss = Some(loss);
     }
 
-    /// Waits until every push is acknowledged, for a worker that goes on without a pull: [`Event::Settled`]. A push is refused
-    /// until the one of the step before is in.
+    /// Waits until every push is acknowledged, for a worker that continues without a pull; ends with
+    /// [`Event::Settled`]. A shard refuses a push until it has the worker's push of the step before.
     pub fn settle(&mut self) {
         self.wait = Wait::Settle(self.settling());
     }
@@ -570,14 +585,14 @@ impl Session {
         self.links.keys().copied().collect()
     }
 
-    /// Gives this worker's share of a held-out evaluation to shard 0, which adds the shares up.
+    /// Sends this worker's share of a held-out evaluation to shard 0, which sums the shares.
     pub fn report(&mut self, epoch: u64, loss_sum: f64, correct: u64, count: u64) {
         if let Some(link) = self.links.get_mut(&ShardId(0)) {
             link.retain(Kind::Report(Report { epoch, loss_sum, correct, count }), &mut self.out);
         }
     }
 
-    /// Evaluations that became complete since the last call.
+    /// Evaluations that were completed since the last call.
     pub fn evaluations(&mut self) -> Vec<Reported> {
         std::mem::take(&mut self.evaluations)
     }
@@ -587,8 +602,8 @@ impl Session {
         self.retain(Kind::Finish(Finish {}));
     }
 
-    /// Ends the session before the worker has done all its steps, so that the others need not wait until its lease is over:
-    /// [`Event::Left`]. Nothing can be asked afterwards.
+    /// Ends the session before the worker has done all its steps, so that the other workers need not wait for
+    /// its lease to expire; ends with [`Event::Left`]. No other call is allowed afterwards.
     pub fn leave(&mut self) {
         self.retain(Kind::Leave(Leave {}));
         self.wait = Wait::Leave(self.links.keys().copied().collect());
@@ -598,30 +613,30 @@ impl Session {
         self.links.values_mut().for_each(|l| l.retain(kind.clone(), &mut self.out));
     }
 
-    /// Whether [`Self::poll`] has something to say.
+    /// Whether [`Self::poll`] has something to return.
     pub fn has_news(&self) -> bool {
-        !self.out.heard.is_empty() || self.failed.is_some() || self.unsaid_parts().is_some()
+        !self.out.heard.is_empty() || self.failed.is_some() || self.pending_parts().is_some()
     }
 
-    /// The parts of the norm of the step that is pulled, where they are to be given out.
-    fn unsaid_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
+    /// The parts of the norm of the pulled step, if they still have to be returned.
+    fn pending_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
         let pulls = matches!(self.wait, Wait::Pull) && self.norms.is_shared();
         self.awaits_parts.filter(|_| pulls).and_then(|step| self.norms.parts(step))
     }
 
-    /// What comes of the wait that was begun last; `None`: nothing before the next input.
+    /// The next event of the current wait; `None`: nothing before the next input.
     ///
     /// # Errors
-    /// The session cannot go on. It says so each time. Only where a push was refused since it is not finite
-    /// ([`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite)) it says so once, and the wait goes on, once that step
-    /// is skipped ([`Self::skip`]).
+    /// The session cannot continue, and every later call fails, too. One exception: after the refusal of a
+    /// push that is not finite ([`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite)) only one call
+    /// fails, and the wait continues once the worker skips that step ([`Self::skip`]).
     pub fn poll(&mut self, now: Duration) -> Result<Option<Event>, SessionError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
         loop {
-            // Before the pull is over: the other processes may need them.
-            if let Some(parts) = self.unsaid_parts() {
+            // Before the pull ends, since the other processes may need them.
+            if let Some(parts) = self.pending_parts() {
                 self.awaits_parts = None;
                 return Ok(Some(Event::NormParts(parts.into_iter().collect())));
             }
@@ -662,7 +677,7 @@ impl Session {
                         }
                     }
                     None if new => self.rejoin(now),
-                    // A new leader: the link has asked again.
+                    // A new leader: the link has sent the request again.
                     None => {}
                 }
             }
@@ -685,18 +700,18 @@ impl Session {
             }
             LinkEvent::Dropped(n) => self.dropped += n,
             LinkEvent::Failed(e) => return Err(e),
-            LinkEvent::NotFinite { error, .. } => return Err(error), // `poll` has seen it
+            LinkEvent::NotFinite { error, .. } => return Err(error), // `poll` has handled it
         }
         Ok(None)
     }
 
-    /// What the wait has come to, if it is over.
+    /// The final event of the wait, if the wait is over.
     fn over(&mut self) -> Option<Event> {
         if self.joining.is_some() {
             return None;
         }
         match &self.wait {
-            Wait::Pull if self.pulling.as_ref().is_some_and(Pulling::is_answered) => {
+            Wait::Pull if self.pulling.as_ref().is_some_and(PullState::is_answered) => {
                 self.wait = Wait::Nothing;
                 self.pulled().map(Event::Pulled)
             }
@@ -713,10 +728,10 @@ impl Session {
         }
     }
 
-    /// The session is lost on some shard: a new one is opened on all.
+    /// A shard has lost the session: opens a new one on all shards.
     fn rejoin(&mut self, now: Duration) {
         if matches!(self.wait, Wait::Leave(_)) {
-            return; // the worker goes anyway: where nobody answers, its lease ends
+            return; // the worker leaves anyway: without an answer its lease expires
         }
         if self.joining.is_none() {
             self.rejoins += 1;
@@ -725,7 +740,7 @@ impl Session {
         self.joining = Some(BTreeMap::new());
         self.held.clear();
         self.pushing = (0, false);
-        self.pushed = Pushed::default();
+        self.pushed = PushedSquares::default();
         self.refused.clear();
         self.computed_at.clear();
         for link in self.links.values_mut() {
@@ -733,7 +748,7 @@ impl Session {
         }
     }
 
-    /// Every shard has given a session. Those that are behind are brought to the latest of their clocks.
+    /// Every shard has given a session. Shards that are behind advance to the latest of their clocks.
     fn joined(&mut self, now: Duration) -> Option<Event> {
         let clocks = self.joining.take()?;
         let start = self.advance(clocks);
@@ -741,7 +756,7 @@ impl Session {
             Wait::Nothing => None,
             Wait::Join => Some(Event::Joined(start)),
             Wait::Pull => {
-                self.pull_anew(now, start);
+                self.restart_pull(now, start);
                 None
             }
             Wait::Settle(_) => Some(Event::Settled(Some(start))),
@@ -753,7 +768,7 @@ impl Session {
         }
     }
 
-    /// Brings shards that are behind to the latest of their clocks, and gives it.
+    /// Advances the shards that are behind to the latest of their clocks, and returns that step.
     fn advance(&mut self, clocks: BTreeMap<ShardId, u64>) -> Step {
         let step = clocks.values().copied().max().unwrap_or(0);
         for (shard, clock) in clocks {
@@ -764,8 +779,8 @@ impl Session {
         Step(step)
     }
 
-    /// Tells the shards that have not come to the last switch of the mode.
-    fn tell_mode(&mut self) {
+    /// Sends the last switch of the mode to the shards that have not applied it.
+    fn send_mode(&mut self) {
         let (number, mode) = self.mode();
         for shard in self.modes.behind() {
             let switch = SwitchMode { number, mode: mode.to_string() };

@@ -1,4 +1,4 @@
-//! A session against servers that answer as they like: what it keeps, sends again, waits for and lets go.
+//! A session against servers with scripted answers: what it keeps, resends, waits for and releases.
 
 use bytes::Bytes;
 use paraft_common::{
@@ -49,18 +49,18 @@ fn job(mode: Mode) -> ServerJob {
     ServerJob::new("protocol", mode, BUCKETS * LEN, LEN)
 }
 
-/// The other side: streams, and what came on the latest of each shard.
+/// The servers' side: the streams, and the messages on each shard's latest stream.
 #[derive(Default)]
 struct Servers {
     now: Duration,
     dialled: BTreeMap<ShardId, (u64, String)>,
-    /// The stream beside it.
+    /// The second stream of a shard, to another server.
     beside: BTreeMap<ShardId, (u64, String)>,
-    /// Whoever was asked on one.
+    /// Every server that received a request on a second stream.
     asked: Vec<String>,
-    /// That a leader says next.
+    /// The term that a leader names next.
     term: u64,
-    /// Since the stream was opened.
+    /// The messages since the stream was opened.
     came: BTreeMap<ShardId, VecDeque<Kind>>,
 }
 
@@ -102,7 +102,7 @@ impl Servers {
         self.says_on(session, (shard, dial), kind);
     }
 
-    /// On the stream beside the shard's own.
+    /// Answers on the second stream.
     fn answers(&mut self, session: &mut Session, shard: ShardId, kind: from_shard::Kind) {
         let Some((dial, _)) = self.beside.get(&shard).cloned() else { return };
         self.says_on(session, (shard, dial), kind);
@@ -217,7 +217,7 @@ fn each_group_of_parameters_has_its_rate() {
 }
 
 #[test]
-fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_the_shards_say() {
+fn skipped_step_sends_a_mark_for_every_bucket() {
     let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::new());
     joined(&mut session, &mut servers, &[0, 0]);
     session.rates(vec![0.5]);
@@ -261,7 +261,7 @@ fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_t
 }
 
 #[test]
-fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
+fn refused_push_ends_no_session_and_can_be_skipped() {
     let (mut session, mut servers) = (session(job(Mode::Bsp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
@@ -283,7 +283,7 @@ fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
     let marks = |k: &Kind| if let Kind::Push(p) = k { p.skip.then_some((p.seq, p.bucket)) } else { None };
     let came: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(marks).collect();
     assert_eq!(came, [(5, 1), (6, 2)], "the buckets of these pushes, and no others");
-    // They alone are sent again.
+    // Only these are sent again.
     servers.breaks(&mut session, ShardId(0));
     servers.passes(&mut session, Duration::from_secs(1));
     servers.opens(&mut session, ShardId(0), 7, 0);
@@ -291,7 +291,7 @@ fn a_push_that_is_not_finite_ends_no_session_and_its_bucket_may_be_skipped() {
 }
 
 #[test]
-fn what_waits_for_the_norm_of_a_step_that_is_skipped_is_sent_to_nobody() {
+fn pushes_waiting_for_norm_of_skipped_step_are_not_sent() {
     let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
     let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
@@ -320,7 +320,7 @@ fn norms(servers: &Servers, shard: u32) -> Vec<f64> {
 }
 
 #[test]
-fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
+fn partial_shards_get_no_norm_before_the_sum_of_all() {
     let (mut session, mut servers) = first_stage(Mode::Bsp);
     let part = |shard: u32, sum_of_squares: f64| {
         (ShardId(shard), from_shard::Kind::RoundNorm(RoundNorm { step: 1, sum_of_squares }))
@@ -331,7 +331,7 @@ fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
         other => panic!("{other:?}"),
     };
     (0..2).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
-    // One comes before the pull, one in it.
+    // One arrives before the pull, one during it.
     let said =
         |session: &mut Session, servers: &mut Servers, (shard, kind)| servers.says(session, shard, kind);
     said(&mut session, &mut servers, part(2, 4.0));
@@ -344,7 +344,7 @@ fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
     assert_eq!(parts(&mut session, &servers), Some(both.clone()));
     assert_eq!(parts(&mut session, &servers), None, "once in a pull");
     assert!(norms(&servers, 0).is_empty() && norms(&servers, 2).is_empty());
-    // The group broke, and makes the pull again.
+    // The worker's group broke, and repeats the pull.
     session.pull(servers.now, Pull::of(Step(1)), false);
     assert_eq!(parts(&mut session, &servers), Some(both));
     session.tell_norm(Step(1), 11.0);
@@ -360,7 +360,7 @@ fn shards_of_some_stages_are_told_no_norm_before_it_is_that_of_all() {
 }
 
 #[test]
-fn what_has_come_of_a_pull_that_was_broken_off_is_no_answer_to_another() {
+fn answer_to_a_cancelled_pull_does_not_answer_another() {
     let (mut session, mut servers) = first_stage(Mode::Bsp);
     session.pull(servers.now, Pull::of(Step(1)), false);
     servers.carry_out(&mut session);
@@ -369,7 +369,7 @@ fn what_has_come_of_a_pull_that_was_broken_off_is_no_answer_to_another() {
             Weights { bucket, version: 7, done: 1, last: true, mode: "bsp".into(), ..Weights::default() };
         servers.says(&mut session, ShardId(shard), from_shard::Kind::Weights(weights));
     }
-    // Nobody has looked at it.
+    // No caller has read it.
     session.pull(servers.now, Pull::of(Step(2)), false);
     servers.carry_out(&mut session);
     assert!(matches!(session.poll(servers.now), Ok(None)), "it waits for its own");
@@ -397,7 +397,7 @@ fn pushes_of_some_stages_wait_for_the_norm_of_all() {
         let came: Vec<_> = servers.came[&ShardId(shard)].iter().filter_map(of).collect();
         assert_eq!(came, [(1, 99.0)]);
     }
-    // The group broke behind it: the others may still need them.
+    // The group broke after it: the other processes may still need them.
     assert_eq!(session.pushed_squares(Step(1)), Some(own));
     session.clip_by(servers.now, Step(1), 99.0);
     servers.carry_out(&mut session);
@@ -405,7 +405,8 @@ fn pushes_of_some_stages_wait_for_the_norm_of_all() {
     assert_eq!(session.pushed_squares(Step(2)), None);
 }
 
-/// A switch comes to one shard after the other, and in the middle of a step: all of its pushes go out as the first one did.
+/// A switch reaches one shard after the other, also within a step: all pushes of a step go out as the first
+/// one did.
 #[test]
 fn the_pushes_of_a_step_all_bring_the_norm_or_none_does() {
     let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
@@ -440,9 +441,9 @@ fn the_pushes_of_a_step_all_bring_the_norm_or_none_does() {
     }
 }
 
-/// A step that is given up was sent to nobody, and keeps nothing back that follows.
+/// An abandoned step was not sent to any shard, and does not hold back the next one.
 #[test]
-fn pushes_that_wait_for_a_norm_that_never_comes_are_forgotten_with_the_next_step() {
+fn pushes_without_their_norm_are_dropped_at_the_next_step() {
     let (mut session, mut servers) = first_stage(Mode::Asp);
     (0..2).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
     session.advance_to(Step(4));
@@ -455,7 +456,7 @@ fn pushes_that_wait_for_a_norm_that_never_comes_are_forgotten_with_the_next_step
 }
 
 #[test]
-fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none() {
+fn old_leader_without_push_rates_ends_the_session() {
     let of_before = |servers: &mut Servers, session: &mut Session| {
         let opened = Opened { session: 7, initialised: true, term: 1, ..Opened::default() };
         servers.says(session, ShardId(0), from_shard::Kind::Opened(opened));
@@ -488,7 +489,7 @@ fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none(
 }
 
 #[test]
-fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
+fn worker_pushes_up_to_the_window_until_acks_come() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     assert!(session.has_room(2 * limits::PUSH_WINDOW_BYTES), "one push always goes out");
@@ -497,7 +498,7 @@ fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
     assert!(session.has_room(rest) && !session.has_room(rest + 1));
     servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 1, ..Ack::default() }));
     assert!(session.has_room(limits::PUSH_WINDOW_BYTES));
-    // Nobody waits for the acks of a session that has failed.
+    // No ack is needed in a failed session.
     push(&mut session, &mut servers, 1, 1);
     servers.refuses(&mut session, ShardId(0), Advice::Fix, "");
     assert!(session.has_room(limits::PUSH_WINDOW_BYTES));
@@ -505,12 +506,12 @@ fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
 }
 
 #[test]
-fn a_lost_session_is_opened_anew_within_the_next_wait_and_pulls_from_where_it_joined() {
+fn lost_session_rejoins_in_next_wait_and_pulls_from_there() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::new());
     joined(&mut session, &mut servers, &[2, 2]);
     push(&mut session, &mut servers, 0, 3);
     servers.refuses(&mut session, ShardId(0), Advice::Stop, "");
-    // The worker does not know yet: what it pushes there is dropped, and holds no room.
+    // The worker does not know yet: its pushes to that shard are dropped, and take no room in the window.
     push(&mut session, &mut servers, 2, 3);
     assert!(session.has_room(limits::PUSH_WINDOW_BYTES));
     session.pull(servers.now, Pull::of(Step(3)), false);
@@ -543,7 +544,7 @@ fn a_lost_session_is_opened_anew_within_the_next_wait_and_pulls_from_where_it_jo
 }
 
 #[test]
-fn who_finds_no_leader_gives_up_at_the_deadline_and_says_what_each_server_said() {
+fn search_without_leader_fails_with_each_servers_answer() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     servers.carry_out(&mut session);
     for _ in 0..200 {
@@ -560,7 +561,7 @@ fn who_finds_no_leader_gives_up_at_the_deadline_and_says_what_each_server_said()
     }
 }
 
-/// Half a second of silence, and what comes of it.
+/// Half a second of silence, and its effects.
 fn impatient(session: &mut Session, servers: &mut Servers) {
     joined(session, servers, &[0]);
     push(session, servers, 0, 1);
@@ -573,7 +574,7 @@ fn impatient(session: &mut Session, servers: &mut Servers) {
 }
 
 #[test]
-fn a_leader_that_is_silent_is_left_for_one_of_a_later_term_who_is_sent_what_is_not_acknowledged() {
+fn silent_leader_is_left_for_one_of_a_later_term() {
     for named in [false, true] {
         let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
         impatient(&mut session, &mut servers);
@@ -581,7 +582,7 @@ fn a_leader_that_is_silent_is_left_for_one_of_a_later_term_who_is_sent_what_is_n
         if named {
             servers.answers(&mut session, ShardId(0), refused(Advice::Redirect, "d"));
             assert_eq!(servers.asked, ["b", "d"]);
-            // From there nobody is followed.
+            // A redirect from that server is ignored.
             servers.answers(&mut session, ShardId(0), refused(Advice::Redirect, "c"));
             assert_eq!(servers.asked.len(), 2);
             servers.passes(&mut session, Duration::from_millis(100));
@@ -594,7 +595,7 @@ fn a_leader_that_is_silent_is_left_for_one_of_a_later_term_who_is_sent_what_is_n
         servers.answers(&mut session, ShardId(0), opened);
         assert_eq!(servers.dialled[&ShardId(0)].1, if named { "d" } else { "b" });
         assert_eq!(servers.pushes(ShardId(0)), [2, 3]);
-        // It is the shard's stream now: acknowledged there, lost with it, and asked about others.
+        // It is now the shard's stream: acks arrive on it, its end is a break, and silence on it is checked.
         servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 2, ..Ack::default() }));
         let before = servers.asked.len();
         servers.passes(&mut session, Duration::from_millis(500));
@@ -608,10 +609,11 @@ fn a_leader_that_is_silent_is_left_for_one_of_a_later_term_who_is_sent_what_is_n
 }
 
 #[test]
-fn a_leader_that_is_slow_and_nobody_s_predecessor_is_not_left_and_asked_about_ever_more_seldom() {
+fn slow_leader_is_kept_and_asked_about_less_often() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     impatient(&mut session, &mut servers);
-    // It is named itself; nobody is known; nobody is there; somebody leads its own term, or an earlier one.
+    // Five answers: it names itself; it knows no leader; no server answers; another leads the same term, or
+    // an earlier one.
     let mut others = 0;
     for ms in 0..9_500 {
         servers.passes(&mut session, Duration::from_millis(1));
@@ -636,13 +638,13 @@ fn a_leader_that_is_slow_and_nobody_s_predecessor_is_not_left_and_asked_about_ev
     // After 0.5, 0.6, 0.8, 1.2, 2.0, 3.6, 6.8 s.
     assert_eq!(servers.asked, ["b", "c", "b", "c", "b", "c", "b"]);
     assert_eq!(servers.pushes(ShardId(0)), [1, 2], "and nothing is sent again");
-    // Whoever says anything is well.
+    // Any message shows that the leader is alive.
     servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 9, ..Ack::default() }));
     servers.passes(&mut session, Duration::from_millis(499));
     assert_eq!(servers.asked.len(), 7);
     servers.passes(&mut session, Duration::from_millis(1));
     assert_eq!(servers.asked.len(), 8);
-    // Its answer is awaited no longer where the leader says something.
+    // Once the leader sends a message, the session does not wait for that answer any more.
     servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 2, ..Ack::default() }));
     assert!(servers.beside.is_empty());
     servers.passes(&mut session, Duration::from_secs(60));
@@ -651,7 +653,7 @@ fn a_leader_that_is_slow_and_nobody_s_predecessor_is_not_left_and_asked_about_ev
 }
 
 #[test]
-fn while_a_leader_answers_in_time_nobody_is_asked_and_no_more_is_to_be_done_than_a_look_each_half_second() {
+fn answering_leader_causes_no_questions_and_rare_checks() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
     let mut deadlines = std::collections::BTreeSet::new();
@@ -663,7 +665,7 @@ fn while_a_leader_answers_in_time_nobody_is_asked_and_no_more_is_to_be_done_than
     }
     assert!(servers.asked.is_empty());
     assert!(deadlines.len() <= 21, "{} in 10 s", deadlines.len());
-    // A pull is owed, too.
+    // The leader also owes an answer to a pull.
     session.pull(servers.now, Pull::of(Step(1000)), false);
     servers.carry_out(&mut session);
     servers.passes(&mut session, Duration::from_millis(500));
@@ -672,7 +674,7 @@ fn while_a_leader_answers_in_time_nobody_is_asked_and_no_more_is_to_be_done_than
 }
 
 #[derive(Clone, Debug)]
-enum Happens {
+enum StreamEvent {
     Push(u32),
     Ack(usize),
     Break,
@@ -680,27 +682,27 @@ enum Happens {
     Retry,
     Open,
     Time(u64),
-    /// One that is asked about a silent leader leads a later term, or the same.
+    /// A server that was asked about a silent leader leads a later term (`true`), or the same.
     Answers(bool),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn happens() -> impl Strategy<Value = StreamEvent> {
     prop_oneof![
-        4 => (0..BUCKETS as u32).prop_map(Happens::Push),
-        3 => (0usize..6).prop_map(Happens::Ack),
-        1 => Just(Happens::Break),
-        1 => (0usize..4).prop_map(Happens::Redirect),
-        1 => Just(Happens::Retry),
-        3 => Just(Happens::Open),
-        3 => (0u64..120).prop_map(Happens::Time),
-        1 => (400u64..700).prop_map(Happens::Time),
-        2 => any::<bool>().prop_map(Happens::Answers),
+        4 => (0..BUCKETS as u32).prop_map(StreamEvent::Push),
+        3 => (0usize..6).prop_map(StreamEvent::Ack),
+        1 => Just(StreamEvent::Break),
+        1 => (0usize..4).prop_map(StreamEvent::Redirect),
+        1 => Just(StreamEvent::Retry),
+        3 => Just(StreamEvent::Open),
+        3 => (0u64..120).prop_map(StreamEvent::Time),
+        1 => (400u64..700).prop_map(StreamEvent::Time),
+        2 => any::<bool>().prop_map(StreamEvent::Answers),
     ]
 }
 
 proptest! {
-    /// Whatever happens to its streams: on the one that is open lies every push that is not acknowledged, once, in the order of
-    /// the pushes, and none that is; and the window holds exactly those.
+    /// Whatever happens to the streams, the open one carries every unacknowledged push once, in order, and no
+    /// acknowledged push; and the window counts exactly those.
     #[test]
     fn what_is_not_acknowledged_is_on_the_open_stream(all in prop::collection::vec(happens(), 0..80)) {
         const SHARD: ShardId = ShardId(0);
@@ -709,42 +711,42 @@ proptest! {
         let (mut open, mut unacked, mut step) = (true, Vec::new(), 0);
         for what in all {
             match what {
-                Happens::Push(bucket) => {
+                StreamEvent::Push(bucket) => {
                     step += 1;
                     push(&mut session, &mut servers, bucket, step);
-                    unacked.push(step); // it is the seq, too
+                    unacked.push(step); // also the seq
                 }
-                Happens::Ack(i) if open && i < unacked.len() => {
+                StreamEvent::Ack(i) if open && i < unacked.len() => {
                     let seq = unacked.remove(i);
-                    // Said twice, as to one that was sent again.
+                    // Twice, as for a push that was sent again.
                     for _ in 0..2 {
                         let ack = Ack { seq, ..Ack::default() };
                         servers.says(&mut session, SHARD, from_shard::Kind::Ack(ack));
                     }
                     servers.came.entry(SHARD).or_default().retain(|k| !matches!(k, Kind::Push(p) if p.seq == seq));
                 }
-                Happens::Ack(_) => {}
-                Happens::Break => {
+                StreamEvent::Ack(_) => {}
+                StreamEvent::Break => {
                     servers.breaks(&mut session, SHARD);
                     open = false;
                 }
-                Happens::Redirect(to) if servers.dialled.contains_key(&SHARD) => {
+                StreamEvent::Redirect(to) if servers.dialled.contains_key(&SHARD) => {
                     let leader = ["a", "b", "c", "d"][to];
                     servers.refuses(&mut session, SHARD, Advice::Redirect, leader);
                     open = false;
                 }
-                Happens::Retry if servers.dialled.contains_key(&SHARD) => {
+                StreamEvent::Retry if servers.dialled.contains_key(&SHARD) => {
                     servers.refuses(&mut session, SHARD, Advice::Retry, "");
                     open = false;
                 }
-                Happens::Redirect(_) | Happens::Retry => {}
-                Happens::Open if servers.dialled.contains_key(&SHARD) && !open => {
+                StreamEvent::Redirect(_) | StreamEvent::Retry => {}
+                StreamEvent::Open if servers.dialled.contains_key(&SHARD) && !open => {
                     servers.opens(&mut session, SHARD, 7, 0);
                     open = true;
                 }
-                Happens::Open => {}
-                Happens::Time(ms) => servers.passes(&mut session, Duration::from_millis(ms)),
-                Happens::Answers(later) => {
+                StreamEvent::Open => {}
+                StreamEvent::Time(ms) => servers.passes(&mut session, Duration::from_millis(ms)),
+                StreamEvent::Answers(later) => {
                     servers.term += u64::from(later && servers.beside.contains_key(&SHARD));
                     let opened = servers.opened(7, 0);
                     servers.answers(&mut session, SHARD, opened);

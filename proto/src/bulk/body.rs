@@ -18,19 +18,19 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// Headers and small messages that are ready at the same time share a frame, up to this many bytes.
 const SHARED_FRAME: usize = 16 << 10;
 
-/// The messages of a stream, on their way out.
+/// The outgoing messages of a stream.
 struct Outgoing<S> {
     messages: S,
     out: Outbox,
     end: End,
-    /// A response says how it ended.
+    /// A response ends with its status.
     trailers: bool,
 }
 
 enum End {
-    /// More messages may come.
+    /// More messages may follow.
     Open,
-    /// None comes any more; what is ready goes out first.
+    /// No message follows; ready ones go out first.
     Due(Status),
     Said,
 }
@@ -85,10 +85,11 @@ where
     }
 }
 
-/// Sends a request with these messages and gives the messages of its response. `path` names service and method.
+/// Sends a request with these messages and returns the messages of its response. `path` names service and
+/// method.
 ///
 /// # Errors
-/// What the server says instead of an answer, or why it could not be asked.
+/// The server's error, or why it could not be reached.
 pub async fn call<Q, A, S>(
     channel: &Channel,
     path: &'static str,
@@ -119,7 +120,7 @@ where
     Ok(Incoming::new(response.into_body(), limit))
 }
 
-/// What is at the bottom of it: "transport error" alone helps nobody.
+/// The innermost cause: "transport error" alone helps no reader.
 fn innermost(e: &dyn std::error::Error) -> String {
     let mut at = e;
     while let Some(next) = at.source() {
@@ -139,7 +140,7 @@ where
     response
 }
 
-/// Messages as they arrive. Dropping a future of [`Self::message`] loses nothing.
+/// Incoming messages. Dropping a future of [`Self::message`] loses nothing.
 pub struct Incoming<M> {
     from: From<M>,
     over: bool,
@@ -156,7 +157,7 @@ impl<M: Bulk> Incoming<M> {
         Self { from: From::Body(body, Inbox::new(limit)), over: false }
     }
 
-    /// Messages that came by another way.
+    /// Messages from another transport.
     pub fn of(messages: impl Stream<Item = Result<WithBulk<M>, Status>> + Send + 'static) -> Self {
         Self { from: From::Other(messages.boxed()), over: false }
     }
@@ -164,16 +165,16 @@ impl<M: Bulk> Incoming<M> {
     /// The next message; `None` at the end.
     ///
     /// # Errors
-    /// The status with which the other side ended, or what is wrong with its bytes; nothing comes after an error.
+    /// The peer's final status, or what is wrong with its bytes; nothing follows an error.
     pub async fn message(&mut self) -> Result<Option<WithBulk<M>>, Status> {
         self.next().await.transpose()
     }
 
-    /// The only message, and the end behind it. (Who lets go of a stream before its end resets it; HTTP/2 takes many
+    /// The only message, and the end after it. (Dropping a stream before its end resets it; HTTP/2 takes many
     /// resets for an attack, and closes the connection.)
     ///
     /// # Errors
-    /// As [`Self::message`]; and where there is none, or another.
+    /// As [`Self::message`]; also if there is no message, or a second one.
     pub async fn only(mut self) -> Result<WithBulk<M>, Status> {
         let message = self.message().await?.ok_or_else(|| Status::invalid_argument("no message"))?;
         match self.message().await? {

@@ -1,5 +1,5 @@
-//! Pieces that have arrived, to a message. Everything here may come from anyone: what cannot be read is an error, and
-//! nothing is allocated for a length that the bytes do not hold.
+//! Decodes received pieces into a message. All input is untrusted: unreadable bytes are an error, and no
+//! length that the bytes do not hold causes an allocation.
 
 use super::{Bulk, Place, WithBulk, encode::PREFIX};
 use bytes::{BufMut, Bytes};
@@ -7,17 +7,17 @@ use paraft_common::Payload;
 use prost::encoding::{MAX_TAG, MIN_TAG, WireType, encode_key, encode_varint};
 use std::collections::VecDeque;
 
-/// Messages up to this many bytes are copied: a view of them would keep a whole receive buffer alive for as long as
-/// they are in the log.
+/// Messages up to this many bytes are copied: a view would keep a whole receive buffer alive while the
+/// message is in the log.
 const SMALL: usize = 16 << 10;
 
-/// Bytes that are no message.
+/// Why bytes are not a valid message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BulkError {
-    /// A message says that it is compressed.
+    /// The message claims to be compressed.
     #[error("compressed messages are not supported")]
     Compressed,
-    /// A message is longer than this reader takes.
+    /// The message is longer than this reader accepts.
     #[error("a message of {len} bytes; at most {limit} are taken")]
     TooLong {
         /// Its length, as its prefix says.
@@ -33,7 +33,7 @@ pub enum BulkError {
     Malformed(String),
 }
 
-/// Pieces of a stream, in order, and the messages that are whole in them.
+/// Pieces of a stream, in order, and the complete messages in them.
 #[derive(Debug)]
 pub struct Inbox {
     pieces: Pieces,
@@ -46,7 +46,7 @@ impl Inbox {
         Self { pieces: Pieces::default(), limit }
     }
 
-    /// What has arrived.
+    /// Appends a received piece.
     pub fn put(&mut self, piece: Bytes) {
         if !piece.is_empty() {
             self.pieces.len += piece.len();
@@ -54,12 +54,12 @@ impl Inbox {
         }
     }
 
-    /// Whether nothing waits.
+    /// Whether no bytes wait.
     pub fn is_empty(&self) -> bool {
         self.pieces.len == 0
     }
 
-    /// The next message, if it is whole. After an error nothing more can be read.
+    /// The next message, if complete. After an error nothing more can be read.
     pub fn message<M: Bulk>(&mut self) -> Result<Option<WithBulk<M>>, BulkError> {
         if self.pieces.len < PREFIX {
             return Ok(None);
@@ -99,11 +99,11 @@ pub fn read<M: Bulk>(message: Pieces) -> Result<WithBulk<M>, BulkError> {
     let mut message = M::decode(&header[..]).map_err(malformed)?;
     let expected = message.detach().len();
     match M::PLACE {
-        // The last one counts, as everywhere in protobuf; none is an empty one.
+        // The last one counts, as everywhere in protobuf; a missing one is empty.
         Place::Kinds(_) if expected == 1 => {
             Ok(WithBulk { message, bulk: vec![bulk.into_iter().next_back().unwrap_or_default()] })
         }
-        // The payload was that of a kind which another one took the place of.
+        // The payload belonged to a kind that a later one replaced.
         Place::Kinds(_) => Ok(message.into()),
         _ => Ok(WithBulk { message, bulk }),
     }
@@ -113,7 +113,7 @@ fn malformed(e: impl std::fmt::Display) -> BulkError {
     BulkError::Malformed(e.to_string())
 }
 
-/// A message with a kind that may have bulk: the kind without it goes to `header`.
+/// A message with a kind that may have bulk: the kind without its bulk goes to `header`.
 fn kind(mut message: Pieces, kinds: &[(u32, u32)], header: &mut Vec<u8>) -> Result<Vec<Payload>, BulkError> {
     let mut bulk = None;
     while message.len > 0 {
@@ -153,7 +153,7 @@ fn part(mut message: Pieces, field: u32, header: &mut Vec<u8>) -> Result<Vec<Pay
     Ok(bulk)
 }
 
-/// Bytes in pieces.
+/// Bytes in several pieces.
 #[derive(Debug, Default)]
 pub struct Pieces {
     list: VecDeque<Bytes>,
@@ -162,7 +162,7 @@ pub struct Pieces {
 
 impl From<Pieces> for Payload {
     fn from(pieces: Pieces) -> Self {
-        // What is kept must not keep a receive buffer of many times its size.
+        // A kept message must not keep a receive buffer of many times its size.
         if pieces.len <= SMALL {
             let mut whole = Vec::with_capacity(pieces.len);
             pieces.list.iter().for_each(|p| whole.extend_from_slice(p));
@@ -180,7 +180,7 @@ impl FromIterator<Bytes> for Pieces {
 }
 
 impl Pieces {
-    /// The first bytes; as many as there are, at most.
+    /// Copies the first bytes, as many as there are.
     fn peek(&self, into: &mut [u8]) {
         for (to, from) in into.iter_mut().zip(self.list.iter().flatten()) {
             *to = *from;

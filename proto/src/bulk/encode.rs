@@ -1,4 +1,4 @@
-//! A message to the pieces that travel.
+//! Encodes a message into pieces.
 
 use super::{Bulk, Place, WithBulk};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -9,13 +9,14 @@ use std::collections::VecDeque;
 /// gRPC's prefix of a message: one byte that says whether it is compressed, and its length.
 pub const PREFIX: usize = 5;
 
-/// Pieces up to this many bytes are copied behind the header: below it, a piece of its own costs more than its copy.
+/// Pieces up to this many bytes are copied after the header: a smaller piece costs more as a piece of its own
+/// than its copy.
 const SMALL: usize = 4 << 10;
 
-/// Messages on their way out, as pieces in the order of the wire.
+/// Outgoing messages, as pieces in wire order.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    /// Headers and small pieces that are not sealed yet.
+    /// Headers and small pieces that are not a finished piece yet.
     open: BytesMut,
     ready: VecDeque<Bytes>,
 }
@@ -36,8 +37,8 @@ impl Outbox {
                 bulk.iter().for_each(|p| self.field(field, p));
             }
             Place::Kinds(kinds) => {
-                // The kind as protobuf has it, without the payload: its key, its length, its fields. The payload is put
-                // behind the last of them; protobuf does not mind the order.
+                // The kind in protobuf without the payload: its key, its length, its fields. The payload
+                // follows the last of them; protobuf allows any order.
                 let mut encoded = &message.encode_to_vec()[..];
                 let payload = bulk.iter().find(|p| !p.is_empty());
                 let kind = first_field(encoded);
@@ -56,7 +57,7 @@ impl Outbox {
         }
     }
 
-    /// Bytes of headers that would still go into the same piece.
+    /// Bytes of headers that still fit the same piece.
     pub fn open_bytes(&self) -> usize {
         self.open.len()
     }
@@ -66,7 +67,7 @@ impl Outbox {
         !self.ready.is_empty()
     }
 
-    /// The next piece; the last one is sealed for it.
+    /// The next piece; the last one is finished for it.
     pub fn pop(&mut self) -> Option<Bytes> {
         self.ready.pop_front().or_else(|| (!self.open.is_empty()).then(|| self.open.split().freeze()))
     }

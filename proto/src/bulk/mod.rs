@@ -1,12 +1,13 @@
 //! gRPC messages with bulk, without assembling them.
 //!
-//! tonic's codecs put a message together in one buffer before they send it, and again before they read it: two copies
-//! of every payload and fresh pages for each. Here the message's header (everything but its `bytes`) and its payload
-//! travel as they lie: what is sent is handed to HTTP/2 piece by piece, what arrives stays in the pieces in which it
-//! was received. On the wire it is gRPC and protobuf like any other; a stock client can talk to it.
+//! tonic's codecs assemble a message in one buffer before they send it, and again before they read it: two
+//! copies of every payload, and fresh pages for each. Here the message's header (everything but its `bytes`)
+//! and its payload are sent without a copy: outgoing pieces go to HTTP/2 one by one, and incoming bytes stay
+//! in the pieces in which they were received. On the wire it is ordinary gRPC and protobuf; a stock client
+//! can talk to it.
 //!
 //! ```text
-//!  message ──encode──▶ [length, header] [piece] [piece] ...──▶ HTTP/2 frames ──decode──▶ message, pieces
+//! message ──encode──▶ [length, header] [piece] [piece] ...──▶ HTTP/2 frames ──decode──▶ message, pieces
 //! ```
 //!
 //! - [`encode`]: a message to pieces. [`decode`]: pieces to a message. Both pure.
@@ -20,17 +21,17 @@ pub use body::{Incoming, call, respond};
 
 use paraft_common::Payload;
 
-/// A message, and beside it the payloads of its `bytes` fields, which are empty in the message itself.
+/// A message, and separately the payloads of its `bytes` fields, which are empty in the message itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WithBulk<M> {
-    /// All but the bulk.
+    /// Everything but the bulk.
     pub message: M,
-    /// In the order of the fields; as many as [`Bulk::detach`] gives for such a message.
+    /// In the order of the fields; as many as [`Bulk::detach`] returns for such a message.
     pub bulk: Vec<Payload>,
 }
 
 impl<M> WithBulk<M> {
-    /// The only payload of a message that has one; empty where there is none.
+    /// The only payload of a message that has one; empty if there is none.
     pub fn payload(self) -> Payload {
         self.bulk.into_iter().next().unwrap_or_default()
     }
@@ -43,23 +44,24 @@ impl<M: Bulk> From<M> for WithBulk<M> {
     }
 }
 
-/// Where a message's bulk is.
+/// The field with a message's bulk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// It has none.
     Nowhere,
     /// A `repeated bytes` field of the message.
     Own(u32),
-    /// The message is a `oneof`; some of its kinds have a `bytes` field: (number of the kind, number of the field).
+    /// The message is a `oneof`; some of its kinds have a `bytes` field: (number of the kind, number of the
+    /// field).
     Kinds(&'static [(u32, u32)]),
 }
 
 /// A message of the `.proto` files that may carry bulk.
 pub trait Bulk: prost::Message + Default + Send + 'static {
-    /// Where.
+    /// The field with the bulk.
     const PLACE: Place;
 
-    /// Takes the payloads out: exactly one for a message whose field is not repeated, empty or not.
+    /// Takes the payloads out: exactly one for a message whose field is not repeated, even if it is empty.
     fn detach(&mut self) -> Vec<Payload>;
 }
 

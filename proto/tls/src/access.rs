@@ -1,12 +1,13 @@
-//! How a process comes by connections over TCP: one for the process, from its flags and its environment, before anything is dialled.
+//! How a process makes connections over TCP: one setting for the process, from its flags and its environment,
+//! before it dials.
 
 use crate::{
     authority::CERT,
     credentials::{Credentials, CredentialsError},
     handshake::TlsError,
-    refusals::Noted,
+    refusals::NotedConnection,
     role::Rights,
-    stream::{Failed, Stream, Wire},
+    stream::{FailedHandshake, Stream, Wire},
     verify,
 };
 use parking_lot::RwLock;
@@ -22,42 +23,42 @@ use tokio::net::TcpStream;
 
 pub use verify::Expected;
 
-/// See the module.
+/// How this process makes and accepts connections. See the module.
 #[derive(Clone, Debug, Default)]
 pub enum Access {
-    /// Not at all: only over Unix sockets, within this host and user.
+    /// No TCP: only Unix sockets, within this host and user.
     #[default]
     Closed,
     /// Under TLS.
     Certificates(Arc<Credentials>),
-    /// In plain text: whoever reaches a port may do everything.
+    /// In plain text: every client that reaches a port may do everything.
     Insecure,
 }
 
-/// What who speaks plain text is told by a server that does not.
+/// The refusal of a plain-text client by a server that requires TLS.
 pub const ONLY_TLS: &str =
     "this server speaks TLS only: give --certs FOLDER with a certificate of the fleet's";
-/// What who is let in, but not for this, is told.
+/// The refusal of an admitted client without the right.
 pub const DENIED: &str = "this certificate is not for that (`paraft certs show FOLDER` says what it is for)";
 
 static OURS: RwLock<Access> = RwLock::new(Access::Closed);
 
-/// An HTTP client waits for a connection so long: a name that nobody knows yet, or a host that is gone, is tried again then.
+/// Timeout of an HTTP client for a connection: an unknown name, or a host that is gone, is then tried again.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// The variable with a folder of certificates; only its path is ever in an environment.
+/// The variable with a folder of certificates; an environment holds only its path.
 pub const CERTS: &str = "PARAFT_CERTS";
-/// The variable that says that plain text is spoken.
+/// The variable that allows plain text.
 pub const INSECURE: &str = "PARAFT_INSECURE";
 
-/// As what a process shows itself, where a folder has a certificate for each.
+/// The kind of process, if a folder has a certificate for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum As {
     /// A server of the fleet.
     Peer,
     /// A worker, or a rank of one.
     Worker,
-    /// Whoever asks, starts and ends.
+    /// A command of a person.
     Admin,
 }
 
@@ -71,7 +72,8 @@ impl As {
         }
     }
 
-    /// The folder that it takes of this one: its own in it, or this one, which is for it alone.
+    /// The certificate folder for this kind of process: its own subfolder, or `certs` itself, which then
+    /// belongs to it alone.
     pub fn folder(self, certs: &Path) -> PathBuf {
         let own = certs.join(self.name());
         if !certs.join(CERT).is_file() && own.join(CERT).is_file() { own } else { certs.into() }
@@ -79,20 +81,20 @@ impl As {
 }
 
 impl Access {
-    /// Says how this process comes by connections from now on.
+    /// Sets how this process makes connections from now on.
     pub fn set(self) {
         *OURS.write() = self;
     }
 
-    /// How this process comes by them.
+    /// How this process makes connections.
     pub fn ours() -> Self {
         OURS.read().clone()
     }
 
-    /// What flags say: a folder, `-` for standard input, or plain text; neither: closed.
+    /// From flags: a folder, `-` for standard input, or plain text; neither: closed.
     ///
     /// # Errors
-    /// The folder will not do.
+    /// The folder is unusable.
     pub fn of(certs: Option<&Path>, insecure: bool, shows: As) -> Result<Self, CredentialsError> {
         Ok(match certs {
             _ if insecure => Self::Insecure,
@@ -107,27 +109,27 @@ impl Access {
         })
     }
 
-    /// What the environment says.
+    /// From the environment.
     ///
     /// # Errors
-    /// The folder will not do.
+    /// The folder is unusable.
     pub fn of_environment(shows: As) -> Result<Self, CredentialsError> {
         let given = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty());
         let insecure = given(INSECURE).is_some_and(|v| v != "0" && v != "false");
         Self::of(given(CERTS).map(PathBuf::from).as_deref(), insecure, shows)
     }
 
-    /// Why nothing is dialled.
+    /// The error of a process without credentials that dials.
     pub fn no_certificate() -> io::Error {
         let why = "nothing is sent there in plain text: give --certs FOLDER with a certificate of the fleet's, or --insecure if nobody \
                    else is on this network";
         io::Error::new(io::ErrorKind::PermissionDenied, why)
     }
 
-    /// Makes a connection to `to`.
+    /// Connects to `to`.
     ///
     /// # Errors
-    /// The network's, or one does not take the other.
+    /// The network fails, or one side refuses the other.
     pub async fn dial(&self, address: &str, to: &Expected) -> io::Result<Wire> {
         if matches!(self, Self::Closed) {
             return Err(Self::no_certificate());
@@ -143,12 +145,12 @@ impl Access {
         }
     }
 
-    /// What makes connections to servers for an HTTP client.
+    /// A connector to servers for an HTTP client.
     pub fn connector(
         &self,
     ) -> impl tower::Service<
         http::Uri,
-        Response = hyper_util::rt::TokioIo<Noted>,
+        Response = hyper_util::rt::TokioIo<NotedConnection>,
         Error = io::Error,
         Future: Send,
     > + Clone
@@ -159,28 +161,30 @@ impl Access {
             let access = access.clone();
             async move {
                 let address = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
-                // The name, the connection and the handshake together.
+                // Name lookup, connection and handshake together.
                 let dials = tokio::time::timeout(CONNECT, access.dial(address, &Expected::SERVER));
                 let late =
                     || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT:?}"));
                 let wire = dials.await.map_err(|_| late())??;
-                Ok(hyper_util::rt::TokioIo::new(Noted::new(wire, address)))
+                Ok(hyper_util::rt::TokioIo::new(NotedConnection::new(wire, address)))
             }
         })
     }
 
-    /// Takes one that came, with what the other side may do. `http1`: on a port where HTTP/1.1 is spoken.
+    /// Makes a connection of an accepted socket, and returns the peer's rights. `http1`: the port serves
+    /// HTTP/1.1.
     ///
     /// # Errors
-    /// The other side is not taken, and was told so.
-    pub async fn accept(&self, socket: TcpStream, http1: bool) -> Result<(Wire, Rights), Failed> {
+    /// The peer is refused, and was told why.
+    pub async fn accept(&self, socket: TcpStream, http1: bool) -> Result<(Wire, Rights), FailedHandshake> {
         match self {
             Self::Closed => {
-                Err(Failed { why: TlsError::Io(Self::no_certificate()), socket, said: Vec::new() })
+                Err(FailedHandshake { why: TlsError::Io(Self::no_certificate()), socket, said: Vec::new() })
             }
             Self::Insecure => Ok((Wire::Plain(socket), Rights::all("anybody (--insecure)"))),
             Self::Certificates(credentials) => {
-                let (stream, rights) = Stream::accept(socket, credentials, &Expected::ANYBODY, http1).await?;
+                let (stream, rights) =
+                    Stream::accept(socket, credentials, &Expected::ANY_ROLE, http1).await?;
                 Ok((Wire::Tls(Box::new(stream)), rights))
             }
         }

@@ -1,14 +1,15 @@
-//! A fleet's authority: makes certificates, and writes them where only their owner reads them.
+//! A fleet's certificate authority: makes certificates, and writes them readable by their owner only.
 //!
 //! ```text
 //! certs/            ca.key        signs; needed to issue and renew, by no process of the fleet
-//!   │               ca.crt        who is trusted: the authority, and those before it while their certificates are in use
+//!   │               ca.crt        trusted: the authority, and earlier ones while their certificates are in use
 //!   ├─ peer/        ca.crt tls.crt tls.key
 //!   ├─ admin/       ca.crt tls.crt tls.key
 //!   └─ worker-mnist/ ...
 //! ```
 //!
-//! The three names are those of a Kubernetes secret of type `kubernetes.io/tls` with its authority, as cert-manager fills it.
+//! The three names are those of a Kubernetes secret of type `kubernetes.io/tls` with its authority, as
+//! cert-manager fills it.
 
 use crate::role::{Rights, Role};
 use rcgen::{
@@ -23,37 +24,37 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// The authorities that are trusted.
+/// The trusted authorities.
 pub const CA_CERT: &str = "ca.crt";
 /// The authority's key.
 pub const CA_KEY: &str = "ca.key";
-/// A certificate, and what stands between it and the authority.
+/// A certificate, with its intermediate authorities.
 pub const CERT: &str = "tls.crt";
-/// Its key.
+/// The certificate's key.
 pub const KEY: &str = "tls.key";
 
-/// How long a certificate lasts where nothing else is said.
-pub const LASTS: Duration = Duration::from_secs(90 * DAY);
-/// How long an authority lasts.
-const AUTHORITY_LASTS: Duration = Duration::from_secs(3650 * DAY);
+/// Default lifetime of a certificate.
+pub const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(90 * DAY);
+/// Lifetime of an authority.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(3650 * DAY);
 const DAY: u64 = 24 * 3600;
-/// Clocks of hosts differ: a certificate is good since a while before it was made.
-const SINCE: Duration = Duration::from_secs(3600);
-/// A name that tools ask for which know names of hosts only: each certificate has it.
+/// The clocks of hosts differ: a certificate is valid from this long before it was made.
+const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+/// A host name in every certificate, for tools that require one.
 pub const SERVER_NAME: &str = "paraft";
 
 /// Why a certificate was not made or written.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// A file.
+    /// A file cannot be read or written.
     #[error("{}: {cause}", .path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// It is none.
+    /// The folder has no authority.
     #[error("{} is no authority's folder: {why}", .path.display())]
     NoAuthority {
         /// The folder.
@@ -61,7 +62,7 @@ pub enum AuthorityError {
         /// What is missing.
         why: String,
     },
-    /// A certificate.
+    /// A certificate cannot be made.
     #[error("a certificate cannot be made: {0}")]
     Make(String),
 }
@@ -76,9 +77,9 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
     move |cause| AuthorityError::File { path: path.into(), cause }
 }
 
-/// A certificate with its key, and who is trusted beside it: three files, as text.
+/// A certificate with its key and the trusted authorities: three files, as text.
 pub struct Issued {
-    /// Who is trusted.
+    /// The trusted authorities.
     pub authorities: String,
     /// The certificate.
     pub cert: String,
@@ -86,26 +87,26 @@ pub struct Issued {
     pub key: String,
 }
 
-/// See the module.
+/// A certificate authority. See the module.
 pub struct Authority {
     signs: Issuer<'static, KeyPair>,
     key: String,
-    /// Who is trusted, itself first.
+    /// The trusted authorities, itself first.
     trusted: Vec<String>,
 }
 
 impl Authority {
-    /// A new one. `name` is for those who look at certificates.
+    /// A new authority. `name` is for people who read certificates.
     ///
     /// # Errors
-    /// There is no randomness.
+    /// The system gives no randomness.
     pub fn new(name: &str) -> Result<Self, AuthorityError> {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        lasts(&mut params, AUTHORITY_LASTS);
+        lasts(&mut params, AUTHORITY_LIFETIME);
         let key = KeyPair::generate()?;
-        // No two have one name: of several that are trusted the name says which has signed.
+        // Each authority has its own name: among several trusted ones the name tells which has signed.
         let own: String = key.public_key_raw().iter().rev().take(4).map(|b| format!("{b:02x}")).collect();
         params.distinguished_name.push(DnType::CommonName, format!("Paraft authority {name} {own}"));
         let cert = params.self_signed(&key)?;
@@ -113,7 +114,7 @@ impl Authority {
         Ok(Self { signs: Issuer::new(params, key), key: text, trusted: vec![cert.pem()] })
     }
 
-    /// The one of this folder.
+    /// Reads the authority of this folder.
     ///
     /// # Errors
     /// It has none.
@@ -136,25 +137,25 @@ impl Authority {
         Ok(Self { signs, key, trusted })
     }
 
-    /// Another one, which trusts this as well.
+    /// A new authority, which trusts this one as well.
     ///
     /// # Errors
-    /// There is no randomness.
+    /// The system gives no randomness.
     pub fn next(&self, name: &str) -> Result<Self, AuthorityError> {
         let mut next = Self::new(name)?;
         next.trusted.extend(self.trusted.iter().cloned());
         Ok(next)
     }
 
-    /// Trusts nobody else any more.
+    /// Stops trusting other authorities.
     pub fn alone(&mut self) {
         self.trusted.truncate(1);
     }
 
-    /// A certificate with these roles. `name` is for logs.
+    /// Issues a certificate with these roles. `name` is for logs.
     ///
     /// # Errors
-    /// The name cannot stand in a certificate.
+    /// The name is not valid in a certificate.
     pub fn issue(&self, name: &str, roles: &[Role], lasting: Duration) -> Result<Issued, AuthorityError> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -164,7 +165,7 @@ impl Authority {
         }
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        // Ranks of a group are both to each other.
+        // Ranks of a group are clients and servers of each other.
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         lasts(&mut params, lasting);
@@ -173,7 +174,7 @@ impl Authority {
         Ok(Issued { authorities: self.trusted.concat(), cert: cert.pem(), key: key.serialize_pem() })
     }
 
-    /// Writes it, with its key.
+    /// Writes the authority, with its key.
     ///
     /// # Errors
     /// The folder's.
@@ -185,20 +186,21 @@ impl Authority {
 }
 
 impl Issued {
-    /// Writes the three files; each is whole, or as it was before.
+    /// Writes the three files, each atomically.
     ///
     /// # Errors
     /// The folder's.
     pub fn save(&self, dir: &Path) -> Result<(), AuthorityError> {
         folder(dir)?;
-        // Who reads them in between finds a key that fits no certificate, and stays with what it has.
+        // A reader in between finds a key that does not match its certificate, and keeps its current
+        // credentials.
         write(&dir.join(CA_CERT), &self.authorities)?;
         write(&dir.join(KEY), &self.key)?;
         write(&dir.join(CERT), &self.cert)
     }
 }
 
-/// The name of a certificate's folder in its authority's: `worker-mnist`.
+/// The name of a certificate's folder within its authority's: `worker-mnist`.
 pub fn folder_name(roles: &[Role]) -> String {
     let fits = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '_' };
     let name =
@@ -206,7 +208,7 @@ pub fn folder_name(roles: &[Role]) -> String {
     roles.iter().map(name).collect::<Vec<_>>().join("+")
 }
 
-/// Folders of certificates in an authority's.
+/// The certificate folders within an authority's.
 ///
 /// # Errors
 /// The folder's.
@@ -220,7 +222,7 @@ pub fn issued_in(dir: &Path) -> Result<Vec<PathBuf>, AuthorityError> {
     Ok(all)
 }
 
-/// Name and rights of the certificate in a folder, and how long it was made for.
+/// Name, rights and lifetime of the certificate in a folder.
 ///
 /// # Errors
 /// There is none.
@@ -242,17 +244,17 @@ pub fn certificate_in(dir: &Path) -> Result<(String, Rights, Duration), Authorit
     let name = cert.subject().iter_common_name().next().and_then(|n| n.as_str().ok()).unwrap_or_default();
     let validity = cert.validity();
     let seconds = validity.not_after.timestamp() - validity.not_before.timestamp();
-    let lasting = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).saturating_sub(SINCE);
+    let lasting = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).saturating_sub(CLOCK_SKEW);
     Ok((name.to_string(), rights, lasting))
 }
 
 fn lasts(params: &mut CertificateParams, lasting: Duration) {
     let now = SystemTime::now();
-    params.not_before = (now - SINCE).into();
+    params.not_before = (now - CLOCK_SKEW).into();
     params.not_after = (now + lasting).into();
 }
 
-/// The certificates of a text, each with its lines.
+/// The certificates in a text, each with its lines.
 fn certificates(text: &str) -> Vec<String> {
     const END: &str = "-----END CERTIFICATE-----";
     let begins = |part: &str| part.find("-----BEGIN CERTIFICATE-----").map(|at| part[at..].to_string());
@@ -263,21 +265,21 @@ fn folder(dir: &Path) -> Result<(), AuthorityError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))
 }
 
-/// Puts a file in its place with one step, readable for its owner alone.
+/// Replaces a file atomically, readable by its owner only.
 fn write(path: &Path, text: &str) -> Result<(), AuthorityError> {
     let new = path.with_extension("new");
     let _ = fs::remove_file(&new);
     let mut file =
         fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).map_err(at(&new))?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at(&new))?;
-    // Whose it was it stays, where somebody renews it who may do that.
+    // A renewed file keeps its owner, if the renewing user may set it.
     if let Ok(before) = fs::metadata(path) {
         let _ = std::os::unix::fs::chown(&new, Some(before.uid()), Some(before.gid()));
     }
     fs::rename(&new, path).map_err(at(path))
 }
 
-/// Has the certificate in a folder trust this authority, and those before it.
+/// Makes the certificate in a folder trust this authority, and the earlier ones.
 ///
 /// # Errors
 /// The folder's.

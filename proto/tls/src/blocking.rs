@@ -1,4 +1,5 @@
-//! A connection for threads: under TLS or in plain text, over a socket that blocks or that does not; as a whole or in two halves.
+//! A connection for threads: TLS or plain text, over a blocking or a nonblocking socket; whole or in two
+//! halves.
 
 use crate::{
     Access,
@@ -14,21 +15,21 @@ use std::{
     sync::Arc,
 };
 
-/// See the module.
+/// A connection for threads. See the module.
 #[derive(Debug)]
 pub struct Wire {
     reads: ReadHalf,
     writes: WriteHalf,
 }
 
-/// The half that is read.
+/// The read half.
 #[derive(Debug)]
 pub struct ReadHalf {
     socket: Arc<TcpStream>,
     tls: Option<Box<Reads>>,
 }
 
-/// The half that is written, by any thread.
+/// The write half, for any thread.
 #[derive(Clone, Debug)]
 pub struct WriteHalf {
     socket: Arc<TcpStream>,
@@ -59,9 +60,9 @@ impl std::fmt::Debug for Reads {
 fn meet(socket: &TcpStream, handshake: &mut Handshake) -> Result<Incoming, TlsError> {
     let mut incoming = Incoming::default();
     loop {
-        let greeted = incoming.greet(handshake);
+        let greeted = incoming.handshake_step(handshake);
         let sent = handshake.out.send(|bytes| (&*socket).write(bytes));
-        // What the other side may do was looked at when it showed its certificate.
+        // The peer's rights were checked when it showed its certificate.
         let over = greeted?;
         sent?;
         if over {
@@ -72,18 +73,18 @@ fn meet(socket: &TcpStream, handshake: &mut Handshake) -> Result<Incoming, TlsEr
 }
 
 impl Wire {
-    /// Of a connection that was just made, whose socket blocks; its timeouts hold for the handshake.
+    /// Makes a connection of a new, blocking socket; its timeouts apply to the handshake.
     ///
     /// # Errors
-    /// One does not take the other, or the socket's.
+    /// One side refuses the other, or the socket fails.
     pub fn dial(socket: TcpStream, access: &Access, to: &Expected) -> Result<Self, TlsError> {
         Self::of(socket, access, |credentials| Handshake::dials(credentials, to))
     }
 
-    /// Of one that came; the other side may be `from`.
+    /// Makes a connection of an accepted socket; `from`: the expected peer.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::dial`].
     pub fn accept(socket: TcpStream, access: &Access, from: &Expected) -> Result<Self, TlsError> {
         Self::of(socket, access, |credentials| Handshake::accepts(credentials, from, false))
     }
@@ -122,12 +123,12 @@ impl Wire {
         &self.writes.socket
     }
 
-    /// Whether something that was written has not gone out: the socket does not block, and had no room.
+    /// Whether written bytes have not gone out: the socket is nonblocking, and had no room.
     pub fn has_to_send(&self) -> bool {
         self.writes.tls.as_ref().is_some_and(|tls| tls.0.lock().has_to_send())
     }
 
-    /// In halves.
+    /// Splits it into halves.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reads, self.writes)
     }
@@ -166,7 +167,7 @@ impl Reads {
             if self.incoming.has_raw() {
                 let (taken, asks) = self.incoming.open(&mut self.opener, &mut take)?;
                 if asks {
-                    self.seals.0.lock().update(false)?; // goes with what is said next
+                    self.seals.0.lock().update(false)?; // goes out with the next bytes
                 }
                 if taken > 0 || self.incoming.is_over() {
                     return Ok(taken);

@@ -1,10 +1,11 @@
-//! What a process shows of itself, and whom it trusts: three files, read again when they change.
+//! A process's certificate and key, and the authorities that it trusts: three files, read again when they
+//! change.
 
 use crate::{
     access::As,
     authority::{CA_CERT, CERT, Issued, KEY},
     role::{Need, Rights},
-    verify::{Dialled, Dialling, Expected},
+    verify::{ClientVerifier, Expected, ServerVerifier},
 };
 use parking_lot::Mutex;
 use rustls::{
@@ -24,46 +25,46 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// The files are looked at so often, when a connection is made or anybody asks.
-const LOOK: Duration = Duration::from_secs(1);
-/// Who has a certificate that ends sooner than this is told so.
+/// Minimum interval between checks of the files, on a connection or a call.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// A certificate that expires sooner than this gets a warning.
 const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// More is in no such file: some hundred certificates.
-const LARGEST: u64 = 1 << 20;
+/// Maximum bytes of such a file: some hundred certificates.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Why a process has no credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// A file.
+    /// A file cannot be read.
     #[error("{}: {cause}", .path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// Others may read the key.
+    /// Other users may read the key.
     #[error("{}: others may read this key (mode {mode:o}); only its owner should: chmod 600 {}", .path.display(), .path.display())]
     Open {
         /// The key.
         path: PathBuf,
-        /// Its mode.
+        /// The mode of its file.
         mode: u32,
     },
-    /// What they have is wrong.
+    /// The contents are wrong.
     #[error("{from}: {why}")]
     Bad {
-        /// Where they come from.
+        /// Their source.
         from: String,
-        /// What.
+        /// What is wrong.
         why: String,
     },
 }
 
-/// Where they come from.
+/// The source of credentials.
 enum Source {
-    /// The folder, and that which was named, which may have one for each kind of process.
+    /// The folder, and the named one, which may have a subfolder for each kind of process.
     Folder { own: PathBuf, named: PathBuf },
     /// From a pipe, or made by this process.
     Text(String),
@@ -79,39 +80,39 @@ impl fmt::Display for Source {
 }
 
 /// The three texts.
-struct Texts {
+struct PemTexts {
     authorities: Vec<u8>,
     cert: Vec<u8>,
     key: Vec<u8>,
 }
 
-/// What came of them.
-struct Loaded {
+/// The TLS configurations made of them.
+struct TlsConfigs {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateDer<'static>>,
     rights: Rights,
-    /// For anybody with a role, who speaks HTTP/2 or nothing of HTTP.
+    /// For any peer with a role, over HTTP/2 or a protocol other than HTTP.
     accepts: Arc<ServerConfig>,
-    /// For anybody with a role, who speaks HTTP/1.1.
+    /// For any peer with a role, over HTTP/1.1.
     accepts_http1: Arc<ServerConfig>,
-    /// To a server.
+    /// For connections to a server.
     dials: Arc<ClientConfig>,
 }
 
 struct State {
-    loaded: Arc<Loaded>,
+    loaded: Arc<TlsConfigs>,
     looked: Instant,
     seen: Vec<(u64, u64, i64, i64)>,
-    /// Counts how often somebody who was trusted is not any more.
+    /// Counts how often trust was withdrawn from an authority.
     withdrawn: u64,
     warned: bool,
-    /// What the certificate must be for.
+    /// The required purpose of the certificate.
     must: Option<Need>,
 }
 
-/// See the module.
+/// The credentials of a process. See the module.
 pub struct Credentials {
     source: Source,
     state: Mutex<State>,
@@ -124,38 +125,38 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Those of a folder with `ca.crt`, `tls.crt` and `tls.key`, or of that in it which is for such a process.
+    /// Reads a folder with `ca.crt`, `tls.crt` and `tls.key`, or its subfolder for this kind of process.
     ///
     /// # Errors
-    /// One is missing, others may read the key, or what they have is wrong.
+    /// A file is missing, other users may read the key, or the contents are wrong.
     pub fn of_folder(named: &Path, shows: As) -> Result<Arc<Self>, CredentialsError> {
         let own = shows.folder(named);
         let (seen, texts) = (stamps(&own), texts_in(&own)?);
         Self::new(Source::Folder { own, named: named.into() }, &texts, seen)
     }
 
-    /// Those of one text in PEM: the certificate and what stands between it and the authority, its key, and behind the key who is
-    /// trusted. It comes once, by a pipe.
+    /// Reads one PEM text: the certificate with its intermediate authorities, its key, and after the key the
+    /// trusted authorities. It comes once, through a pipe.
     ///
     /// # Errors
-    /// What it has is wrong.
+    /// The contents are wrong.
     pub fn of_text(text: &str, from: &str) -> Result<Arc<Self>, CredentialsError> {
         let bad = |why: &str| CredentialsError::Bad { from: from.into(), why: why.into() };
         let begins = text.find("PRIVATE KEY-----").and_then(|at| text[..at].rfind("-----BEGIN"));
         let (cert, rest) = text.split_at(begins.ok_or_else(|| bad("there is no private key in it"))?);
         let ends = rest.find("-----END").and_then(|at| Some(at + rest[at..].find('\n')?));
         let (key, authorities) = rest.split_at(ends.ok_or_else(|| bad("the private key has no end"))?);
-        let texts = Texts { authorities: authorities.into(), cert: cert.into(), key: key.into() };
+        let texts = PemTexts { authorities: authorities.into(), cert: cert.into(), key: key.into() };
         Self::new(Source::Text(from.into()), &texts, Vec::new())
     }
 
-    /// Those that were just made.
+    /// Takes credentials that this process just made.
     ///
     /// # Errors
     /// None that is known.
     pub fn of_issued(issued: &Issued) -> Result<Arc<Self>, CredentialsError> {
         let Issued { authorities, cert, key } = issued;
-        let texts = Texts {
+        let texts = PemTexts {
             authorities: authorities.clone().into(),
             cert: cert.clone().into(),
             key: key.clone().into(),
@@ -165,7 +166,7 @@ impl Credentials {
 
     fn new(
         source: Source,
-        texts: &Texts,
+        texts: &PemTexts,
         seen: Vec<(u64, u64, i64, i64)>,
     ) -> Result<Arc<Self>, CredentialsError> {
         let loaded = load(texts).map_err(|why| CredentialsError::Bad { from: source.to_string(), why })?;
@@ -174,7 +175,8 @@ impl Credentials {
         Ok(Arc::new(Self { source, state: Mutex::new(state) }))
     }
 
-    /// The folder that was named, of which another process may take its own; `None`: they came by a pipe, or were made here.
+    /// The named folder, from which another process may take its own credentials; `None`: they came through a
+    /// pipe, or were made here.
     pub fn folder(&self) -> Option<&Path> {
         match &self.source {
             Source::Folder { named, .. } => Some(named),
@@ -182,10 +184,10 @@ impl Credentials {
         }
     }
 
-    /// From now on only a certificate will do that is for this.
+    /// Requires from now on a certificate for this purpose.
     ///
     /// # Errors
-    /// The one that there is is not.
+    /// The current one has another purpose.
     pub fn must_be_for(&self, need: Need) -> Result<(), String> {
         let rights = self.rights();
         if !rights.are_enough_for(need, None) {
@@ -195,27 +197,27 @@ impl Credentials {
         Ok(())
     }
 
-    /// What the certificate is for.
+    /// What the certificate permits.
     pub fn rights(&self) -> Rights {
         self.now().rights.clone()
     }
 
-    /// Counts how often somebody who was trusted is not any more: connections that were made before must be made again.
+    /// Counts how often trust was withdrawn from an authority: earlier connections must then be made again.
     pub fn withdrawn(&self) -> u64 {
         self.now();
         self.state.lock().withdrawn
     }
 
-    /// For a connection that comes; `from` whom.
+    /// For an incoming connection; `from`: the expected peer.
     pub(crate) fn accepts(&self, from: &Expected, http1: bool) -> Result<Arc<ServerConfig>, String> {
         let now = self.now();
-        if *from == Expected::ANYBODY {
+        if *from == Expected::ANY_ROLE {
             return Ok(if http1 { now.accepts_http1.clone() } else { now.accepts.clone() });
         }
         server_config(&now.chain, &now.key, &now.roots, from.clone()).map(Arc::new)
     }
 
-    /// For a connection that is made; `to` whom.
+    /// For an outgoing connection; `to`: the expected peer.
     pub(crate) fn dials(&self, to: &Expected) -> Result<Arc<ClientConfig>, String> {
         let now = self.now();
         if *to == Expected::SERVER {
@@ -224,19 +226,20 @@ impl Credentials {
         client_config(&now.chain, &now.key, &now.roots, to.clone()).map(Arc::new)
     }
 
-    /// As they are now; what cannot be read, or does not fit together yet, changes nothing.
-    fn now(&self) -> Arc<Loaded> {
+    /// The current credentials; files that cannot be read, or do not match yet, change nothing.
+    fn now(&self) -> Arc<TlsConfigs> {
         let mut state = self.state.lock();
         if let Source::Folder { own: dir, .. } = &self.source
-            && state.looked.elapsed() >= LOOK
+            && state.looked.elapsed() >= CHECK_INTERVAL
         {
             state.looked = Instant::now();
             let seen = stamps(dir);
             if seen != state.seen {
-                let fit = |l: Loaded| match state.must.filter(|need| !l.rights.are_enough_for(*need, None)) {
-                    Some(need) => Err(format!("it is of {}, and this needs the role {need}", l.rights)),
-                    None => Ok(l),
-                };
+                let fit =
+                    |l: TlsConfigs| match state.must.filter(|need| !l.rights.are_enough_for(*need, None)) {
+                        Some(need) => Err(format!("it is of {}, and this needs the role {need}", l.rights)),
+                        None => Ok(l),
+                    };
                 match texts_in(dir).map_err(|e| e.to_string()).and_then(|t| load(&t)).and_then(fit) {
                     Ok(loaded) => {
                         let gone = |c| !loaded.authorities.contains(c);
@@ -258,7 +261,7 @@ impl Credentials {
         {
             state.warned = true;
             let hours = ends.duration_since(SystemTime::now()).map_or(0, |d| d.as_secs() / 3600);
-            // One that was made for less is no news.
+            // A certificate with a shorter lifetime needs no warning.
             if hours > 0 {
                 tracing::warn!(from = %self.source, hours, "this certificate ends soon: `paraft certs renew`");
             }
@@ -274,7 +277,7 @@ fn stamps(dir: &Path) -> Vec<(u64, u64, i64, i64)> {
     [CA_CERT, CERT, KEY].map(of).into()
 }
 
-fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
+fn texts_in(dir: &Path) -> Result<PemTexts, CredentialsError> {
     let read = |name: &str| {
         let path = dir.join(name);
         whole_file(&path).map_err(|cause| CredentialsError::File { path, cause })
@@ -282,29 +285,31 @@ fn texts_in(dir: &Path) -> Result<Texts, CredentialsError> {
     let path = dir.join(KEY);
     if let Ok(meta) = fs::metadata(&path) {
         let ours = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == meta.uid());
-        // What Kubernetes or systemd hands out may be another's, and readable by our group.
+        // Files from Kubernetes or systemd may belong to another user and be readable by our group.
         let closed = if ours { 0o077 } else { 0o007 };
         if meta.mode() & closed != 0 {
             return Err(CredentialsError::Open { path, mode: meta.mode() & 0o777 });
         }
     }
-    Ok(Texts { authorities: read(CA_CERT)?, cert: read(CERT)?, key: read(KEY)? })
+    Ok(PemTexts { authorities: read(CA_CERT)?, cert: read(CERT)?, key: read(KEY)? })
 }
 
-/// What a file has. A pipe would be waited for, and something that never ends be read for ever.
+/// The contents of a regular file. A read of a pipe would block, and one of an endless file would never end.
 fn whole_file(path: &Path) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no file"));
     }
     let mut text = Vec::new();
-    fs::File::open(path)?.take(LARGEST).read_to_end(&mut text)?;
+    fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
     match text.len() as u64 {
-        LARGEST.. => Err(io::Error::new(io::ErrorKind::FileTooLarge, "this is too large for certificates")),
+        MAX_FILE_BYTES.. => {
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, "this is too large for certificates"))
+        }
         _ => Ok(text),
     }
 }
 
-fn load(texts: &Texts) -> Result<Loaded, String> {
+fn load(texts: &PemTexts) -> Result<TlsConfigs, String> {
     let certs = |text: &[u8], what: &str| {
         let all: Result<Vec<CertificateDer<'static>>, _> =
             CertificateDer::pem_slice_iter(text).map(|c| c.map(CertificateDer::into_owned)).collect();
@@ -326,17 +331,17 @@ fn load(texts: &Texts) -> Result<Loaded, String> {
         return Err(format!("{CERT}: this certificate has ended: `paraft certs renew`"));
     }
     let speaks = |protocol: &[u8]| {
-        let mut config = server_config(&chain, &key, &roots, Expected::ANYBODY)?;
-        // Libraries ask for it; our own connections do not.
+        let mut config = server_config(&chain, &key, &roots, Expected::ANY_ROLE)?;
+        // Libraries ask for a protocol; our own connections do not.
         config.alpn_protocols = vec![protocol.to_vec()];
         Ok::<_, String>(Arc::new(config))
     };
     let (accepts, accepts_http1) = (speaks(b"h2")?, speaks(b"http/1.1")?);
     let dials = Arc::new(client_config(&chain, &key, &roots, Expected::SERVER)?);
-    Ok(Loaded { chain, key, roots, authorities, rights, accepts, accepts_http1, dials })
+    Ok(TlsConfigs { chain, key, roots, authorities, rights, accepts, accepts_http1, dials })
 }
 
-/// AES of 128 bits where the processor has it, which is the fastest there and strong enough; else ChaCha20.
+/// AES-128 if the processor has it, which is fastest there and strong enough; else ChaCha20.
 fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     let make = || {
@@ -361,14 +366,14 @@ fn server_config(
     roots: &Arc<RootCertStore>,
     expected: Expected,
 ) -> Result<ServerConfig, String> {
-    let dialling = Dialling::new(roots.clone(), provider(), expected)?;
+    let dialling = ClientVerifier::new(roots.clone(), provider(), expected)?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(|e| e.to_string())?
         .with_client_cert_verifier(Arc::new(dialling))
         .with_single_cert(chain.to_vec(), key.clone_key())
         .map_err(|e| format!("{CERT} and {KEY}: {e}"))?;
-    // A session that is taken up again would not show its certificate.
+    // A resumed session would not show its certificate.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.enable_secret_extraction = true; // for our records (`record`)
@@ -381,7 +386,7 @@ fn client_config(
     roots: &Arc<RootCertStore>,
     expected: Expected,
 ) -> Result<ClientConfig, String> {
-    let dialled = Dialled { roots: roots.clone(), provider: provider(), expected };
+    let dialled = ServerVerifier { roots: roots.clone(), provider: provider(), expected };
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(|e| e.to_string())?

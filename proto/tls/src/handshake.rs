@@ -1,4 +1,5 @@
-//! How a connection begins: rustls's handshake over buffers of ours, without a socket. When it is over the records are `record`'s.
+//! The start of a connection: rustls's handshake over our buffers, without a socket. Afterwards `record`
+//! handles the records.
 
 use crate::{
     credentials::Credentials,
@@ -18,19 +19,19 @@ use std::io;
 /// The type of the first record.
 const HANDSHAKE: u8 = 22;
 
-/// Why there is no connection under TLS, or none any more.
+/// Why a TLS connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The other side does not take us.
+    /// The peer refuses us.
     #[error(
         "the other side refuses our certificate ({0}): it is of another authority, has ended, or is for something else; `paraft \
          certs show` says what it is"
     )]
     Refused(String),
-    /// We do not take the other side.
+    /// We refuse the peer.
     #[error("the certificate of the other side is not taken: {0}")]
     NotTaken(String),
-    /// It speaks plain text.
+    /// It uses plain text.
     #[error("the other side does not speak TLS: it was started with --insecure, or is nothing of Paraft's")]
     Plain,
     /// Something else.
@@ -42,7 +43,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// Of an alert of the other side.
+    /// The error of the peer's alert.
     pub(crate) fn of_alert(alert: AlertDescription) -> Self {
         use AlertDescription as A;
         match alert {
@@ -79,7 +80,7 @@ impl From<TlsError> for io::Error {
     fn from(e: TlsError) -> Self {
         match e {
             TlsError::Io(e) => e,
-            // What will not be otherwise when it is tried again.
+            // Another try would give the same error.
             refused @ (TlsError::Refused(_) | TlsError::NotTaken(_) | TlsError::Plain) => {
                 io::Error::new(io::ErrorKind::PermissionDenied, refused)
             }
@@ -88,29 +89,29 @@ impl From<TlsError> for io::Error {
     }
 }
 
-// Both live for the handshake alone.
+// Both exist only during the handshake.
 #[allow(clippy::large_enum_variant)]
 enum End {
     Dialled(UnbufferedClientConnection),
     Accepted(UnbufferedServerConnection),
 }
 
-/// See the module.
+/// A handshake in progress. See the module.
 pub(crate) struct Handshake {
     end: End,
-    /// Bytes for the other side.
+    /// Bytes for the peer.
     pub out: Outbox,
-    /// Something has come.
+    /// Something has arrived.
     begun: bool,
 }
 
 enum Step {
     Again,
-    /// True: the handshake is over.
+    /// `true`: the handshake is over.
     Stop(bool),
 }
 
-/// The bytes that are used up, also where something is wrong.
+/// One step; the number of consumed bytes, even after an error.
 fn step<D>(
     status: UnbufferedStatus<'_, '_, D>,
     out: &mut Outbox,
@@ -119,7 +120,7 @@ fn step<D>(
     let discard = status.discard;
     let work = || {
         Ok(match status.state? {
-            // What the other side has said behind its part of the handshake.
+            // Bytes that the peer has sent after its part of the handshake.
             ConnectionState::ReadTraffic(mut traffic) => {
                 while let Some(record) = traffic.next_record() {
                     hear(record?.payload);
@@ -134,7 +135,7 @@ fn step<D>(
                 out.filled(encoded.map_err(|e| Error::General(e.to_string()))?);
                 Step::Again
             }
-            // It goes in the order of `out`.
+            // They go out in the order of `out`.
             ConnectionState::TransmitTlsData(data) => {
                 data.done();
                 Step::Again
@@ -149,7 +150,7 @@ fn step<D>(
 }
 
 impl Handshake {
-    /// Of a connection that we make.
+    /// For an outgoing connection.
     pub fn dials(credentials: &Credentials, to: &Expected) -> Result<Self, TlsError> {
         let config = credentials.dials(to).map_err(TlsError::Broken)?;
         let name = ServerName::try_from(crate::authority::SERVER_NAME)
@@ -158,22 +159,21 @@ impl Handshake {
         Ok(Self { end, out: Outbox::default(), begun: false })
     }
 
-    /// Of one that comes.
+    /// For an incoming connection.
     pub fn accepts(credentials: &Credentials, from: &Expected, http1: bool) -> Result<Self, TlsError> {
         let config = credentials.accepts(from, http1).map_err(TlsError::Broken)?;
         let end = End::Accepted(UnbufferedServerConnection::new(config)?);
         Ok(Self { end, out: Outbox::default(), begun: false })
     }
 
-    /// Whether these bytes, if they are the first, are of somebody who speaks plain text to us: then there is nothing to be said in
-    /// records.
+    /// Whether these first bytes are plain text: then no answer in records makes sense.
     pub fn begins_plain(&mut self, came: &[u8]) -> bool {
         let Some(kind) = came.first().filter(|_| !self.begun) else { return false };
         self.begun = true;
         matches!(self.end, End::Accepted(_)) && *kind != HANDSHAKE
     }
 
-    /// What the other side may do, once the handshake is over.
+    /// The peer's rights, once the handshake is over.
     pub fn rights(&self) -> Result<Rights, TlsError> {
         let shown = match &self.end {
             End::Dialled(c) => c.peer_certificates(),
@@ -183,8 +183,9 @@ impl Handshake {
         Rights::of_certificate(cert).map_err(TlsError::NotTaken)
     }
 
-    /// Reads all that has come and was not used up; `hear` gets what is behind the handshake. How much is used up, and whether the
-    /// handshake is over, when what is to be sent is sent. After an error the other side is told why by what is to be sent.
+    /// Reads all bytes that have arrived and are not consumed; `hear` receives the data after the handshake.
+    /// Returns the number of consumed bytes, and whether the handshake is over once `out` is sent. After an
+    /// error, `out` tells the peer why.
     pub fn read(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<(usize, bool), TlsError> {
         let mut used = 0;
         loop {
@@ -194,7 +195,7 @@ impl Handshake {
                 Ok(Step::Again) => {}
                 Ok(Step::Stop(over)) => return Ok((used, over)),
                 Err(e) => {
-                    // Asked once more it gives what the other side is to be told; asked again, the same error.
+                    // The next call produces the alert for the peer; a further one returns the same error.
                     let _ = self.step(&mut came[used..], hear);
                     return Err(e.into());
                 }

@@ -1,5 +1,5 @@
-//! What has come over a connection and is not read yet, sealed and opened. A stream of tokio and one of threads both have one; the
-//! socket is theirs.
+//! Received bytes of a connection that are not read yet, sealed and opened. A tokio stream and a thread's
+//! stream both have one; they own the socket.
 
 use crate::{
     handshake::{Handshake, TlsError},
@@ -7,19 +7,19 @@ use crate::{
 };
 use std::io::{self, ErrorKind};
 
-/// Read at a time, where little comes.
-const LITTLE: usize = 20 << 10;
-/// Read at a time, where much comes.
-const MUCH: usize = 256 << 10;
+/// Bytes per read while little arrives.
+const SMALL_READ_BYTES: usize = 20 << 10;
+/// Bytes per read while much arrives.
+const LARGE_READ_BYTES: usize = 256 << 10;
 
-/// See the module.
+/// The received bytes of a connection. See the module.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    /// As it came, from `start` to `end`.
+    /// As received, from `start` to `end`.
     raw: Vec<u8>,
     start: usize,
     end: usize,
-    /// What it said, from `at` on, that had no room where it is read.
+    /// The opened data from `at` on, for which the reader had no room.
     plain: Vec<u8>,
     at: usize,
     over: bool,
@@ -28,22 +28,22 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// Nothing more is said.
+    /// Whether nothing more will arrive.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Whether something has come that was not looked at since.
+    /// Whether bytes have arrived that were not handled since.
     pub fn has_raw(&self) -> bool {
         self.end > self.start
     }
 
-    /// What has come and is not used up.
+    /// The received bytes that are not consumed.
     pub fn raw(&self) -> &[u8] {
         &self.raw[self.start..self.end]
     }
 
-    /// Gives what was said, as much as `take` takes; how much that was.
+    /// Passes the opened data to `take`, as much as it takes; returns how much.
     pub fn give(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> usize {
         let rest = &self.plain[self.at..];
         let n = if rest.is_empty() { 0 } else { take(rest) };
@@ -51,15 +51,15 @@ impl Incoming {
         if self.at == self.plain.len() {
             self.plain.clear();
             self.at = 0;
-            if self.plain.capacity() > MUCH {
+            if self.plain.capacity() > LARGE_READ_BYTES {
                 self.plain = Vec::new();
             }
         }
         n
     }
 
-    /// Opens the records that are whole: `take` gets what they say as far as it takes it, the rest is kept. How much it took, and
-    /// whether the other side asks for another key from here.
+    /// Opens the complete records: `take` gets their contents as far as it takes them, and the rest is kept.
+    /// Returns how much it took, and whether the peer asks this side to change its key.
     pub fn open(
         &mut self,
         opener: &mut Opener,
@@ -77,8 +77,8 @@ impl Incoming {
         Ok((taken, came.asks))
     }
 
-    /// A step of the handshake; true: it is over. What it has to say goes out also where it has failed.
-    pub fn greet(&mut self, handshake: &mut Handshake) -> Result<bool, TlsError> {
+    /// One step of the handshake; `true`: it is over. Its output must be sent even if it has failed.
+    pub fn handshake_step(&mut self, handshake: &mut Handshake) -> Result<bool, TlsError> {
         if handshake.begins_plain(self.raw()) {
             return Err(TlsError::Plain);
         }
@@ -96,26 +96,26 @@ impl Incoming {
         }
     }
 
-    /// Takes what the socket has.
+    /// Takes the bytes that the socket has.
     pub fn fill(&mut self, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<()> {
         self.raw.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        let room = if self.much { MUCH } else { LITTLE };
+        let room = if self.much { LARGE_READ_BYTES } else { SMALL_READ_BYTES };
         if self.raw.len() != room && self.end <= room {
             self.raw.resize(room, 0);
-            if room == LITTLE {
+            if room == SMALL_READ_BYTES {
                 self.raw.shrink_to_fit();
             }
         }
         if self.end == self.raw.len() {
-            self.raw.resize(self.end + LITTLE, 0);
+            self.raw.resize(self.end + SMALL_READ_BYTES, 0);
         }
         loop {
             match read(&mut self.raw[self.end..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {
                     self.end += n;
-                    self.much = self.end == self.raw.len() || (self.much && n > LITTLE);
+                    self.much = self.end == self.raw.len() || (self.much && n > SMALL_READ_BYTES);
                     return Ok(());
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}

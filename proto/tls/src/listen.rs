@@ -1,17 +1,18 @@
-//! A port of a process that is no server of the fleet: connections once their other end is known.
+//! A port of a process that is not a server of the fleet: its connections, once their peers are identified.
 
 use crate::{Access, Wire, role::Need};
 use std::time::Duration;
 use tokio::{net::TcpListener, sync::mpsc};
 
-/// Connections whose handshake is under way, at most; more wait to be accepted.
-const BEGUN: usize = 16;
-/// Within this time it must be over.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum number of connections with a handshake in progress; more wait to be accepted.
+const MAX_HANDSHAKES: usize = 16;
+/// Timeout of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Those of a listener at whose other end somebody is who may do that with this job. They end with what takes them.
+/// The connections of a listener whose peers have this right for this job. They end when the receiver is
+/// dropped.
 pub fn wires(listener: TcpListener, need: Need, job: String) -> mpsc::Receiver<Wire> {
-    let (tx, rx) = mpsc::channel(BEGUN);
+    let (tx, rx) = mpsc::channel(MAX_HANDSHAKES);
     tokio::spawn(async move {
         while let Ok(room) = tx.clone().reserve_owned().await {
             let Ok((socket, from)) = listener.accept().await else {
@@ -21,7 +22,7 @@ pub fn wires(listener: TcpListener, need: Need, job: String) -> mpsc::Receiver<W
             let job = job.clone();
             tokio::spawn(async move {
                 let access = Access::ours();
-                match tokio::time::timeout(PATIENCE, access.accept(socket, true)).await {
+                match tokio::time::timeout(HANDSHAKE_TIMEOUT, access.accept(socket, true)).await {
                     Ok(Ok((wire, rights))) if rights.are_enough_for(need, Some(&job)) => {
                         drop(room.send(wire))
                     }

@@ -1,5 +1,5 @@
-//! The records of a connection (RFC 8446, section 5), each way for itself: what is to be said is sealed into a buffer that goes to
-//! the socket in large pieces, and what has come is opened where it lies. rustls makes the keys.
+//! The records of a connection (RFC 8446, section 5), each direction for itself. Outgoing data is sealed into
+//! a buffer that goes to the socket in large pieces; incoming data is opened in place. rustls makes the keys.
 
 use crate::handshake::TlsError;
 use parking_lot::Mutex;
@@ -18,26 +18,27 @@ use std::{
 /// Type, version, length.
 const HEADER: usize = 5;
 const TAG: usize = 16;
-/// What a record carries at most.
+/// Maximum content of a record.
 const RECORD: usize = 1 << 14;
-/// What may lie between header and the end: the content, its type, the tag; a little more is allowed, for padding.
-const MOST: usize = RECORD + 256;
-/// Records under one key; RFC 8446, 5.5 allows some more for AES-GCM.
-const UNDER_A_KEY: u64 = 1 << 24;
-/// Changes of the key, or records without content, in a row.
-const IDLE_RECORDS: u32 = 32;
+/// Maximum bytes after the header: the content, its type, the tag, and some padding.
+const MAX_RECORD_BYTES: usize = RECORD + 256;
+/// Maximum records under one key; RFC 8446, 5.5 allows some more for AES-GCM.
+const MAX_RECORDS_PER_KEY: u64 = 1 << 24;
+/// Maximum consecutive key changes, or records without content.
+const MAX_IDLE_RECORDS: u32 = 32;
 
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 
-/// Sealed at a time: what waits for the socket then.
-const AT_A_TIME: usize = 256 << 10;
-/// Who has less than this to say has no more room than this, once it is said.
-const LITTLE: usize = 64 << 10;
+/// Bytes sealed at a time, which then wait for the socket.
+const MAX_SEALED_BYTES: usize = 256 << 10;
+/// If less than this was written, the buffer shrinks to this once it is sent.
+const KEPT_BYTES: usize = 64 << 10;
 
-/// Bytes that wait for the socket. Those before `sent` are gone, those behind `end` are room, which is not made anew for each bulk.
+/// Bytes that wait for the socket. Those before `sent` are sent; those after `end` are free room, kept for
+/// the next bulk.
 #[derive(Default)]
 pub(crate) struct Outbox {
     bytes: Vec<u8>,
@@ -46,7 +47,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Room for so many.
+    /// Room for this many bytes.
     pub fn room(&mut self, bytes: usize) -> &mut [u8] {
         let needs = self.end + bytes;
         if self.bytes.len() < needs {
@@ -55,12 +56,12 @@ impl Outbox {
         &mut self.bytes[self.end..needs]
     }
 
-    /// So much of the room is used.
+    /// Notes that this much of the room is used.
     pub fn filled(&mut self, bytes: usize) {
         self.end += bytes;
     }
 
-    /// Has `write` write what waits; `WouldBlock`: some of it is left.
+    /// Passes the waiting bytes to `write`; `WouldBlock`: some are left.
     pub fn send(&mut self, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         while !self.waiting().is_empty() {
             match write(self.waiting()) {
@@ -73,16 +74,16 @@ impl Outbox {
         Ok(())
     }
 
-    /// What waits.
+    /// The waiting bytes.
     pub fn waiting(&self) -> &[u8] {
         &self.bytes[self.sent..self.end]
     }
 
-    /// So much of it is sent.
+    /// Notes that this many of them are sent.
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
         if self.sent == self.end {
-            if self.end < LITTLE && self.bytes.len() > LITTLE {
+            if self.end < KEPT_BYTES && self.bytes.len() > KEPT_BYTES {
                 self.bytes = Vec::new();
             }
             (self.sent, self.end) = (0, 0);
@@ -90,13 +91,13 @@ impl Outbox {
     }
 }
 
-/// What makes the next keys.
+/// The connection that makes the next keys.
 pub(crate) enum Side {
     Dialled(KernelConnection<ClientConnectionData>),
     Accepted(KernelConnection<ServerConnectionData>),
 }
 
-/// The same for both ways.
+/// Shared by both directions.
 #[derive(Clone)]
 pub(crate) struct Keys(Arc<Mutex<Side>>);
 
@@ -137,7 +138,7 @@ impl Key {
         Ok(Self { key: LessSafeKey::new(unbound), iv, next, used: 0 })
     }
 
-    /// No two records have the same.
+    /// Unique for each record under a key.
     fn nonce(&mut self) -> Result<Nonce, TlsError> {
         let mut nonce = self.iv;
         nonce[4..].iter_mut().zip(self.next.to_be_bytes()).for_each(|(n, s)| *n ^= s);
@@ -147,7 +148,7 @@ impl Key {
     }
 }
 
-/// The way out.
+/// The outgoing direction.
 pub(crate) struct Sealer {
     key: Key,
     keys: Keys,
@@ -156,12 +157,12 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// Behind what is left of the handshake.
+    /// Starts after the rest of the handshake.
     pub fn new(secrets: (u64, ConnectionTrafficSecrets), keys: Keys, out: Outbox) -> Result<Self, TlsError> {
         Ok(Self { key: Key::new(secrets)?, keys, out, closed: false })
     }
 
-    /// Bytes for the other side.
+    /// Bytes for the peer.
     pub fn out(&mut self) -> &mut Outbox {
         &mut self.out
     }
@@ -171,17 +172,17 @@ impl Sealer {
         !self.out.waiting().is_empty()
     }
 
-    /// Makes records of the first bytes of these pieces, at most so many. How many they were.
+    /// Seals the first bytes of these pieces into records, at most `most`; returns their number.
     pub fn seal(&mut self, pieces: &[IoSlice<'_>], most: usize) -> Result<usize, TlsError> {
         let all: usize = pieces.iter().map(|p| p.len()).sum();
         let all = all.min(most);
         let mut pieces = pieces.iter().map(|p| &p[..]);
         let mut piece: &[u8] = &[];
         let mut taken = 0;
-        // All at once: the buffer grows in one step.
+        // In one step, so that the buffer grows once.
         self.out.room(all + all.div_ceil(RECORD) * (HEADER + 1 + TAG));
         while taken < all {
-            if self.key.used >= UNDER_A_KEY {
+            if self.key.used >= MAX_RECORDS_PER_KEY {
                 self.update(false)?;
             }
             let n = (all - taken).min(RECORD);
@@ -205,7 +206,7 @@ impl Sealer {
         Ok(taken)
     }
 
-    /// Seals a record of `bytes` bytes, which `write` puts where they go.
+    /// Seals a record of `bytes` bytes, which `write` fills in.
     fn record(&mut self, kind: u8, bytes: usize, write: impl FnOnce(&mut [u8])) -> Result<(), TlsError> {
         let length = bytes + 1 + TAG;
         let header = [CONTENT, 3, 3, (length >> 8) as u8, length as u8];
@@ -223,25 +224,25 @@ impl Sealer {
         Ok(())
     }
 
-    /// Seals what there is room for behind what waits, and has `write` write it. How much of it was taken: what could not be written
-    /// goes with what comes next.
+    /// Seals as much as there is room for after the waiting bytes, and passes it to `write`. Returns the
+    /// number of bytes taken; unwritten ones go out with the next call.
     ///
     /// # Errors
-    /// `WouldBlock`: what was taken before has not gone out yet.
+    /// `WouldBlock`: earlier bytes have not gone out yet.
     pub fn write(
         &mut self,
         pieces: &[IoSlice<'_>],
         mut write: impl FnMut(&[u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
         self.out.send(&mut write)?;
-        let taken = self.seal(pieces, AT_A_TIME)?;
+        let taken = self.seal(pieces, MAX_SEALED_BYTES)?;
         match self.out.send(&mut write) {
             Err(e) if e.kind() != ErrorKind::WouldBlock => Err(e),
             _ => Ok(taken),
         }
     }
 
-    /// Takes another key from here on. `asks`: so shall the other side.
+    /// Changes to the next key. `asks`: the peer shall do so, too.
     pub fn update(&mut self, asks: bool) -> Result<(), TlsError> {
         let message = [KEY_UPDATE, 0, 0, 1, u8::from(asks)];
         self.record(HANDSHAKE, message.len(), |room| room.copy_from_slice(&message))?;
@@ -249,35 +250,35 @@ impl Sealer {
         Ok(())
     }
 
-    /// Says that nothing more comes from here.
+    /// Sends the end of this direction.
     pub fn close(&mut self) {
         self.alert(1, AlertDescription::CloseNotify);
     }
 
     fn alert(&mut self, level: u8, what: AlertDescription) {
         if !std::mem::replace(&mut self.closed, true) {
-            // Without it the other side sees the connection end.
+            // Without it the peer sees the connection end.
             let _ = self.record(ALERT, 2, |room| room.copy_from_slice(&[level, u8::from(what)]));
         }
     }
 }
 
-/// What a look at the bytes that have come has given.
+/// The result of opening received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Came {
-    /// Bytes that are used up.
+pub(crate) struct OpenedRecords {
+    /// Number of bytes consumed.
     pub used: usize,
-    /// The other side says no more.
+    /// The peer sends nothing more.
     pub end: bool,
-    /// The other side asks for another key from here.
+    /// The peer asks this side to change its key.
     pub asks: bool,
 }
 
-/// The way in.
+/// The incoming direction.
 pub(crate) struct Opener {
     key: Key,
     keys: Keys,
-    /// Records in a row that said nothing.
+    /// Consecutive records without content.
     idle: u32,
 }
 
@@ -286,13 +287,13 @@ impl Opener {
         Ok(Self { key: Key::new(secrets)?, keys, idle: 0 })
     }
 
-    /// Opens the records that are whole; `hear` gets what they say, in its order.
-    pub fn open(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<Came, TlsError> {
-        let mut done = Came { used: 0, end: false, asks: false };
+    /// Opens the complete records; `hear` receives their contents, in order.
+    pub fn open(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<OpenedRecords, TlsError> {
+        let mut done = OpenedRecords { used: 0, end: false, asks: false };
         let bad = |why: &str| Err(TlsError::Broken(why.into()));
         while let Some(header) = came[done.used..].first_chunk::<HEADER>().copied() {
             let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
-            if header[..3] != [CONTENT, 3, 3] || !(TAG + 1..=MOST).contains(&length) {
+            if header[..3] != [CONTENT, 3, 3] || !(TAG + 1..=MAX_RECORD_BYTES).contains(&length) {
                 return bad("something else than a record came");
             }
             let Some(record) = came[done.used + HEADER..].get_mut(..length) else { break };
@@ -301,11 +302,11 @@ impl Opener {
                 return bad("a record came that was changed on its way");
             };
             done.used += HEADER + length;
-            // Zeroes behind the type are padding.
+            // Zeroes after the type are padding.
             let Some(at) = text.iter().rposition(|b| *b != 0) else { return bad("a record without a type") };
             let (text, kind) = (&text[..at], text[at]);
             self.idle = if kind == CONTENT && !text.is_empty() { 0 } else { self.idle + 1 };
-            if self.idle > IDLE_RECORDS {
+            if self.idle > MAX_IDLE_RECORDS {
                 return bad("records that say nothing");
             }
             match (kind, text) {

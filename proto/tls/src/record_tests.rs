@@ -4,14 +4,14 @@ use super::*;
 use crate::{Credentials, access::Expected, authority::Authority, handshake::Handshake};
 use std::time::Duration;
 
-/// Both ends of a connection: what the first seals the second opens, and back.
+/// Both ends of a connection: what the first seals the second opens, and the reverse.
 fn ends() -> [(Sealer, Opener); 2] {
     let authority = Authority::new("test").expect("made");
     let peer = "peer".parse().expect("a role");
     let issued = authority.issue("test", &[peer], Duration::from_secs(60)).expect("issued");
     let ours = Credentials::of_issued(&issued).expect("good");
     let mut dials = Handshake::dials(&ours, &Expected::SERVER).expect("begun");
-    let mut accepts = Handshake::accepts(&ours, &Expected::ANYBODY, false).expect("begun");
+    let mut accepts = Handshake::accepts(&ours, &Expected::ANY_ROLE, false).expect("begun");
     let mut to_accept: Vec<u8> = Vec::new();
     let mut to_dial: Vec<u8> = Vec::new();
     let turn = |of: &mut Handshake, came: &mut Vec<u8>, to: &mut Vec<u8>| {
@@ -23,7 +23,7 @@ fn ends() -> [(Sealer, Opener); 2] {
     };
     for _ in 0..8 {
         let one = turn(&mut dials, &mut to_dial, &mut to_accept);
-        // In two pieces, as a network may bring them.
+        // In two pieces, as a network may deliver them.
         let rest = to_accept.split_off(to_accept.len() / 2);
         turn(&mut accepts, &mut to_accept, &mut to_dial);
         to_accept.extend(rest);
@@ -46,7 +46,7 @@ fn take(sealer: &mut Sealer) -> Vec<u8> {
     bytes
 }
 
-fn opened(opener: &mut Opener, bytes: &mut [u8]) -> Result<(Vec<u8>, Came), TlsError> {
+fn opened(opener: &mut Opener, bytes: &mut [u8]) -> Result<(Vec<u8>, OpenedRecords), TlsError> {
     let mut text = Vec::new();
     let came = opener.open(bytes, &mut |said| text.extend_from_slice(said))?;
     Ok((text, came))
@@ -61,16 +61,16 @@ fn a_record_opens_once_in_its_place_and_unchanged() {
         let [(mut seals, _), (_, mut opens)] = ends();
         let mut changed = sealed(&mut seals, b"one");
         changed[at] ^= 1;
-        // A length that says more waits for more; everything else is seen at once.
+        // A longer length waits for more bytes; every other change is detected at once.
         let (text, came) = opened(&mut opens, &mut changed)
-            .unwrap_or((Vec::new(), Came { used: 0, end: false, asks: false }));
+            .unwrap_or((Vec::new(), OpenedRecords { used: 0, end: false, asks: false }));
         assert_eq!((text.len(), came.used), (0, 0), "byte {at}");
     }
     let mut part = one[..one.len() - 1].to_vec();
     assert_eq!(opened(&mut opens, &mut part).expect("not whole yet").1.used, 0);
     assert_eq!(opened(&mut opens, &mut one.clone()).expect("whole").0, b"one");
     assert!(opened(&mut opens, &mut one.clone()).is_err(), "once more");
-    // What failed has moved its number on: this end is over, as it should be.
+    // The failed record has advanced its number: this end is over, as it should be.
     assert!(opened(&mut opens, &mut two.clone()).is_ok() || opened(&mut opens, &mut two.clone()).is_err());
     let [(mut seals, _), (_, mut opens)] = ends();
     let _lost = sealed(&mut seals, b"one");
@@ -94,8 +94,8 @@ fn keys_change_each_way_while_more_is_said() {
         back.extend(sealed(&mut answers, b"answer"));
         assert_eq!(opened(&mut hears, &mut back).expect("opened").0, b"answer");
     }
-    // One key is not used for ever.
-    seals.key.used = UNDER_A_KEY;
+    // A key is changed after its last record.
+    seals.key.used = MAX_RECORDS_PER_KEY;
     let mut bytes = sealed(&mut seals, b"more");
     assert_eq!(seals.key.used, 1);
     assert_eq!(opened(&mut opens, &mut bytes).expect("opened").0, b"more");
@@ -108,10 +108,10 @@ fn keys_change_each_way_while_more_is_said() {
 fn what_says_nothing_for_ever_is_an_end() {
     for flood in [|s: &mut Sealer| s.update(true), |s: &mut Sealer| s.record(CONTENT, 0, |_| {})] {
         let [(mut seals, _), (_, mut opens)] = ends();
-        (0..=IDLE_RECORDS).for_each(|_| flood(&mut seals).expect("sealed"));
+        (0..=MAX_IDLE_RECORDS).for_each(|_| flood(&mut seals).expect("sealed"));
         assert!(opened(&mut opens, &mut take(&mut seals)).is_err());
     }
-    // What is no message of ours: a part of one, a ticket, an alert.
+    // Not a message that we expect: a part of one, a ticket, an alert.
     for (kind, text) in [
         (HANDSHAKE, &[KEY_UPDATE, 0, 0][..]),
         (HANDSHAKE, &[4, 0, 0, 0]),

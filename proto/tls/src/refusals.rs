@@ -1,5 +1,5 @@
-//! Who does not take us, and why. Under TLS 1.3 that comes behind the handshake, and an HTTP client whose connection ends before its
-//! first request is on it says no more than "connection closed".
+//! Which servers refuse us, and why. Under TLS 1.3 the refusal comes after the handshake; an HTTP client
+//! whose connection ends before its first request only reports "connection closed".
 
 use crate::stream::Wire;
 use parking_lot::Mutex;
@@ -11,22 +11,22 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Why, by address: of the last connection there on which anything was heard.
+/// The reason, by address: of the last connection there on which anything arrived.
 static REFUSALS: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 
-/// Why the server at this address does not take us, if it was what ended the last connection there.
+/// Why the server at this address refuses us, if that ended the last connection there.
 pub fn refusal(address: &str) -> Option<String> {
     REFUSALS.lock().get(address).cloned()
 }
 
-/// A connection of an HTTP client, whose first word is noted.
-pub struct Noted {
+/// A connection of an HTTP client, whose first bytes are noted.
+pub struct NotedConnection {
     wire: Wire,
-    /// Until something was heard.
+    /// Until something has arrived.
     address: Option<String>,
 }
 
-impl Noted {
+impl NotedConnection {
     pub(crate) fn new(wire: Wire, address: &str) -> Self {
         Self { wire, address: Some(address.into()) }
     }
@@ -36,7 +36,7 @@ impl Noted {
     }
 }
 
-impl AsyncRead for Noted {
+impl AsyncRead for NotedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -56,7 +56,7 @@ impl AsyncRead for Noted {
     }
 }
 
-impl AsyncWrite for Noted {
+impl AsyncWrite for NotedConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.wire().poll_write(cx, buf)
     }

@@ -1,8 +1,8 @@
-//! Roles: what a certificate lets its holder do.
+//! Roles: what a certificate permits.
 //!
 //! A role is a URI among the certificate's subject alternative names, so that any authority can issue one:
-//! `paraft:worker:mnist`. A certificate may name several. `submit`, `worker` and `reader` are for jobs: of one name, of all that
-//! begin alike (`alice-*`), or all (`*`).
+//! `paraft:worker:mnist`. A certificate may name several. `submit`, `worker` and `reader` apply to jobs: one
+//! name, all names with a prefix (`alice-*`), or all (`*`).
 
 use std::{
     fmt::{self, Display},
@@ -10,30 +10,30 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// What a URI of ours begins with.
+/// The prefix of our URIs.
 const SCHEME: &str = "paraft:";
 
-/// What a certificate lets its holder do.
+/// What a certificate permits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Everything but to be a server.
+    /// Everything except to be a server.
     Admin,
     /// To be a server of the fleet.
     Peer,
-    /// To submit these jobs, and whatever there is to do with them.
+    /// To submit these jobs, and everything else with them.
     Submit(Jobs),
     /// To train these jobs.
     Worker(Jobs),
-    /// To look at these jobs: weights, state and metrics.
+    /// To read of these jobs: weights, state and metrics.
     Reader(Jobs),
 }
 
-/// Jobs by name: one, all that begin alike (`alice-*`), or all (`*`).
+/// Jobs by name: one, a prefix (`alice-*`), or all (`*`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Jobs(String);
 
 impl Jobs {
-    /// Those that this pattern names.
+    /// The jobs of this pattern.
     pub fn named(pattern: impl Into<String>) -> Self {
         Self(pattern.into())
     }
@@ -53,7 +53,7 @@ impl Display for Jobs {
     }
 }
 
-/// What a request needs of who makes it.
+/// What a request needs of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// To be a server of the fleet.
@@ -66,14 +66,14 @@ pub enum Need {
     Submit,
     /// To train the job.
     Worker,
-    /// To look at the job.
+    /// To read of the job.
     Reader,
-    /// Any role. What is answered is of the jobs that the role is for.
+    /// Any role. The answer covers the jobs of that role.
     Any,
 }
 
 impl Need {
-    /// All of them.
+    /// All needs.
     pub const ALL: [Self; 7] =
         [Self::Peer, Self::Admin, Self::Operate, Self::Submit, Self::Worker, Self::Reader, Self::Any];
 }
@@ -93,11 +93,11 @@ impl Display for Need {
 }
 
 impl Role {
-    /// Whether this is enough, for this job, or for some job where it is not known yet which.
+    /// Whether this role is enough for this job or, if the job is not known yet, for some job.
     pub fn is_enough_for(&self, need: Need, job: Option<&str>) -> bool {
         let of = |jobs: &Jobs| job.is_none_or(|job| jobs.have(job));
         match (self, need) {
-            // A server has the weights of all jobs, and hands them to another that needs them.
+            // A server has the weights of all jobs, and gives them to another server that needs them.
             (Self::Peer, need) => matches!(need, Need::Peer | Need::Operate | Need::Reader | Need::Any),
             (Self::Admin, need) => need != Need::Peer,
             (_, Need::Peer | Need::Admin | Need::Operate) => false,
@@ -107,7 +107,7 @@ impl Role {
         }
     }
 
-    /// The jobs that it is for; `None`: it is for none in particular.
+    /// Its jobs; `None`: it is not limited to jobs.
     pub fn jobs(&self) -> Option<&Jobs> {
         match self {
             Self::Admin | Self::Peer => None,
@@ -115,7 +115,7 @@ impl Role {
         }
     }
 
-    /// As a certificate names it.
+    /// Its URI in a certificate.
     pub fn uri(&self) -> String {
         let jobs = |word: &str, jobs: &Jobs| format!("{SCHEME}{word}:{}", encoded(&jobs.0));
         match self {
@@ -127,7 +127,7 @@ impl Role {
         }
     }
 
-    /// What a certificate's URI names; `None`: nothing of ours.
+    /// The role of a certificate's URI; `None`: not a URI of ours.
     pub fn of_uri(uri: &str) -> Option<Self> {
         let (word, jobs) = match uri.strip_prefix(SCHEME)?.split_once(':') {
             Some((word, jobs)) => (word, Some(decoded(jobs)?)),
@@ -177,7 +177,7 @@ impl FromStr for Role {
     }
 }
 
-/// Percent-encoded, so that it may stand in a URI; the star stays.
+/// Percent-encoded for a URI; the star stays.
 fn encoded(name: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~*".contains(&b);
     let of = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
@@ -201,30 +201,30 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What who is at the other end of a connection may do.
+/// What the peer of a connection may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
     roles: Vec<Role>,
-    /// Everything: who is at the other end runs as the same user on the same host, or nobody is asked.
+    /// Everything: the peer runs as the same user on the same host, or nothing is checked.
     all: bool,
-    /// Until when.
+    /// When they expire.
     ends: Option<SystemTime>,
-    /// Whose they are, for logs.
+    /// The holder's name, for logs.
     name: String,
 }
 
 impl Rights {
-    /// Everything. `name` says why.
+    /// All rights. `name` gives the reason.
     pub fn all(name: &str) -> Self {
         Self { roles: Vec::new(), all: true, ends: None, name: name.into() }
     }
 
-    /// Nothing.
+    /// No rights.
     pub fn none() -> Self {
         Self { roles: Vec::new(), all: false, ends: None, name: "nobody".into() }
     }
 
-    /// What a certificate (DER) gives that was found to be good.
+    /// The rights of a valid certificate (DER).
     ///
     /// # Errors
     /// It cannot be read, or names no role.
@@ -246,17 +246,17 @@ impl Rights {
         let said: Vec<String> = roles.iter().map(Role::to_string).collect();
         let common = cert.subject().iter_common_name().next().and_then(|n| n.as_str().ok()).unwrap_or("");
         let serial: String = cert.raw_serial_as_string().split(':').take(4).collect();
-        // It goes into lines of logs.
+        // The name goes into log lines.
         let name = format!("{} ({common}, {serial})", said.join("+")).replace(char::is_control, "?");
         Ok(Self { roles, all: false, ends: Some(UNIX_EPOCH + Duration::from_secs(ends)), name })
     }
 
-    /// Whether they are enough, for this job, or for some job where it is not known yet which.
+    /// Whether they are enough for this job or, if the job is not known yet, for some job.
     pub fn are_enough_for(&self, need: Need, job: Option<&str>) -> bool {
         self.all || self.roles.iter().any(|r| r.is_enough_for(need, job))
     }
 
-    /// Whether they are for all jobs, now and later.
+    /// Whether they cover all jobs, now and later.
     pub fn are_for_all(&self, need: Need) -> bool {
         let all = |r: &Role| match r {
             Role::Admin | Role::Peer => r.is_enough_for(need, None),
@@ -272,12 +272,12 @@ impl Rights {
         &self.roles
     }
 
-    /// Until when they last, this second included.
+    /// When they expire, this second included.
     pub fn ends(&self) -> Option<SystemTime> {
         self.ends
     }
 
-    /// Whether they are over.
+    /// Whether they have expired.
     pub fn have_ended(&self, now: SystemTime) -> bool {
         self.ends.is_some_and(|ends| ends + Duration::from_secs(1) <= now)
     }

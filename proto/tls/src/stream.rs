@@ -1,4 +1,4 @@
-//! A connection under TLS for tokio, as a whole or in two halves; the half that is written also writes on any thread, without
+//! A TLS connection for tokio, whole or in two halves. The write half also writes from any thread, without
 //! waiting.
 
 use crate::{
@@ -74,7 +74,7 @@ fn poll_read(
             let (taken, asks) = incoming.open(opener, &mut take)?;
             if asks {
                 inner.sealer.lock().update(false)?;
-                let _ = inner.try_send(); // or with what is said next
+                let _ = inner.try_send(); // or with the next bytes
             }
             if taken > 0 {
                 return Poll::Ready(Ok(()));
@@ -91,21 +91,21 @@ fn poll_read(
     Poll::Ready(Ok(()))
 }
 
-/// See the module.
+/// A TLS connection. See the module.
 pub struct Stream {
     inner: Arc<Inner>,
     opener: Opener,
     incoming: Incoming,
 }
 
-/// The half that is read.
+/// The read half.
 pub struct ReadHalf {
     inner: Arc<Inner>,
     opener: Opener,
     incoming: Incoming,
 }
 
-/// The half that is written.
+/// The write half.
 pub struct WriteHalf {
     inner: Arc<Inner>,
 }
@@ -128,46 +128,46 @@ impl std::fmt::Debug for WriteHalf {
     }
 }
 
-/// A handshake that failed: why, and the socket, on which the other side was told.
-pub struct Failed {
-    /// Why.
+/// A failed handshake: the reason, and the socket, which has carried the reason to the peer.
+pub struct FailedHandshake {
+    /// The reason.
     pub why: TlsError,
-    /// On which a last word may still be on its way.
+    /// Its last bytes may still be in flight.
     pub socket: TcpStream,
-    /// What the other side had said, where it does not speak TLS.
+    /// What the peer sent, if it does not speak TLS.
     pub said: Vec<u8>,
 }
 
 impl Stream {
-    /// Makes a connection of one that was just made, to `to`.
+    /// Makes a TLS connection of a new socket, to `to`.
     ///
     /// # Errors
-    /// One does not take the other, or the socket's.
+    /// One side refuses the other, or the socket fails.
     pub async fn dial(socket: TcpStream, credentials: &Credentials, to: &Expected) -> Result<Self, TlsError> {
         let handshake = Handshake::dials(credentials, to)?;
         let (stream, _) = Self::begin(socket, handshake).await.map_err(|f| f.why)?;
         Ok(stream)
     }
 
-    /// The same of one that came; with what the other side may do. `http1`: where it asks for anything of HTTP, HTTP/1.1 is spoken
-    /// and not HTTP/2.
+    /// Makes a TLS connection of an accepted socket, and returns the peer's rights. `http1`: if the peer asks
+    /// for HTTP, it gets HTTP/1.1, not HTTP/2.
     ///
     /// # Errors
-    /// As there; the other side was told why.
+    /// As [`dial`](Self::dial); the peer received the reason.
     pub async fn accept(
         socket: TcpStream,
         credentials: &Credentials,
         from: &Expected,
         http1: bool,
-    ) -> Result<(Self, Rights), Failed> {
+    ) -> Result<(Self, Rights), FailedHandshake> {
         let handshake = match Handshake::accepts(credentials, from, http1) {
             Ok(handshake) => handshake,
-            Err(why) => return Err(Failed { why, socket, said: Vec::new() }),
+            Err(why) => return Err(FailedHandshake { why, socket, said: Vec::new() }),
         };
         Self::begin(socket, handshake).await
     }
 
-    async fn begin(socket: TcpStream, mut handshake: Handshake) -> Result<(Self, Rights), Failed> {
+    async fn begin(socket: TcpStream, mut handshake: Handshake) -> Result<(Self, Rights), FailedHandshake> {
         let mut incoming = Incoming::default();
         let met = meet(&mut incoming, &socket, &mut handshake).await;
         match met.and_then(|rights| Ok((rights, handshake.over()?))) {
@@ -177,26 +177,26 @@ impl Stream {
             }
             Err(why) => {
                 let said = incoming.raw().to_vec();
-                Err(Failed { why, socket, said })
+                Err(FailedHandshake { why, socket, said })
             }
         }
     }
 
-    /// In halves.
+    /// Splits it into halves.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         let Self { inner, opener, incoming } = self;
         (ReadHalf { inner: inner.clone(), opener, incoming }, WriteHalf { inner })
     }
 }
 
-/// The handshake; with what the other side may do.
+/// The handshake; returns the peer's rights.
 async fn meet(
     incoming: &mut Incoming,
     socket: &TcpStream,
     handshake: &mut Handshake,
 ) -> Result<Rights, TlsError> {
     loop {
-        let greeted = incoming.greet(handshake);
+        let greeted = incoming.handshake_step(handshake);
         loop {
             match handshake.out.send(|bytes| socket.try_write(bytes)) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => socket.writable().await?,
@@ -217,18 +217,19 @@ async fn meet(
 }
 
 impl WriteHalf {
-    /// Takes what there is room for, on any thread, and waits for nothing. What it has taken may wait for [`Self::try_send`].
+    /// Takes as many bytes as there is room for, from any thread, without waiting. Taken bytes may wait for
+    /// [`Self::try_send`].
     ///
     /// # Errors
-    /// `WouldBlock`: what was taken before has not gone out yet.
+    /// `WouldBlock`: earlier bytes have not gone out yet.
     pub fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         self.inner.try_write(bufs)
     }
 
-    /// Sends what was taken.
+    /// Sends the taken bytes.
     ///
     /// # Errors
-    /// `WouldBlock`: some of it is left.
+    /// `WouldBlock`: some are left.
     pub fn try_send(&self) -> io::Result<()> {
         self.inner.try_send()
     }
@@ -239,7 +240,7 @@ impl WriteHalf {
     }
 }
 
-/// The other side sees the end at once, also while somebody still reads.
+/// The peer sees the end at once, even while the read half is in use.
 impl Drop for WriteHalf {
     fn drop(&mut self) {
         self.inner.sealer.lock().close();
@@ -305,7 +306,7 @@ reads!(ReadHalf);
 writes!(Stream);
 writes!(WriteHalf);
 
-/// A connection over TCP, under TLS or not.
+/// A TCP connection, with or without TLS.
 #[derive(Debug)]
 pub enum Wire {
     /// In plain text.

@@ -1,5 +1,5 @@
-//! Whose certificate is taken: one that an authority of ours has signed, that has not ended, and that names the role which is
-//! expected. Names of hosts are not looked at.
+//! Which certificates are accepted: signed by an authority of ours, not expired, and with the expected role.
+//! Host names are not checked.
 
 use crate::role::{Need, Rights};
 use rustls::{
@@ -18,13 +18,13 @@ use rustls::{
 };
 use std::sync::Arc;
 
-/// What is wrong with a certificate that was signed as it should be.
+/// Why a correctly signed certificate is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Unfit(String);
+struct CertificateFault(String);
 
 fn unfit(why: String) -> Error {
-    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Unfit(why)))))
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(CertificateFault(why)))))
 }
 
 fn rights(cert: &CertificateDer<'_>, expected: &Expected) -> Result<(), Error> {
@@ -36,20 +36,20 @@ fn rights(cert: &CertificateDer<'_>, expected: &Expected) -> Result<(), Error> {
     }
 }
 
-/// Of whom a certificate must be.
+/// The expected peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// What it must be enough for.
+    /// The need that its certificate must cover.
     pub need: Need,
-    /// For which job.
+    /// The job.
     pub job: Option<String>,
 }
 
 impl Expected {
     /// A server of the fleet.
     pub const SERVER: Self = Self { need: Need::Peer, job: None };
-    /// Anybody with a role.
-    pub const ANYBODY: Self = Self { need: Need::Any, job: None };
+    /// Any peer with a role.
+    pub const ANY_ROLE: Self = Self { need: Need::Any, job: None };
 
     /// A process that trains this job.
     pub fn worker_of(job: &str) -> Self {
@@ -57,15 +57,15 @@ impl Expected {
     }
 }
 
-/// Whom a connection is made to.
+/// Verifies the server of an outgoing connection.
 #[derive(Debug)]
-pub(crate) struct Dialled {
+pub(crate) struct ServerVerifier {
     pub roots: Arc<RootCertStore>,
     pub provider: Arc<CryptoProvider>,
     pub expected: Expected,
 }
 
-impl ServerCertVerifier for Dialled {
+impl ServerCertVerifier for ServerVerifier {
     fn verify_server_cert(
         &self,
         cert: &CertificateDer<'_>,
@@ -104,15 +104,15 @@ impl ServerCertVerifier for Dialled {
     }
 }
 
-/// Who makes a connection to here.
+/// Verifies the client of an incoming connection.
 #[derive(Debug)]
-pub(crate) struct Dialling {
+pub(crate) struct ClientVerifier {
     pub chain: Arc<dyn ClientCertVerifier>,
     pub expected: Expected,
 }
 
-impl Dialling {
-    /// Signed by one of these.
+impl ClientVerifier {
+    /// Signed by one of these authorities.
     pub fn new(
         roots: Arc<RootCertStore>,
         provider: Arc<CryptoProvider>,
@@ -123,7 +123,7 @@ impl Dialling {
     }
 }
 
-impl ClientCertVerifier for Dialling {
+impl ClientCertVerifier for ClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }

@@ -1,4 +1,5 @@
-//! Connections over real sockets: who is taken, who is not and is told so, and that what is said arrives as it was said.
+//! Connections over real sockets: which peers are accepted, which are refused with a reason, and that data
+//! arrives unchanged.
 
 use paraft_tls::{
     Access, Credentials, Need, Role, Stream, TlsError, access::Expected, authority::Authority, blocking,
@@ -23,7 +24,7 @@ fn with(authority: &Authority, roles: &[&str], lasting: Duration) -> Arc<Credent
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Both ends' outcomes.
+/// The outcomes at both ends.
 async fn meet(
     server: Arc<Credentials>,
     client: Arc<Credentials>,
@@ -33,7 +34,7 @@ async fn meet(
     let at = listener.local_addr().expect("bound");
     let serves = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.expect("accepted");
-        match Stream::accept(socket, &server, &Expected::ANYBODY, false).await {
+        match Stream::accept(socket, &server, &Expected::ANY_ROLE, false).await {
             Ok((mut stream, rights)) => {
                 stream.write_all(b"welcome").await.expect("written");
                 stream.shutdown().await.expect("shut down");
@@ -42,7 +43,7 @@ async fn meet(
                 Ok(rights)
             }
             Err(failed) => {
-                // What was not read would make the kernel throw the answer away.
+                // Unread data would make the kernel discard the answer.
                 let mut socket = failed.socket;
                 socket.shutdown().await.expect("shut down");
                 let _ = socket.read_to_end(&mut Vec::new()).await;
@@ -78,11 +79,11 @@ async fn who_is_of_the_fleet_is_taken_and_nobody_else() {
     assert!(matches!(&rights, Err(TlsError::NotTaken(_) | TlsError::Refused(_))), "{rights:?}");
     assert!(said.is_err_and(|e| e.contains("certificate")));
 
-    // A worker that plays a server.
+    // A worker that acts as a server.
     let (_, said) =
         meet(with(&ours, &["worker:a"], DAY), with(&ours, &["worker:a"], DAY), Expected::SERVER).await;
     assert!(said.as_ref().is_err_and(|e| e.contains("not of role peer")), "{said:?}");
-    // Of a rank of the same job it is as it should be; of another it is not.
+    // A rank of the same job is accepted, one of another job is not.
     for (job, taken) in [("a", true), ("b", false)] {
         let to = Expected::worker_of("a");
         let (_, said) =
@@ -90,7 +91,7 @@ async fn who_is_of_the_fleet_is_taken_and_nobody_else() {
         assert_eq!(said.is_ok(), taken, "{job}: {said:?}");
     }
 
-    // One that has ended meanwhile.
+    // A certificate that has expired meanwhile.
     let short = with(&ours, &["admin"], Duration::from_secs(2));
     tokio::time::sleep(Duration::from_millis(3100)).await;
     let (rights, said) = meet(peer, short, Expected::SERVER).await;
@@ -99,7 +100,7 @@ async fn who_is_of_the_fleet_is_taken_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn why_a_connection_was_refused_is_known_until_something_is_heard_there() {
+async fn refusal_reason_is_kept_until_bytes_arrive_there() {
     let ours = Authority::new("ours").expect("made");
     let (peer, good) = (with(&ours, &["peer"], DAY), with(&ours, &["admin"], DAY));
     let short = with(&ours, &["admin"], Duration::from_secs(2));
@@ -109,7 +110,7 @@ async fn why_a_connection_was_refused_is_known_until_something_is_heard_there() 
     let serves = tokio::spawn(async move {
         for _ in 0..2 {
             let (socket, _) = listener.accept().await.expect("accepted");
-            match Stream::accept(socket, &peer, &Expected::ANYBODY, false).await {
+            match Stream::accept(socket, &peer, &Expected::ANY_ROLE, false).await {
                 Ok((mut stream, _)) => stream.write_all(b"welcome").await.expect("written"),
                 Err(mut failed) => failed.socket.shutdown().await.expect("shut down"),
             }
@@ -118,7 +119,7 @@ async fn why_a_connection_was_refused_is_known_until_something_is_heard_there() 
     for (shows, words) in [(short, Some("CertificateExpired")), (good, None)] {
         let uri = format!("http://{at}").parse().expect("an address");
         let dialled = Access::Certificates(shows).connector().call(uri).await;
-        // Nothing is asked: an HTTP client finds out before it has said anything.
+        // No request yet: an HTTP client gets the refusal before it has sent anything.
         let mut dialled = dialled.expect("the server says later that it does not take us").into_inner();
         let read = dialled.read(&mut [0; 7]).await;
         assert_eq!(read.is_err(), words.is_some(), "{read:?}");
@@ -139,11 +140,11 @@ async fn what_is_said_arrives_whatever_the_pieces() {
     let at = listener.local_addr().expect("bound");
     let all: Vec<u8> = (0..9_000_001u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let echoed = all.clone();
-    // It reads and says the same again, both at the same time, on both ends.
+    // Reads and echoes, both at the same time, on both ends.
     let serves = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.expect("accepted");
         let (stream, _) =
-            Stream::accept(socket, &peer, &Expected::ANYBODY, false).await.map_err(|f| f.why)?;
+            Stream::accept(socket, &peer, &Expected::ANY_ROLE, false).await.map_err(|f| f.why)?;
         let (mut read, mut write) = stream.into_split();
         tokio::io::copy(&mut read, &mut write).await?;
         write.shutdown().await?;
@@ -221,7 +222,7 @@ async fn plain_text_is_recognised_by_both() {
     let mut socket = TcpStream::connect(at).await.expect("it listens");
     let (came, _) = listener.accept().await.expect("accepted");
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("written");
-    let Err(failed) = Stream::accept(came, &peer, &Expected::ANYBODY, false).await else {
+    let Err(failed) = Stream::accept(came, &peer, &Expected::ANY_ROLE, false).await else {
         panic!("it is not TLS")
     };
     assert!(matches!(failed.why, TlsError::Plain), "{}", failed.why);

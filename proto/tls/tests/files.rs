@@ -1,4 +1,4 @@
-//! Certificates in folders: who may read the key, what is wrong with a folder, and a change while they are used.
+//! Certificates in folders: who may read the key, faults of a folder, and changes during use.
 
 use paraft_tls::{
     Credentials, CredentialsError, Need, Role,
@@ -68,7 +68,7 @@ fn a_folder_that_will_not_do_says_why() {
         assert!(bad.contains(word), "{bad}");
         fs::write(&path, before).expect("written");
     }
-    // What is no file is not waited for, and what has no end not read.
+    // A read must not block on something that is no regular file, nor read an endless one.
     let crt = worker.join("tls.crt");
     fs::remove_file(&crt).expect("removed");
     assert!(Command::new("mkfifo").arg(&crt).status().expect("mkfifo").success());
@@ -120,7 +120,7 @@ fn a_change_is_seen_and_one_by_half_changes_nothing() {
     assert!(is("b") && !is("a"));
     assert_eq!(credentials.withdrawn(), 0);
 
-    // A new authority, which trusts the one before; then alone.
+    // A new authority, which trusts its predecessor; then only itself.
     let mut next = Authority::open(&certs).expect("there").next("next").expect("made");
     issue(&next, "worker:c", &dir);
     look();

@@ -1,7 +1,7 @@
-//! The listeners. No error of `accept` ends one: tonic would ask again at once, which with no descriptor left takes a
-//! whole core and brings nothing.
+//! The listeners. No error of `accept` ends one. tonic would retry at once, which without a free descriptor
+//! takes a whole core and accepts nothing.
 
-use super::{Connections, Guarded, Lane, Origin, door::Opens};
+use super::{Connections, GuardedSocket, Lane, Origin, door::IdentifiableSocket};
 use futures::Stream;
 use paraft_host::is_shortage;
 use paraft_proto::limits;
@@ -13,14 +13,14 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Between two tries of a listener that failed.
+/// Pause between two tries of a listener that failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What connections come from.
+/// A source of connections.
 pub trait Listen: Send + 'static {
-    /// A connection.
-    type Socket: Opens;
-    /// The next connection, and where it comes from. Dropping the future loses none.
+    /// A socket of a connection.
+    type Socket: IdentifiableSocket;
+    /// The next connection, and its origin. Dropping the future loses none.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Socket, Origin)>> + Send;
 }
 
@@ -29,7 +29,8 @@ impl Listen for TcpListener {
 
     async fn next(&self) -> io::Result<(TcpStream, Origin)> {
         let (socket, from) = self.accept().await?;
-        // Small messages must not wait for Nagle's algorithm. Where it cannot be set the connection has ended already.
+        // Small messages must not wait for Nagle's algorithm. If it cannot be disabled, the connection has
+        // ended already.
         let _ = socket.set_nodelay(true);
         Ok((socket, Origin::of(from.ip())))
     }
@@ -46,21 +47,21 @@ impl Listen for UnixListener {
 }
 
 impl Connections {
-    /// The next connection that there is room for.
-    pub(super) async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> Guarded<L::Socket> {
+    /// The next connection for which there is room.
+    pub(super) async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> GuardedSocket<L::Socket> {
         let mut failing = false;
         loop {
-            self.few_going().await;
+            self.wait_until_few_closing().await;
             match listener.next().await {
                 Ok((socket, from)) => {
                     failing = false;
                     // Without a place it is dropped, which closes it.
                     if let Some(visitor) = self.admit(from) {
-                        return Guarded::new(socket, visitor);
+                        return GuardedSocket::new(socket, visitor);
                     }
                 }
                 Err(error) => {
-                    let gave_way = is_shortage(&error) && self.give_way();
+                    let gave_way = is_shortage(&error) && self.close_oldest_unknown();
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(%error, gave_way, "a connection could not be accepted; trying again");
                     }
@@ -71,20 +72,20 @@ impl Connections {
     }
 }
 
-/// Connections whose first bytes have come, and that nobody has taken yet.
-const BEGUN: usize = 64;
+/// Maximum number of identified connections that wait for the service.
+const MAX_IDENTIFIED: usize = 64;
 
-/// The connections of a listener, once it is known who is at their other end.
+/// The connections of a listener, once their peers are identified.
 fn opened<L: Listen + Sync, T: Send + 'static, F>(
     listener: L,
     connections: Arc<Connections>,
     http1: bool,
-    begin: impl Fn(Guarded<<L::Socket as Opens>::Wire>) -> F + Clone + Send + 'static,
+    begin: impl Fn(GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>) -> F + Clone + Send + 'static,
 ) -> mpsc::Receiver<T>
 where
     F: Future<Output = Option<T>> + Send,
 {
-    let (tx, rx) = mpsc::channel(BEGUN);
+    let (tx, rx) = mpsc::channel(MAX_IDENTIFIED);
     tokio::spawn(async move {
         loop {
             let socket = tokio::select! {
@@ -92,7 +93,7 @@ where
                 socket = connections.accept(&listener) => socket,
             };
             let (tx, begin) = (tx.clone(), begin.clone());
-            // Who it is, and what it speaks, is waited for on the side: one that is slow to say it holds up no other.
+            // Each connection is identified in its own task: a slow peer delays no other.
             tokio::spawn(async move {
                 if let Some(socket) = socket.opened(http1).await
                     && let Some(begun) = begin(socket).await
@@ -105,35 +106,41 @@ where
     rx
 }
 
-/// The connections of a listener, for tonic; those that ask for lanes go to `lanes`. It does not end, and there is no error
-/// among them.
+/// The connections of a listener, for tonic; those that ask for lanes go to `lanes`. It does not end, and
+/// contains no error.
 pub fn incoming<L: Listen + Sync>(
     listener: L,
     connections: Arc<Connections>,
     lanes: impl Fn(Lane) + Clone + Send + 'static,
-) -> impl Stream<Item = io::Result<Guarded<<L::Socket as Opens>::Wire>>> {
-    let begun = opened(listener, connections, false, move |socket: Guarded<<L::Socket as Opens>::Wire>| {
-        let lanes = lanes.clone();
-        async move {
-            match socket.begins().await? {
-                Ok(socket) => Some(Ok(socket)),
-                Err(lane) => {
-                    lanes(lane);
-                    None
+) -> impl Stream<Item = io::Result<GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>>> {
+    let begun = opened(
+        listener,
+        connections,
+        false,
+        move |socket: GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>| {
+            let lanes = lanes.clone();
+            async move {
+                match socket.begins().await? {
+                    Ok(socket) => Some(Ok(socket)),
+                    Err(lane) => {
+                        lanes(lane);
+                        None
+                    }
                 }
             }
-        }
-    });
+        },
+    );
     ReceiverStream::new(begun)
 }
 
-/// The same for axum. What comes by it stays unknown: `/metrics` is for whoever may look at all jobs, and gives way first.
-pub struct BoundedListener(mpsc::Receiver<Guarded<Wire>>);
+/// A listener for axum. Its connections stay unknown: `/metrics` is for callers that may read of all jobs,
+/// and its connections are closed first.
+pub struct BoundedListener(mpsc::Receiver<GuardedSocket<Wire>>);
 
 impl BoundedListener {
-    /// Those of a listener.
+    /// The connections of a listener.
     pub fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
-        Self(opened(listener, connections, true, |socket: Guarded<Wire>| async move {
+        Self(opened(listener, connections, true, |socket: GuardedSocket<Wire>| async move {
             let visitor = socket.visitor();
             if visitor.rights().are_for_all(Need::Reader) {
                 return Some(socket);
@@ -145,7 +152,7 @@ impl BoundedListener {
 }
 
 impl axum::serve::Listener for BoundedListener {
-    type Io = Guarded<Wire>;
+    type Io = GuardedSocket<Wire>;
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, ()) {

@@ -1,9 +1,10 @@
-//! Answers on their way to clients. A client that takes nothing of an answer must not keep it in this server's memory: its connection is
-//! closed after [`TAKE_TIMEOUT`], and with it goes everything that waits there, in whatever buffer it has come to.
+//! Answers in flight to clients. A client that reads nothing of an answer must not keep it in this server's
+//! memory. Its connection is closed after [`TAKE_TIMEOUT`], and everything that waits there is freed, in
+//! whatever buffer it is.
 //!
-//! An answer waits for its client from the moment at which the transport got a part of it until the transport asks for the next one (it asks
-//! when the client has made room), or has sent the last. An answer that waits for this server, as a worker's stream does between
-//! two replies, waits for no client.
+//! An answer waits for its client from the moment at which the transport gets a part of it until the
+//! transport asks for the next part (it asks when the client has made room), or has sent the last. An answer
+//! that waits for this server, as a worker's stream does between two replies, does not wait for a client.
 
 use super::Visitor;
 use bytes::Bytes;
@@ -23,31 +24,34 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Status, body::Body};
 
-/// A client must take a part of its answer within this time. A part has 1 MiB at most, so this is a network of 100 KiB/s.
+/// A client must read a part of its answer within this time. A part has at most 1 MiB, so this is a network
+/// of 100 KiB/s.
 pub const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two looks at all answers.
-pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Questions of one certificate (how things are, weights to read) whose answers it has not taken whole, at most.
-pub const QUESTIONS: usize = 512;
+/// Interval of checks of all answers.
+pub const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of one certificate's requests (status, weights to read) whose answers are not read to the
+/// end.
+pub const MAX_OPEN_ANSWERS: usize = 512;
 
 /// All answers of a server.
 pub(super) struct Answers {
     began: Instant,
     last: AtomicU64,
     open: Mutex<HashMap<u64, Weak<Answer>>>,
-    /// How many more questions each certificate may ask.
+    /// Remaining requests of each certificate.
     questions: Mutex<HashMap<String, Weak<Semaphore>>>,
-    /// Of which connections were closed.
+    /// Number of closed connections.
     stalled: AtomicU64,
 }
 
-/// One of them.
+/// One answer.
 pub struct Answer {
     id: u64,
     visitor: Visitor,
-    /// Milliseconds after the server began, and one, at which the transport got a part and did not ask for the next; 0: it has asked.
+    /// When the transport got a part without asking for the next yet, in milliseconds since the server began,
+    /// plus one; 0: it has asked.
     waits: AtomicU64,
-    /// Among the questions of its certificate.
+    /// Counts among its certificate's requests.
     _question: Option<OwnedSemaphorePermit>,
 }
 
@@ -64,7 +68,7 @@ impl Default for Answers {
 }
 
 impl Answers {
-    /// How many connections were closed because their client took nothing.
+    /// Number of connections that were closed because their client read nothing.
     pub fn stalled(&self) -> u64 {
         self.stalled.load(Relaxed)
     }
@@ -73,17 +77,17 @@ impl Answers {
         self.began.elapsed().as_millis() as u64 + 1
     }
 
-    /// Closes the connections of answers of which nothing was taken for so long.
+    /// Closes the connections of answers of which nothing was read for this long.
     pub fn close_stalled(&self, timeout: Duration) {
         let (now, timeout) = (self.now(), timeout.as_millis() as u64);
-        // Not dropped under the lock, which they take as they go.
+        // Not dropped under the lock, since their drop takes it.
         let open: Vec<_> = self.open.lock().values().filter_map(Weak::upgrade).collect();
         for answer in open {
             let since = answer.waits.load(Relaxed);
             if since > 0 && now.saturating_sub(since) >= timeout && answer.visitor.close() {
                 self.stalled.fetch_add(1, Relaxed);
                 let (from, rights) = (answer.visitor.origin(), answer.visitor.rights());
-                tracing::warn!(%from, %rights, seconds = timeout / 1000, "closed: it took nothing of its answer");
+                tracing::warn!(%from, %rights, seconds = timeout / 1000, "closed: the client read nothing of its answer");
             }
         }
     }
@@ -98,7 +102,7 @@ impl Answers {
         let mut questions = self.questions.lock();
         questions.get(&of).and_then(Weak::upgrade).unwrap_or_else(|| {
             questions.retain(|_, left| left.strong_count() > 0);
-            let left = Arc::new(Semaphore::new(QUESTIONS));
+            let left = Arc::new(Semaphore::new(MAX_OPEN_ANSWERS));
             questions.insert(of, Arc::downgrade(&left));
             left
         })
@@ -106,14 +110,14 @@ impl Answers {
 }
 
 impl Visitor {
-    /// The answer to a request of this connection begins.
+    /// Starts the answer to a request of this connection.
     pub(crate) fn answer(&self) -> Arc<Answer> {
         self.begin(None)
     }
 
-    /// As [`Self::answer`], to one of the questions that its certificate may ask at a time: a question beyond [`QUESTIONS`] waits for its
-    /// turn, and with it nothing but its own stream.
-    pub(crate) async fn answer_question(&self) -> Arc<Answer> {
+    /// As [`Self::answer`], to one of the concurrent requests of its certificate. A request beyond
+    /// [`MAX_OPEN_ANSWERS`] waits, and only its own stream waits with it.
+    pub(crate) async fn answer_request(&self) -> Arc<Answer> {
         let question = self.connections.answers.question(self.rights().to_string()).await;
         self.begin(question)
     }
@@ -169,8 +173,8 @@ impl http_body::Body for WatchedBody {
         self.answer.gives(&frame);
         let answer = &self.answer;
         frame.map_ok(|frame| {
-            // The transport may have the bytes longer than it has this body: the answer is over when they are gone.
-            frame.map_data(|bytes| Bytes::from_owner(Sent { bytes, _answer: answer.clone() }))
+            // The transport may keep the bytes longer than this body: the answer ends when they are dropped.
+            frame.map_data(|bytes| Bytes::from_owner(SentBytes { bytes, _answer: answer.clone() }))
         })
     }
 
@@ -183,18 +187,18 @@ impl http_body::Body for WatchedBody {
     }
 }
 
-struct Sent {
+struct SentBytes {
     bytes: Bytes,
     _answer: Arc<Answer>,
 }
 
-impl AsRef<[u8]> for Sent {
+impl AsRef<[u8]> for SentBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// The messages of a lane, watched likewise.
+/// The messages of a lane, watched in the same way.
 pub(crate) fn watched<S: Stream + Unpin>(
     mut messages: S,
     visitor: &Visitor,
@@ -228,7 +232,7 @@ mod tests {
         let (mut taken, mut stalled, mut idle) =
             (watched(parts(), &takes), watched(parts(), &stalls), watched(parts(), &idles));
         assert_eq!((taken.next().await, stalled.next().await), (Some(1), Some(1)));
-        // The transport has asked for more than there is: it waits for this server.
+        // The transport has asked for more than there is: the answer waits for this server.
         while futures::poll!(idle.next()).is_ready() {}
         while futures::poll!(taken.next()).is_ready() {}
         connections.close_stalled(Duration::from_secs(3600));
@@ -261,13 +265,13 @@ mod tests {
     async fn questions_of_a_certificate_have_a_bound() {
         let connections = Connections::new(|| 10, Access::Insecure);
         let visitor = visitor(&connections);
-        // tokio makes a task that takes much at once wait, whatever there is.
+        // tokio suspends a task that takes much at once, even if there is more.
         let asks = tokio::task::unconstrained(async {
             let mut asked = Vec::new();
-            for _ in 0..QUESTIONS {
-                asked.push(visitor.answer_question().await);
+            for _ in 0..MAX_OPEN_ANSWERS {
+                asked.push(visitor.answer_request().await);
             }
-            let mut next = std::pin::pin!(visitor.answer_question());
+            let mut next = std::pin::pin!(visitor.answer_request());
             assert!(futures::poll!(&mut next).is_pending(), "its turn has not come");
             let other = visitor.connections.answers.question("another certificate".into());
             assert!(futures::poll!(std::pin::pin!(other)).is_ready(), "it has its own");

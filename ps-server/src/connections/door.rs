@@ -1,9 +1,9 @@
-//! The door: who is at the other end of a connection, found out before anything is read from it.
+//! The door: identifies the peer of a connection before anything is read from it.
 //!
-//! Over TCP a certificate says so, over a Unix socket the kernel. Who is not let in is told why, counted and logged; and its
-//! connection is held for a while, so that it does not come again at once.
+//! Over TCP a certificate identifies it, over a Unix socket the kernel. A refused peer is told why, counted
+//! and logged. Its connection is held for a while, so that it does not reconnect at once.
 
-use super::{Guarded, Origin, Visitor, lanes::Carries};
+use super::{GuardedSocket, Origin, Visitor, lanes::LaneSocket};
 use paraft_lanes::ONLY_TLS;
 use paraft_tls::{Access, Need, Rights, TlsError, Wire};
 use parking_lot::Mutex;
@@ -23,42 +23,42 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
-/// Who is not let in hears no more for so long, and holds the place of a stranger meanwhile.
-pub const HOLD: Duration = Duration::from_secs(1);
-/// Of one host as much is logged in this time.
-const LOG_EVERY: Duration = Duration::from_secs(10);
-/// Hosts of which that is remembered.
-const HOSTS: usize = 1024;
+/// How long a refused connection is held; it takes an unknown place meanwhile.
+pub const REFUSAL_HOLD: Duration = Duration::from_secs(1);
+/// Interval between log lines about one host.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of hosts with such an entry.
+const MAX_HOSTS: usize = 1024;
 
-/// HTTP/2's end of a connection: its settings, and that it goes because plain text will not do.
+/// The end of an HTTP/2 connection: its settings, and a GOAWAY because plain text is refused.
 const HTTP2_ONLY_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x10\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0cTLS only";
 const HTTP1_ONLY_TLS: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nThis port speaks TLS only.\n";
 
-/// A socket at whose other end somebody is.
-pub trait Opens: Send + 'static {
-    /// What is spoken over.
-    type Wire: AsyncRead + AsyncWrite + Carries + Unpin + Send + 'static;
-    /// Finds out who it is.
+/// A socket whose peer can be identified.
+pub trait IdentifiableSocket: Send + 'static {
+    /// The stream of the connection.
+    type Wire: AsyncRead + AsyncWrite + LaneSocket + Unpin + Send + 'static;
+    /// Identifies the peer.
     fn open(
         self,
         access: &Access,
         http1: bool,
-    ) -> impl Future<Output = Result<(Self::Wire, Rights), Stranger>> + Send;
+    ) -> impl Future<Output = Result<(Self::Wire, Rights), RefusedPeer>> + Send;
 }
 
-/// Somebody who is not let in.
-pub struct Stranger {
-    /// `None`: it went before it had said a word, as who dials to see whether anybody is there.
+/// A refused peer.
+pub struct RefusedPeer {
+    /// `None`: it left without a byte, as a client does that only checks for a listener.
     why: Option<String>,
-    /// What it is still told, and on what.
+    /// Its last message, and the socket for it.
     last: Option<(TcpStream, &'static [u8])>,
 }
 
-impl Opens for TcpStream {
+impl IdentifiableSocket for TcpStream {
     type Wire = Wire;
 
-    async fn open(self, access: &Access, http1: bool) -> Result<(Wire, Rights), Stranger> {
+    async fn open(self, access: &Access, http1: bool) -> Result<(Wire, Rights), RefusedPeer> {
         access.accept(self, http1).await.map_err(|failed| {
             let tells: &'static [u8] = match (&failed.why, &failed.said[..]) {
                 (TlsError::Plain, [b'P', b'A', ..]) => ONLY_TLS,
@@ -71,51 +71,52 @@ impl Opens for TcpStream {
                 TlsError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => None,
                 why => Some(why.to_string()),
             };
-            Stranger { why, last: Some((failed.socket, tells)) }
+            RefusedPeer { why, last: Some((failed.socket, tells)) }
         })
     }
 }
 
-impl Opens for UnixStream {
+impl IdentifiableSocket for UnixStream {
     type Wire = UnixStream;
 
-    async fn open(self, _: &Access, _: bool) -> Result<(UnixStream, Rights), Stranger> {
+    async fn open(self, _: &Access, _: bool) -> Result<(UnixStream, Rights), RefusedPeer> {
         let ours = rustix::process::geteuid().as_raw();
         match self.peer_cred().map(|of| of.uid()) {
             Ok(uid) if uid == ours || uid == 0 => {
                 Ok((self, Rights::all(&format!("user {uid} of this host"))))
             }
-            Ok(uid) => Err(Stranger {
+            Ok(uid) => Err(RefusedPeer {
                 why: Some(format!("it is of user {uid}, and this server of {ours}")),
                 last: None,
             }),
-            Err(e) => {
-                Err(Stranger { why: Some(format!("the kernel does not say whose it is: {e}")), last: None })
-            }
+            Err(e) => Err(RefusedPeer {
+                why: Some(format!("the kernel does not say whose it is: {e}")),
+                last: None,
+            }),
         }
     }
 }
 
-impl Stranger {
-    /// Tells it, and waits.
+impl RefusedPeer {
+    /// Sends the last message, and waits.
     async fn leaves(self) {
-        let over = tokio::time::sleep(HOLD);
+        let over = tokio::time::sleep(REFUSAL_HOLD);
         if let Some((mut socket, tells)) = self.last {
             let tells = async {
                 socket.write_all(tells).await?;
                 socket.shutdown().await?;
-                // What is not read would make the kernel throw away what it was told.
+                // Unread data would make the kernel discard that message.
                 let mut rest = [0; 4096];
                 while socket.read(&mut rest).await? > 0 {}
                 Ok::<_, io::Error>(())
             };
-            let _ = tokio::time::timeout(HOLD, tells).await;
+            let _ = tokio::time::timeout(REFUSAL_HOLD, tells).await;
         }
         over.await;
     }
 }
 
-/// Who was not let in, or not for what it wanted.
+/// Refused peers and requests.
 #[derive(Default)]
 pub struct Refusals {
     count: AtomicU64,
@@ -123,7 +124,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// How often, since the process began.
+    /// Their number, since the process began.
     pub fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
@@ -131,14 +132,14 @@ impl Refusals {
     fn note(&self, from: Origin, what: impl Display) {
         self.count.fetch_add(1, Relaxed);
         let mut hosts = self.hosts.lock();
-        if hosts.len() >= HOSTS {
-            hosts.retain(|_, (at, _)| at.elapsed() < LOG_EVERY);
+        if hosts.len() >= MAX_HOSTS {
+            hosts.retain(|_, (at, _)| at.elapsed() < LOG_INTERVAL);
         }
-        if hosts.len() >= HOSTS {
+        if hosts.len() >= MAX_HOSTS {
             return;
         }
         match hosts.get_mut(&from) {
-            Some((at, unsaid)) if at.elapsed() < LOG_EVERY => *unsaid += 1,
+            Some((at, unsaid)) if at.elapsed() < LOG_INTERVAL => *unsaid += 1,
             known => {
                 let unsaid = known.map_or(0, |(_, unsaid)| *unsaid);
                 hosts.insert(from, (Instant::now(), 0));
@@ -148,26 +149,26 @@ impl Refusals {
     }
 }
 
-impl<S: Opens> Guarded<S> {
-    /// Finds out who is at the other end; `None`: somebody who is not let in, or who must go.
-    pub(super) async fn opened(self, http1: bool) -> Option<Guarded<S::Wire>> {
+impl<S: IdentifiableSocket> GuardedSocket<S> {
+    /// Identifies the peer; `None`: it is refused, or its connection is being closed.
+    pub(super) async fn opened(self, http1: bool) -> Option<GuardedSocket<S::Wire>> {
         let (socket, place) = self.apart();
         let connections = place.0.connections.clone();
         let opens = tokio::time::timeout(connections.preface, socket.open(&connections.access, http1));
         let opened = tokio::select! {
             opened = opens => opened,
-            () = place.must_go() => return None,
+            () = place.until_closing() => return None,
         };
         match opened {
             Ok(Ok((wire, rights))) => {
                 let _ = place.0.held.rights.set(Arc::new(rights));
-                Some(Guarded::at(wire, place))
+                Some(GuardedSocket::at(wire, place))
             }
             Ok(Err(stranger)) => {
                 if let Some(why) = &stranger.why {
                     connections.refusals.note(place.0.held.origin, why);
                 }
-                tokio::select! { () = stranger.leaves() => {}, () = place.must_go() => {} }
+                tokio::select! { () = stranger.leaves() => {}, () = place.until_closing() => {} }
                 None
             }
             Err(_) => {
@@ -179,22 +180,22 @@ impl<S: Opens> Guarded<S> {
 }
 
 impl Visitor {
-    /// What who is at the other end may do.
+    /// The peer's rights.
     pub fn rights(&self) -> &Rights {
         static NONE: std::sync::OnceLock<Rights> = std::sync::OnceLock::new();
         self.held.rights.get().map_or_else(|| NONE.get_or_init(Rights::none), |r| &**r)
     }
 
-    /// Where it comes from.
+    /// Where the connection comes from.
     pub fn origin(&self) -> Origin {
         self.held.origin
     }
 
-    /// Notes that it asked for something that it may not, and holds it for a while.
+    /// Logs that the peer lacks a right, and holds it for a while.
     pub async fn denied(&self, what: &str, need: Need) {
         let rights = self.rights();
         let said = format!("{rights} asked for {what}, which needs the role {need}");
         self.connections.refusals.note(self.held.origin, said);
-        tokio::time::sleep(HOLD).await;
+        tokio::time::sleep(REFUSAL_HOLD).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Connections that turn out to be lanes.
 
-use super::{Visitor, guarded::Place};
+use super::{Visitor, socket::Place};
 use paraft_lanes::{
     Purpose,
     shared::{ReadHalf, Shared, Trust, WriteHalf, over_tcp, over_unix},
@@ -9,26 +9,26 @@ use paraft_tls::Wire;
 use std::{io, sync::Arc};
 use tokio::net::UnixStream;
 
-/// What a lane's socket is made of, and what its ends share: a server copies what lies in a worker's memory.
+/// The halves of a lane's socket, and what its ends share: a server copies what lies in a worker's memory.
 pub type Halves = (ReadHalf, WriteHalf, Option<Arc<Shared>>);
 
-/// A socket that a lane may go over.
-pub trait Carries {
-    /// Both halves of it.
+/// A socket that can carry a lane.
+pub trait LaneSocket {
+    /// Splits it into both halves.
     ///
     /// # Errors
     /// The runtime cannot wait for it.
     fn halves(self) -> io::Result<Halves>;
 }
 
-impl Carries for Wire {
+impl LaneSocket for Wire {
     fn halves(self) -> io::Result<Halves> {
         let (read, write) = over_tcp(self);
         Ok((read, write, None))
     }
 }
 
-impl Carries for UnixStream {
+impl LaneSocket for UnixStream {
     fn halves(self) -> io::Result<Halves> {
         let shared = Shared::new(Trust::Copies);
         let (read, write) = over_unix(self, shared.clone())?;
@@ -36,7 +36,7 @@ impl Carries for UnixStream {
     }
 }
 
-/// A connection that asks for a lane, and has no answer yet. It is counted among the others until it is dropped.
+/// A connection that asks for a lane, and has no answer yet. It counts as a connection until it is dropped.
 pub struct Lane {
     /// What for.
     pub purpose: Purpose,
@@ -50,9 +50,9 @@ impl Lane {
         self.place.0.clone()
     }
 
-    /// Takes it apart; it must be closed when the future is over, and leaves the table then.
+    /// Splits it; close it when the future ends. It leaves the table then.
     pub fn parts(self) -> (Halves, impl Future<Output = ()> + Send) {
         let place = self.place;
-        (self.halves, async move { place.must_go().await })
+        (self.halves, async move { place.until_closing().await })
     }
 }

@@ -1,30 +1,30 @@
-//! Connections to this server: how many there may be, whose go first, and when a silent one is closed.
+//! Connections to this server: their bound, their priority, and the timeout of silent ones.
 //!
-//! Every connection, over TCP or the Unix socket, is a [`Guarded`] one: it is counted, it must begin to speak within
-//! [`PREFACE`], and it can be closed from here. It begins as [`Rank::Unknown`] and gets its rank with its first request
-//! that was taken. Where the bound is reached, the lowest rank gives way: a crowd of strangers costs strangers their
-//! connections, and no server, worker or log its descriptor.
+//! Every connection, over TCP or the Unix socket, is a [`GuardedSocket`]: it is counted, it must send its first
+//! bytes within [`PREFACE`], and the table can close it. It starts as [`Rank::Unknown`] and gets its rank
+//! with its first accepted request. At the bound the lowest rank is closed first: a crowd of strangers costs
+//! strangers their connections, and costs no server, worker or log its descriptor.
 //!
-//! - `table`: who is admitted and who goes, decided in pure functions.
-//! - `door`: who is at the other end.
-//! - `guarded`: the stream around the socket.
+//! - `table`: which connections are admitted and closed, in pure functions.
+//! - `door`: identifies the peer.
+//! - `socket`: the stream around the socket.
 //! - `accept`: the listeners, which no error ends.
 //! - `lanes`: connections whose first bytes ask for a lane instead of HTTP/2.
 //!
-//! What who was let in may ask for is decided in `rpc::rights`.
+//! `rpc::rights` decides what an admitted peer may ask for.
 
 mod accept;
 mod answers;
 mod door;
-mod guarded;
 mod lanes;
+mod socket;
 mod table;
 
 pub use accept::{BoundedListener, Listen, incoming};
-pub use answers::{LOOK_INTERVAL, TAKE_TIMEOUT};
+pub use answers::{STALL_CHECK_INTERVAL, TAKE_TIMEOUT};
 pub(crate) use answers::{WatchedBody, watched};
-pub use guarded::Guarded;
 pub use lanes::Lane;
+pub use socket::GuardedSocket;
 pub use table::{Bounds, Origin, Rank};
 
 use door::Refusals;
@@ -42,37 +42,43 @@ use std::{
 };
 use table::Table;
 
-/// A connection must send its first 24 bytes (HTTP/2's preface) within this time. A client sends them at once; what is
-/// slower is a network that will not carry a heartbeat either, or nobody.
+/// A connection must send its first 24 bytes (HTTP/2's preface) within this time. A client sends them at
+/// once; a network that is slower cannot carry a heartbeat either.
 pub const PREFACE: Duration = Duration::from_secs(5);
 
-/// Connections of one server in any case, whatever the descriptors allow: each takes some 40 KiB of buffers while it is
-/// idle, so these take 640 MiB. A worker has one to each shard that it trains; a server three to each other one, and, while
-/// anything is pushed, one to each follower of a shard that it leads.
-pub const MOST: usize = 16_384;
-/// Whatever the descriptors allow: with fewer no fleet can be formed.
-const LEAST: usize = 16;
+/// Maximum connections of one server, however many descriptors there are: each idle one takes about 40 KiB of
+/// buffers, so these take 640 MiB. A worker has one for each of its shards. A server has three to each other
+/// one and, during pushes, one to each follower of a shard that it leads.
+pub const MAX_CONNECTIONS: usize = 16_384;
+/// Minimum, however few descriptors there are: with less no fleet can form.
+const MIN_CONNECTIONS: usize = 16;
 
-/// Descriptors that are no connections' and no shard's: standard streams (3), the runtime (6), listeners (3), log and
-/// trace (2), the control group's log and snapshot (8), small files and folders that are written (4), and some that are
-/// asked for by libraries (name resolution, /proc).
-const OWN: u64 = 32;
-/// Of each replica that is hosted: a snapshot that is written and one that is read, a folder that is synced; where it leads, a
-/// lane to each of up to four followers; one to spare. (The log is the server's, and among its own.)
-const A_REPLICA: u64 = 8;
-/// To each other server: a channel for bulk, one for votes and heartbeats, one for reports, and one that is made again
-/// while the old one is not closed yet.
-const A_SERVER: u64 = 4;
-/// Connections that were told to go and whose tasks have not run yet.
-const GOING: usize = 16;
-/// Between two looks at them.
-const GOING_PAUSE: Duration = Duration::from_millis(1);
+/// Descriptors that belong to no connection and no shard: standard streams (3), the runtime (6), listeners
+/// (3), log and trace (2), the control group's log and snapshot (8), small files and folders while written
+/// (4), and some of libraries (name resolution, /proc).
+const OWN_DESCRIPTORS: u64 = 32;
+/// Descriptors of each hosted replica: a snapshot being written and one being read, a folder being synced;
+/// for a leader, a lane to each of up to four followers; one spare. (The log belongs to the server, and
+/// counts there.)
+const DESCRIPTORS_PER_REPLICA: u64 = 8;
+/// Descriptors to each other server: a channel for bulk, one for votes and heartbeats, one for reports, and
+/// one that is made while its predecessor is still closing.
+const DESCRIPTORS_PER_SERVER: u64 = 4;
+/// Connections that are being closed and whose tasks have not run yet.
+const MAX_CLOSING: usize = 16;
+/// Pause between two checks of them.
+const CLOSING_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The connections that a process with `limit` descriptors has room for, beside `replicas` and the connections that it
-/// makes to `servers` other servers: what is left when their descriptors are kept for them.
+/// The number of connections for a process with `limit` descriptors, besides `replicas` and its own
+/// connections to `servers` other servers: what is left after keeping their descriptors.
 pub fn room(limit: u64, replicas: usize, servers: usize) -> usize {
-    let kept = OWN + A_REPLICA * replicas as u64 + A_SERVER * servers as u64 + GOING as u64;
-    usize::try_from(limit.saturating_sub(kept)).unwrap_or(MOST).clamp(LEAST, MOST)
+    let kept = OWN_DESCRIPTORS
+        + DESCRIPTORS_PER_REPLICA * replicas as u64
+        + DESCRIPTORS_PER_SERVER * servers as u64
+        + MAX_CLOSING as u64;
+    usize::try_from(limit.saturating_sub(kept))
+        .unwrap_or(MAX_CONNECTIONS)
+        .clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
 }
 
 /// All connections of a server. One for the process.
@@ -92,58 +98,58 @@ pub struct Connections {
 #[derive(Default)]
 struct State {
     table: Table,
-    /// By id, until the socket is closed: also those that the table has let go.
-    open: HashMap<u64, Arc<Held>>,
+    /// By id, until the socket is closed: including those that the table has released.
+    open: HashMap<u64, Arc<ConnectionState>>,
 }
 
-/// What is shared by a connection's socket, its requests and the table.
-struct Held {
+/// State shared by a connection's socket, its requests and the table.
+struct ConnectionState {
     id: u64,
-    /// It must go: its next read or write fails.
+    /// The connection is shed: its next read or write fails.
     shed: AtomicBool,
     waker: AtomicWaker,
-    /// Seconds since the process's first connection could come, at its last message.
+    /// Time of its last message, in seconds since the process accepts connections.
     used: AtomicU64,
     rank: Mutex<Rank>,
     /// Where it comes from.
     origin: Origin,
-    /// What who is at its other end may do; empty until that is known.
+    /// What its peer may do; empty until that is known.
     rights: OnceLock<Arc<Rights>>,
-    /// Is called when it is closed.
-    tells: Mutex<Option<Tells>>,
+    /// Called when it is closed.
+    tells: Mutex<Option<CloseCallback>>,
 }
 
-type Tells = Box<dyn FnOnce() + Send>;
+type CloseCallback = Box<dyn FnOnce() + Send>;
 
-/// How many connections there are, and what has become of others.
+/// Numbers of open and of closed connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Those that have not said what they want.
+    /// Without a request yet.
     pub unknown: usize,
-    /// Status, description, reads.
+    /// For status, description, or reads.
     pub readers: usize,
     /// With a worker's stream.
     pub workers: usize,
     /// Of other servers.
     pub servers: usize,
-    /// At most so many at present.
+    /// The current maximum.
     pub most: usize,
     /// Closed to make room for others, since the process began.
     pub shed: u64,
-    /// Closed as soon as they came: there was no room for one more.
+    /// Closed on arrival: there was no room for one more.
     pub refused: u64,
-    /// Closed because they did not begin to speak in time.
+    /// Closed because they sent nothing in time.
     pub silent: u64,
-    /// Closed because their clients took nothing of an answer.
+    /// Closed because their clients read nothing of an answer.
     pub stalled: u64,
-    /// Not let in, or asked for what they may not.
+    /// Refused at the door, or for a request without the right.
     pub denied: u64,
 }
 
 /// The connection that a request came on.
 #[derive(Clone)]
 pub struct Visitor {
-    held: Arc<Held>,
+    held: Arc<ConnectionState>,
     connections: Arc<Connections>,
 }
 
@@ -154,12 +160,13 @@ impl fmt::Debug for Visitor {
 }
 
 impl Connections {
-    /// None yet. `room` says how many there may be, whenever one comes; `access`, who is let in over TCP.
+    /// No connections yet. `room` gives the maximum, for each new one; `access`: which peers may connect over
+    /// TCP.
     pub fn new(room: impl Fn() -> usize + Send + Sync + 'static, access: Access) -> Arc<Self> {
         Self::with_preface(room, access, PREFACE)
     }
 
-    /// As [`Self::new`], with another time to begin to speak.
+    /// As [`Self::new`], with another timeout for the first bytes.
     pub fn with_preface(
         room: impl Fn() -> usize + Send + Sync + 'static,
         access: Access,
@@ -179,7 +186,7 @@ impl Connections {
         })
     }
 
-    /// How many there are.
+    /// The current counts.
     pub fn counts(&self) -> Counts {
         let most = (self.room)();
         let state = self.state.lock();
@@ -198,30 +205,30 @@ impl Connections {
         }
     }
 
-    /// Closes the connections whose certificates have ended. Where somebody is not trusted any more who was, all that came with
-    /// one must come again.
+    /// Closes the connections whose certificates have expired. If trust was withdrawn from an authority,
+    /// closes all that showed a certificate; they must connect again.
     pub fn expire(&self, withdrawn: bool) {
         let now = SystemTime::now();
-        let over = |held: &Arc<Held>| {
+        let over = |held: &Arc<ConnectionState>| {
             let rights = held.rights.get();
             rights.is_some_and(|r| r.have_ended(now) || (withdrawn && r.ends().is_some()))
         };
-        let all: Vec<Arc<Held>> =
+        let all: Vec<Arc<ConnectionState>> =
             self.state.lock().open.values().filter(|held| over(held)).cloned().collect();
         for held in all {
             if !held.shed.swap(true, Relaxed) {
-                tracing::info!(from = %held.origin, rights = ?held.rights.get().map(|r| r.to_string()), "its certificate is good no more: closed");
+                tracing::info!(from = %held.origin, rights = ?held.rights.get().map(|r| r.to_string()), "closed: its certificate is no longer valid");
             }
             held.waker.wake();
         }
     }
 
-    /// Closes the connections whose clients have taken nothing of an answer for so long.
+    /// Closes the connections whose clients have read nothing of an answer for this long.
     pub fn close_stalled(&self, timeout: Duration) {
         self.answers.close_stalled(timeout);
     }
 
-    /// Takes a connection in, and lets others go for it; `None`: there is no room for it.
+    /// Admits a connection, and closes others for it; `None`: there is no room.
     fn admit(self: &Arc<Self>, from: Origin) -> Option<Visitor> {
         let bounds = Bounds::of((self.room)());
         let now = self.now();
@@ -230,7 +237,7 @@ impl Connections {
             self.refused.fetch_add(1, Relaxed);
             return None;
         };
-        let held = Arc::new(Held {
+        let held = Arc::new(ConnectionState {
             id,
             shed: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -245,8 +252,8 @@ impl Connections {
         Some(Visitor { held, connections: self.clone() })
     }
 
-    /// A descriptor is wanted elsewhere: the oldest that nobody knows goes. False where there is none.
-    fn give_way(&self) -> bool {
+    /// A descriptor is needed elsewhere: closes the oldest unknown connection. `false`: there is none.
+    fn close_oldest_unknown(&self) -> bool {
         let mut state = self.state.lock();
         let shed = state.table.oldest_unknown();
         self.let_go(&state, shed.as_slice());
@@ -271,17 +278,17 @@ impl Connections {
         }
     }
 
-    /// Returns when those that were told to go are few enough for their descriptors to fit into the reserve.
-    async fn few_going(&self) {
+    /// Returns when few enough connections are closing for their descriptors to fit into the reserve.
+    async fn wait_until_few_closing(&self) {
         loop {
             let going = {
                 let state = self.state.lock();
                 state.open.len() - state.table.len()
             };
-            if going < GOING {
+            if going < MAX_CLOSING {
                 return;
             }
-            tokio::time::sleep(GOING_PAUSE).await;
+            tokio::time::sleep(CLOSING_POLL_INTERVAL).await;
         }
     }
 
@@ -291,7 +298,7 @@ impl Connections {
 }
 
 impl Visitor {
-    /// A request of this kind was taken. A connection keeps the highest rank that it has had.
+    /// A request of this kind was accepted. A connection keeps its highest rank.
     pub fn is(&self, rank: Rank) {
         self.speaks();
         let mut now = self.held.rank.lock();
@@ -305,12 +312,12 @@ impl Visitor {
         self.connections.let_go(&state, shed.as_slice());
     }
 
-    /// When the connection closes, `tell` is called, unless something else was to be called already.
+    /// Calls `tell` when the connection closes, unless another call is registered already.
     pub fn when_closed(&self, tell: impl FnOnce() + Send + 'static) {
         self.held.tells.lock().get_or_insert_with(|| Box::new(tell));
     }
 
-    /// A message came: it is not idle.
+    /// A message arrived: the connection is not idle.
     pub fn speaks(&self) {
         let now = self.connections.now();
         if self.held.used.swap(now, Relaxed) != now {
@@ -318,7 +325,7 @@ impl Visitor {
         }
     }
 
-    /// Closes it. False where that was to happen already.
+    /// Closes it. `false` if it was closing already.
     fn close(&self) -> bool {
         let first = !self.held.shed.swap(true, Relaxed);
         self.held.waker.wake();
@@ -330,12 +337,12 @@ impl Visitor {
     }
 }
 
-/// The connection that a request with these extensions came on; `None` where its server has no table of them.
+/// The connection of a request with these extensions; `None` if its server has no table of connections.
 pub fn of(extensions: &http::Extensions) -> Option<Visitor> {
     extensions.get::<Visitor>().cloned()
 }
 
-/// A request with these extensions was taken: its connection is of this rank.
+/// A request with these extensions was accepted: its connection gets this rank.
 pub fn mark(extensions: &http::Extensions, rank: Rank) {
     if let Some(visitor) = extensions.get::<Visitor>() {
         visitor.is(rank);

@@ -1,22 +1,24 @@
-//! Which connections there are, who is let in, and who gives way. Knows no socket and no clock.
+//! Admits and closes connections. Knows no socket and no clock.
 //!
-//! - One that nobody knows yet never displaces one that has a rank: the oldest unknown one goes. So a server that dials
-//!   in while strangers flood this one has as long to say who it is as the flood takes to fill all places of strangers.
-//! - Some places are kept for unknown ones: nobody has a rank before its first request.
-//! - One that gets a rank displaces the longest idle of the lowest rank below. Readers also displace a reader, since most
-//!   of them ask once; a worker or a server is never displaced by its equals: then the one that came last goes.
+//! - An unknown connection never displaces one with a rank: the oldest unknown one is closed. So a server
+//!   that connects while strangers flood this one has until the flood fills all unknown places to identify
+//!   itself.
+//! - Some places are kept for unknown connections: none has a rank before its first request.
+//! - A connection that gets a rank displaces the longest idle one of the lowest rank below. A reader also
+//!   displaces a reader, since most of them ask once. A worker or a server never displaces its equals: then
+//!   the newest one is closed.
 
 use std::{
     collections::{BTreeSet, HashMap},
     net::IpAddr,
 };
 
-/// What a connection has shown to be for; the higher ones stay.
+/// The observed purpose of a connection; the higher ones stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// No request of it was taken yet.
+    /// None of its requests was accepted yet.
     Unknown,
-    /// It asks how things are, or reads weights from a replica.
+    /// It asks for the status, or reads weights from a replica.
     Reader,
     /// A worker's stream is open on it.
     Worker,
@@ -29,10 +31,11 @@ const RANKS: [Rank; 4] = [Rank::Unknown, Rank::Reader, Rank::Worker, Rank::Serve
 /// Where a connection comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
-    /// This host, over loopback or the Unix socket: a whole fleet may run on one host, so there is no bound for it but
-    /// that of all.
+    /// This host, over loopback or the Unix socket: a whole fleet may run on one host, so only the total
+    /// bound applies.
     Here,
-    /// Another host, or whoever shares its address. Of an IPv6 address the network's half: a host has all of it.
+    /// Another host, or all hosts behind its address. For IPv6 only the network half counts: a host has the
+    /// whole other half.
     There(IpAddr),
 }
 
@@ -46,7 +49,7 @@ impl std::fmt::Display for Origin {
 }
 
 impl Origin {
-    /// Of an address.
+    /// The origin of an address.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             a if a.is_loopback() => Self::Here,
@@ -59,30 +62,30 @@ impl Origin {
     }
 }
 
-/// How many there may be.
+/// The bounds on connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// All together.
+    /// In total.
     pub all: usize,
-    /// Places that those with a rank leave free.
+    /// Places that connections with a rank leave free.
     pub for_unknown: usize,
     /// From one other host.
     pub of_one: usize,
 }
 
 impl Bounds {
-    /// A quarter of the places, and 256 at most, for those that have not said what they want; half of all for one
-    /// address, behind which a gateway may hide all workers, but not all servers.
+    /// A quarter of the places, at most 256, for unknown connections. Half of all for one address: a gateway
+    /// may hide all workers behind one address, but not all servers.
     pub fn of(all: usize) -> Self {
         Self { all, for_unknown: (all / 4).clamp(1, 256), of_one: (all / 2).max(1) }
     }
 }
 
-/// All connections but those that were told to go.
+/// All connections except those that are being closed.
 #[derive(Debug, Default)]
 pub struct Table {
     entries: HashMap<u64, Entry>,
-    /// By rank: when each was last used, and its id. Unknown ones have no use but by their age: 0.
+    /// By rank: the time of last use, and the id. For unknown ones only their age counts: the time is 0.
     by_rank: HashMap<Rank, BTreeSet<(u64, u64)>>,
     from: HashMap<Origin, From>,
     last: u64,
@@ -102,17 +105,17 @@ struct From {
 }
 
 impl Table {
-    /// How many there are.
+    /// Number of connections.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// How many of a rank.
+    /// Number of connections of a rank.
     pub fn count(&self, rank: Rank) -> usize {
         self.by_rank.get(&rank).map_or(0, BTreeSet::len)
     }
 
-    /// A new connection at time `now`: its id, and who must go for it. `None`: there is no room.
+    /// A new connection at time `now`: its id, and the connections to close for it. `None`: there is no room.
     pub fn admit(&mut self, origin: Origin, now: u64, bounds: Bounds) -> Option<(u64, Vec<u64>)> {
         let mut shed = Vec::new();
         let crowd = self.from.get(&origin).filter(|f| origin != Origin::Here && f.count >= bounds.of_one);
@@ -132,14 +135,14 @@ impl Table {
         Some((id, shed))
     }
 
-    /// Lets the oldest go that nobody knows.
+    /// Removes the oldest unknown connection.
     pub fn oldest_unknown(&mut self) -> Option<u64> {
         let (_, id) = *self.by_rank.get(&Rank::Unknown)?.first()?;
         self.closed(id);
         Some(id)
     }
 
-    /// A connection shows a higher rank: who must go for it, itself perhaps.
+    /// A connection shows a higher rank: returns the connection to close for it, which may be itself.
     pub fn rank(&mut self, id: u64, rank: Rank, bounds: Bounds) -> Option<u64> {
         let mut entry = self.remove(id)?;
         entry.rank = entry.rank.max(rank);
@@ -162,7 +165,7 @@ impl Table {
         }
     }
 
-    /// A connection is closed, or is told to go.
+    /// A connection is closed, or is being closed.
     pub fn closed(&mut self, id: u64) {
         let Some(entry) = self.remove(id) else { return };
         if let Some(from) = self.from.get_mut(&entry.origin) {

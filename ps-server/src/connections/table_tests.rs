@@ -1,4 +1,4 @@
-//! The rules of who is let in and who is closed, by random histories.
+//! The rules of admitting and closing connections, under random histories.
 
 use super::*;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn admit(t: &mut Table) -> (u64, Vec<u64>) {
 }
 
 #[test]
-fn strangers_displace_the_oldest_stranger_and_nobody_with_a_rank() {
+fn unknown_connection_displaces_only_oldest_unknown() {
     let mut t = Table::default();
     for _ in 0..10 {
         assert!(admit(&mut t).1.is_empty());
@@ -30,7 +30,7 @@ fn strangers_displace_the_oldest_stranger_and_nobody_with_a_rank() {
 }
 
 #[test]
-fn a_server_that_comes_in_a_flood_stays_and_a_reader_goes_for_it() {
+fn server_in_a_flood_stays_and_displaces_a_reader() {
     let mut t = Table::default();
     for now in 0..7 {
         let (id, _) = t.admit(Origin::Here, now, TEN).expect("room");

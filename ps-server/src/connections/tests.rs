@@ -1,4 +1,4 @@
-//! Real sockets: who is let in, and who gives way.
+//! Real sockets: which connections are admitted, and which are closed.
 
 use super::*;
 use std::{
@@ -12,18 +12,18 @@ use tokio::{
     time::timeout,
 };
 
-/// Long enough for a loaded machine; reached only where a test fails.
+/// Long enough for a loaded machine; reached only if a test fails.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
-fn what_logs_snapshots_and_peers_need_is_not_given_to_connections() {
+fn descriptors_of_logs_and_peers_are_kept_from_connections() {
     assert_eq!(room(128, 1, 2), 128 - 32 - 8 - 8 - 16);
     assert_eq!(room(1024, 64, 2), 1024 - 32 - 512 - 8 - 16);
-    assert_eq!(room(1 << 20, 64, 1000), MOST);
-    assert_eq!(room(64, 64, 1000), LEAST, "too few for anything");
+    assert_eq!(room(1 << 20, 64, 1000), MAX_CONNECTIONS);
+    assert_eq!(room(64, 64, 1000), MIN_CONNECTIONS, "too few for anything");
 }
 
-/// A server that reads whatever comes; gives its address.
+/// A server that reads everything; returns its address.
 async fn reads(connections: &Arc<Connections>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -44,7 +44,7 @@ async fn dial(to: SocketAddr) -> TcpStream {
     TcpStream::connect(to).await.expect("it listens")
 }
 
-/// Whether the other side closes it; `false`: it is still open after `within`.
+/// Whether the peer closes it; `false`: it is still open after `within`.
 async fn closes(socket: &mut TcpStream, within: Duration) -> bool {
     timeout(within, socket.read(&mut [0; 8])).await.is_ok_and(|r| r.is_err() || r.is_ok_and(|n| n == 0))
 }
@@ -59,7 +59,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_does_not_begin_to_speak_in_time_is_closed_and_one_that_does_stays() {
+async fn connection_silent_past_timeout_is_closed_others_stay() {
     let connections = Connections::with_preface(|| 100, Access::Insecure, Duration::from_millis(300));
     let address = reads(&connections).await;
     let (mut silent, mut slow, mut speaks) = (dial(address).await, dial(address).await, dial(address).await);
@@ -107,10 +107,10 @@ async fn one_with_a_rank_outlives_a_crowd_that_comes_later() {
     assert_eq!((connections.counts().servers, connections.counts().readers), (1, 0), "it keeps its highest");
 }
 
-/// The first calls fail as where no descriptor is left.
-struct Short(TcpListener, AtomicUsize);
+/// The first calls fail as without a free descriptor.
+struct FailingListener(TcpListener, AtomicUsize);
 
-impl Listen for Short {
+impl Listen for FailingListener {
     type Socket = TcpStream;
 
     async fn next(&self) -> io::Result<(TcpStream, Origin)> {
@@ -123,14 +123,14 @@ impl Listen for Short {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_descriptor_a_listener_waits_strangers_give_way_and_it_goes_on() {
+async fn listener_without_descriptor_waits_and_closes_strangers() {
     let connections = Connections::with_preface(|| 20, Access::Insecure, DEADLINE * 10);
     let (stranger, friend) = (connections.admit(Origin::Here), connections.admit(Origin::Here));
     let (stranger, friend) = (stranger.expect("room"), friend.expect("room"));
     friend.is(Rank::Worker);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let listener = Short(listener, AtomicUsize::new(0));
+    let listener = FailingListener(listener, AtomicUsize::new(0));
     let _client = dial(address).await;
     let began = Instant::now();
     let accepted = timeout(DEADLINE, connections.accept(&listener)).await;

@@ -1,16 +1,16 @@
-//! This server's part in the control plane: it forms or joins the fleet, reports what it holds, does what it
-//! is told, and, while it leads the control group, plans.
+//! This server's part in the control plane: it forms or joins the fleet, reports its replicas, executes
+//! directives and, while it leads the control group, plans.
 
-mod forming;
-mod leading;
-mod reporting;
+mod bootstrap;
+mod planner;
+mod reports;
 
 use super::{
     calls::Calls,
     groups::Groups,
     orders::Order,
     plan::{LastReport, Report, Timeouts},
-    reach::Reach,
+    reachability::Reach,
     replica::ControlReplica,
     state::{Agreed, Command, Outcome, Refusal, Shape, UNKNOWN_JOB},
 };
@@ -19,11 +19,11 @@ use crate::{
     replicas::{Replica, Replicas},
     replicated::{Applied, Change, Group},
 };
-pub(super) use leading::Leading;
-pub use leading::NotTaken;
 use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
 use paraft_proto::RefusalKind;
 use parking_lot::Mutex;
+pub(super) use planner::LeaderState;
+pub use planner::ReportRefusal;
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{
@@ -34,33 +34,33 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Who this server is; kept in its data folder.
+/// A server's identity, kept in its data folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Identity {
     /// Its id.
     pub server: ServerId,
     /// Its replica of the control group.
     pub node: ReplicaId,
-    /// The fleet that it belongs to; 0: none yet.
+    /// Its fleet; 0: none yet.
     pub fleet: u64,
 }
 
-/// How to take part.
+/// Options of an agent.
 pub struct AgentOptions {
     /// This server's id.
     pub server: ServerId,
-    /// Its address, as the others reach it.
+    /// Its address, for the other servers.
     pub address: String,
     /// The servers that form the fleet, by id; or those that a new server asks.
     pub servers: Vec<String>,
-    /// What a founding fixes. `None`: the fleet's, which this server was told in an earlier incarnation and learns again from
-    /// the control group's log.
+    /// What a founding fixes. `None`: the fleet's shape, which this server was told in an earlier incarnation
+    /// and learns again from the control group's log.
     pub shape: Option<Shape>,
     /// Timing.
     pub election: Duration,
     /// Timing of repairs.
     pub timeouts: Timeouts,
-    /// The most memory that a job may need on this server; `None`: what is free.
+    /// The most memory that a job may need on this server; `None`: the free memory.
     pub job_memory: Option<u64>,
 }
 
@@ -74,62 +74,63 @@ pub struct Agent {
     replicas: Arc<Replicas>,
     pub(super) fleet: AtomicU64,
     remember: Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>,
-    pub(super) leading: Mutex<Leading>,
-    /// Of this term of leadership.
+    pub(super) leading: Mutex<LeaderState>,
+    /// The groups of ranks, for this term of leadership.
     pub groups: Mutex<Groups>,
-    /// A report came: plan now.
+    /// A report arrived: plan now.
     news: Notify,
     /// A replica was started, founded or removed: report now.
     done: Notify,
-    /// What was last told, with its number, and to whom, where that has it.
+    /// The last report, its number, and the server that has it, if any.
     reported: Mutex<Option<(Arc<Report>, u64, String)>>,
-    /// The latest generation that this server was told of.
+    /// The latest generation that this server has received.
     generation: AtomicU64,
     busy: Mutex<BTreeSet<JobShard>>,
-    /// How it asks the other servers.
+    /// Sends requests to the other servers.
     pub(super) calls: Box<dyn Calls>,
     complained: AtomicBool,
-    /// The fleet that this server belongs to is on its disk.
+    /// This server's fleet is on its disk.
     remembered: AtomicBool,
-    /// Since when the leader has said that this server cannot take part.
+    /// Since when the leader has reported that this server cannot take part.
     kept_out: Mutex<Option<Instant>>,
     pub(super) reach: Reach,
-    /// Addresses that asked to join lately, and when first.
+    /// Addresses that asked to join lately, and when each asked first.
     pub(super) joins: Mutex<HashMap<String, Instant>>,
-    pub(super) admitted: super::admit::Last,
+    pub(super) admitted: super::job_admission::LastAdmission,
 }
 
-/// Servers that may be known and not heard of, at most: more of them are not taken in.
+/// Maximum number of admitted servers that have not reported; the fleet admits no more.
 pub(super) const MAX_NEWCOMERS: usize = 16;
 
-/// How often a server reports in a fleet with this election timeout: often enough that a fleet starts at once, and seldom
-/// enough to cost nothing.
+/// How often a server reports in a fleet with this election timeout: often enough that a fleet starts at
+/// once, and seldom enough to cost nothing.
 pub fn report_interval(election: Duration) -> Duration {
     (election / 4).clamp(Duration::from_millis(20), Duration::from_millis(250))
 }
 
-/// Looking whether there is anything to do takes at most one part in so many of the time, where there is nothing.
-const AT_REST: u32 = 500;
+/// Without work, checks for work take at most one part in this many of the time.
+const IDLE_FACTOR: u32 = 500;
 
-/// What a report has come to.
+/// The outcome of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    /// The leader had not applied yet what this server has: of what comes of that it says nothing by itself.
+pub(super) enum ReportOutcome {
+    /// The leader had not applied yet what this server has: its answer says nothing about that.
     Early,
-    /// There was something new in what was told or answered, or nobody has answered.
+    /// The report or the answer had something new, or no server has answered.
     News,
-    /// All is as it was.
+    /// Nothing has changed.
     Nothing,
 }
 
-/// So long after a replica was made here its server reports every [`SOON_PAUSE`], while it is in no group yet.
-const SOON: Duration = Duration::from_secs(1);
-const SOON_PAUSE: Duration = Duration::from_millis(10);
+/// For this long after a replica starts here, the server reports every [`FAST_REPORT_INTERVAL`]
+/// while the replica is in no group.
+const FAST_REPORT_PERIOD: Duration = Duration::from_secs(1);
+const FAST_REPORT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long a server that is asked to end tries to hand over what it leads.
+/// How long a stopping server tries to transfer its leaderships.
 pub const HAND_OVER: Duration = Duration::from_secs(2);
 impl Agent {
-    /// `fleet`: the one that this server belongs to already, or 0. `remember` keeps it on disk.
+    /// `fleet`: the fleet that this server already belongs to, or 0. `remember` keeps it on disk.
     pub fn new(
         options: AgentOptions,
         control: Arc<ControlReplica>,
@@ -163,7 +164,7 @@ impl Agent {
         }
     }
 
-    /// The servers that it was told of when it was started.
+    /// The servers of its start options.
     pub(super) fn listed(&self) -> &[String] {
         &self.options.servers
     }
@@ -172,7 +173,7 @@ impl Agent {
         self.options.timeouts
     }
 
-    /// The addresses of servers that report and that nobody has agreed on, or not at this address.
+    /// The addresses of servers that report and are not agreed on, or not at this address.
     pub(super) fn asking(&self) -> Vec<String> {
         let leading = self.leading.lock();
         self.agreed.read(|s| {
@@ -204,7 +205,7 @@ impl Agent {
         &self.replicas
     }
 
-    /// How many servers it was told of when it was started.
+    /// The number of servers in its start options.
     pub fn listed_count(&self) -> usize {
         self.options.servers.len()
     }
@@ -214,7 +215,7 @@ impl Agent {
         &self.options.address
     }
 
-    /// The agreed one, or else what it was started with. `None`: not known yet; whoever needs it must wait.
+    /// The agreed shape, or that of the start options. `None`: not known yet; the caller must wait.
     pub fn shape(&self) -> Option<Shape> {
         self.agreed.read(|s| s.shape).or(self.options.shape)
     }
@@ -222,7 +223,7 @@ impl Agent {
     /// Runs until the control replica shuts down.
     ///
     /// # Errors
-    /// What differs, where it was started with other settings than the fleet that it finds.
+    /// The differences, if its settings differ from those of its fleet.
     pub async fn run(self: Arc<Self>) -> Result<(), String> {
         let mut ended = self.control.starts();
         tokio::spawn(self.control.clone().supervise());
@@ -233,7 +234,8 @@ impl Agent {
             return Err(differs);
         }
         let mut pause = self.interval();
-        // What is made here is complete when the others have made theirs, of which nobody tells this server: it asks.
+        // A replica here is complete when the others have started theirs. No server notifies this one of
+        // that, so it asks.
         let mut soon = Instant::now();
         let mut early = None;
         let mut moved = self.agreed.generations();
@@ -241,15 +243,15 @@ impl Agent {
             let due = async {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
-                    // There may be something to do at once; and the leader waits for what comes of it.
+                    // There may be a directive, and the leader waits for its result.
                     _ = moved.changed() => {}
-                    () = self.done.notified() => soon = Instant::now() + SOON,
+                    () = self.done.notified() => soon = Instant::now() + FAST_REPORT_PERIOD,
                 }
             };
             tokio::select! {
                 () = due => {
-                    self.look_around();
-                    self.leave_what_it_cannot_serve().await;
+                    self.ask_servers();
+                    self.transfer_unservable_shards().await;
                     let began = Instant::now();
                     let heard = match self.report().await {
                         Ok(heard) => heard,
@@ -258,15 +260,17 @@ impl Agent {
                             return Err(differs);
                         }
                     };
-                    early = (heard == Heard::Early).then(|| early.unwrap_or(began));
+                    early = (heard == ReportOutcome::Early).then(|| early.unwrap_or(began));
                     pause = match heard {
-                        // One that never applies it is not asked for ever.
-                        Heard::Early if early.is_some_and(|since| since.elapsed() < SOON) => SOON_PAUSE.max(10 * began.elapsed()),
-                        Heard::Early | Heard::News => self.interval(),
-                        Heard::Nothing => self.idle_interval(began.elapsed()),
+                        // A leader that never applies it is not asked for ever.
+                        ReportOutcome::Early if early.is_some_and(|since| since.elapsed() < FAST_REPORT_PERIOD) => {
+                            FAST_REPORT_INTERVAL.max(10 * began.elapsed())
+                        }
+                        ReportOutcome::Early | ReportOutcome::News => self.interval(),
+                        ReportOutcome::Nothing => self.idle_interval(began.elapsed()),
                     };
                     if Instant::now() < soon && self.replicas.all().iter().any(|(_, r)| r.group.membership().members.is_empty()) {
-                        pause = pause.min(SOON_PAUSE);
+                        pause = pause.min(FAST_REPORT_INTERVAL);
                     }
                 }
                 () = async { drop(ended.wait_for(Option::is_none).await) } => break,
@@ -276,19 +280,19 @@ impl Agent {
         Ok(())
     }
 
-    /// Where the last report was as the one before, and there was nothing to do: what took so long is done again later, so that
-    /// a server with many groups at rest costs little more than one with few.
+    /// The interval after a report without changes or directives. It grows with the time that the report
+    /// took, so that a server with many idle groups costs little more than one with few.
     pub(super) fn idle_interval(&self, took: Duration) -> Duration {
         let silent = self.options.timeouts.silent;
-        (silent / 4).max(took * AT_REST).min(silent / 2).max(self.interval())
+        (silent / 4).max(took * IDLE_FACTOR).min(silent / 2).max(self.interval())
     }
 
     fn interval(&self) -> Duration {
         report_interval(self.options.election)
     }
 
-    /// Hands everything that this server leads to others, so that nobody has to notice that it has gone. Returns when it
-    /// leads nothing, or after [`HAND_OVER`].
+    /// Transfers everything that this server leads, so that no worker has to wait for an election. Returns
+    /// when it leads nothing, or after [`HAND_OVER`].
     pub async fn hand_over(&self) {
         let deadline = Instant::now() + HAND_OVER;
         loop {
@@ -296,13 +300,13 @@ impl Agent {
             let mut led = false;
             for group in groups.filter(|g| g.leadership().borrow().leads) {
                 let (voters, caught_up) = (group.membership().voters, group.caught_up());
-                let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
+                let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
                 else {
-                    continue; // nobody could take over
+                    continue; // no replica could take over
                 };
                 led = true;
-                if let Err(e) = group.transfer(heir).await {
-                    tracing::debug!(%heir, error = %e, "cannot hand over");
+                if let Err(e) = group.transfer(successor).await {
+                    tracing::debug!(%successor, error = %e, "cannot hand over");
                 }
             }
             if !led || Instant::now() >= deadline {
@@ -312,12 +316,13 @@ impl Agent {
         }
     }
 
-    /// Why this server would refuse the sessions of a shard that it hosts: before the job has begun only the agreements say
-    /// which job it is, and its replica of the control group does not bring them. `None`: it serves them.
+    /// Why this server would refuse the sessions of a shard that it hosts. Before the job has begun, only the
+    /// agreed state tells which job it is, and this server's replica of the control group may lag. `None`: it
+    /// serves them.
     pub fn cannot_serve(&self, shard: JobShard, replica: &Replica) -> Option<String> {
         let knows = || replica.shard.configured().is_some() || self.shape_of(shard.job()).is_some();
         let stopped = self.control.stopped();
-        // One that runs and knows its fleet knows the job in a moment.
+        // A control replica that runs and knows its fleet will know the job in a moment.
         if stopped.is_none() && self.agreed.read(|s| s.fleet) != 0 || knows() {
             return None;
         }
@@ -325,9 +330,10 @@ impl Agent {
         Some(format!("it does not know its fleet's jobs{}", why.unwrap_or_default()))
     }
 
-    /// Hands over the shards whose sessions this server would refuse, and stands for none of them until it can serve. Whether
-    /// it can, the log says, where the job has begun: so it is known when all of it is applied.
-    async fn leave_what_it_cannot_serve(&self) {
+    /// Transfers the shards whose sessions this server would refuse, and does not stand for election there
+    /// until it can serve. If the job has begun, the shard's log tells whether it can: so it is known once
+    /// the whole log is applied.
+    async fn transfer_unservable_shards(&self) {
         for (shard, replica) in self.replicas.all() {
             let group = &replica.group;
             let Some(why) = self.cannot_serve(shard, &replica) else {
@@ -341,15 +347,15 @@ impl Agent {
                 tracing::warn!(%shard, "this server leads a shard that it cannot serve, and hands it over: {why}");
             }
             let (voters, caught_up) = (group.membership().voters, group.caught_up());
-            if let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
-                && let Err(e) = group.transfer(heir).await
+            if let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
+                && let Err(e) = group.transfer(successor).await
             {
-                tracing::debug!(%shard, %heir, error = %e, "cannot hand over");
+                tracing::debug!(%shard, %successor, error = %e, "cannot hand over");
             }
         }
     }
 
-    /// Agrees on a command.
+    /// Commits a command.
     pub async fn propose(&self, command: Command) -> Result<Outcome, String> {
         let waits = self.group().propose(Change::Control(command)).await.map_err(|e| e.to_string())?;
         match tokio::time::timeout(Duration::from_secs(5), waits).await {
@@ -360,17 +366,17 @@ impl Agent {
         }
     }
 
-    /// Agrees on what a person asks for; once, however often it is asked with this token.
+    /// Executes a person's order; once for each token, however often it is sent.
     ///
     /// # Errors
-    /// It is refused, or it is not known whether it will be agreed on.
+    /// It is refused, or it is unknown whether it will be agreed on.
     pub async fn order(&self, token: u64, order: Order) -> Result<Outcome, RefusalKind> {
         match self.propose(Command::Order { token, order }).await {
             Ok(Outcome::Refused(Refusal::NameTaken { job, name, state })) => {
                 Err(RefusalKind::NameTaken { job, name, state: state.name() })
             }
             Ok(Outcome::Refused(Refusal::NoServer(server))) => Err(RefusalKind::NoSuchServer(server)),
-            // What was agreed on meanwhile has changed it: it is looked at again.
+            // Something agreed on meanwhile has changed it: check again.
             Ok(Outcome::Refused(why @ Refusal::NoJob(_))) => Err(RefusalKind::NotAgreed(why.to_string())),
             Ok(Outcome::Refused(Refusal::Other(why))) => Err(RefusalKind::BadOrder(why)),
             Ok(done) => Ok(done),
@@ -378,8 +384,8 @@ impl Agent {
         }
     }
 
-    /// Agrees on what a folder of checkpoints holds now, if that is not agreed on already. `job` is the founding of
-    /// shard 0 that the job runs in.
+    /// Commits the current checkpoints of a folder, if they are not agreed on already. `job` is the founding
+    /// of shard 0 that the job runs in.
     pub async fn note_checkpoints(
         &self,
         job: u64,
@@ -397,13 +403,14 @@ impl Agent {
         }
     }
 
-    /// The most memory that a job may need on this server, where somebody said so.
+    /// The most memory that a job may need on this server, if configured.
     pub fn job_memory(&self) -> Option<u64> {
         self.options.job_memory
     }
 
-    /// The job of just this name that has shards, and how many: whose weights somebody asks for is no other job's.
-    pub fn job_that_is(&self, name: &str) -> Option<(JobId, u32)> {
+    /// The job with exactly this name that has shards, and their number: no other job's weights may be served
+    /// for it.
+    pub fn job_with_shards(&self, name: &str) -> Option<(JobId, u32)> {
         self.agreed.read(|s| {
             let (id, job) = s.jobs.iter().find(|(_, j)| !j.released && j.name == name)?;
             Some((id, job.shape.shards))
@@ -415,13 +422,15 @@ impl Agent {
         self.agreed.read(|s| s.jobs.get(job).is_some_and(|j| j.facts.is_some()))
     }
 
-    /// The job of this name, as far as is known here. An empty name is that of the job that the fleet was founded for.
+    /// The job of this name, as far as this server knows. An empty name means the job that the fleet was
+    /// founded for.
     pub fn job_named(&self, name: &str) -> Option<JobId> {
         if name.is_empty() {
             return Some(JobId(0));
         }
         let (fleet, agreed) = self.agreed.read(|s| (s.fleet, s.jobs.named(name).map(|(id, _)| id)));
-        // Before the control group's log is read, or while its storage fails, the replicas here know what they train.
+        // Before the control group's log is read, or while its storage fails, the local replicas know their
+        // jobs.
         let trained = || {
             let of = |(shard, r): &(JobShard, Replica)| {
                 r.shard.configured().is_some_and(|c| c.job.name == name).then_some(shard.job())
@@ -431,13 +440,13 @@ impl Agent {
         if fleet == 0 { trained() } else { agreed }
     }
 
-    /// The names of the jobs that have shards, a few of them.
+    /// Names of jobs with shards: a few of them.
     pub fn job_names(&self) -> Vec<String> {
         self.agreed.read(|s| s.jobs.names())
     }
 
-    /// What a job is, where that is known here: as it is agreed on, or, of the one that a fleet is founded for, as this server was
-    /// started.
+    /// The shape of a job, if known here: as agreed on or, for the job that the fleet is founded for, from
+    /// the start options.
     pub fn shape_of(&self, job: JobId) -> Option<Shape> {
         let founding = || self.options.shape.filter(|s| job == JobId(0) && s.shards > 0);
         self.agreed.read(|s| match s.fleet {
@@ -446,12 +455,12 @@ impl Agent {
         })
     }
 
-    /// A server of a shard, from what is agreed on: where a worker that asked here should go.
+    /// A server of a shard, from the agreed state: where to send a worker that asked here.
     pub fn host_of(&self, shard: JobShard) -> Option<String> {
         self.hosts_of(shard).into_iter().next()
     }
 
-    /// The addresses of a shard's servers, this one aside.
+    /// The addresses of a shard's servers, except this one.
     pub fn hosts_of(&self, shard: JobShard) -> Vec<String> {
         self.agreed.read(|s| {
             let voters = s.shards.get(&shard).into_iter().flat_map(|place| &place.voters);

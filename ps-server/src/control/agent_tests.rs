@@ -1,11 +1,11 @@
-//! What the leader of the control group does with many reports.
+//! The leader of the control group under many reports.
 
-use super::{leading::PLAN_PAUSE, *};
+use super::{planner::PLAN_PAUSE, *};
 use crate::{
     admission::Answer,
     control::{
-        calls::{Hello, Reported, Told},
-        joining,
+        calls::{Hello, ReportAnswer, SentReport},
+        membership,
         plan::{ReplicaReport, Report},
     },
     raft::{Digest, GroupOptions, Peers, Replicated},
@@ -18,7 +18,7 @@ use paraft_common::Durability;
 use paraft_store::RealDisk;
 use std::collections::BTreeMap;
 
-/// Server 0 of a fleet of one, with a control group that nobody has founded. It lives as long as the folder.
+/// Server 0 of a fleet of one, whose control group is not founded yet. It lives as long as the folder.
 async fn an_agent(
     scratch: &std::path::Path,
     (election, calls): (Duration, Box<dyn Calls>),
@@ -48,7 +48,7 @@ async fn an_agent(
 
 const SHAPE: Shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
 
-/// A leader that has applied so much of what is agreed on, and has nothing to be done.
+/// A leader that has applied this much of the agreed state, and has no directives.
 struct At(Arc<AtomicU64>);
 
 impl Calls for At {
@@ -56,9 +56,16 @@ impl Calls for At {
         Box::pin(async { Err("it is not asked".into()) })
     }
 
-    fn report<'a>(&'a self, _: &'a str, _: u64, told: &'a Told) -> BoxFuture<'a, Result<Reported, String>> {
+    fn report<'a>(
+        &'a self,
+        _: &'a str,
+        _: u64,
+        told: &'a SentReport,
+    ) -> BoxFuture<'a, Result<ReportAnswer, String>> {
         let (number, generation) = (told.number, self.0.load(Relaxed));
-        Box::pin(async move { Ok(Reported { accepted: true, number, generation, ..Reported::default() }) })
+        Box::pin(
+            async move { Ok(ReportAnswer { accepted: true, number, generation, ..ReportAnswer::default() }) },
+        )
     }
 
     fn room<'a>(&'a self, _: &'a str, _: ServerId, _: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
@@ -67,7 +74,7 @@ impl Calls for At {
 }
 
 #[tokio::test]
-async fn a_leader_that_has_not_applied_yet_what_the_reporter_has_is_asked_again() {
+async fn leader_behind_its_reporter_is_asked_again() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (agreed, applied) = (Arc::new(Agreed::default()), Arc::new(AtomicU64::new(0)));
     let calls = Box::new(At(applied.clone()));
@@ -77,10 +84,10 @@ async fn a_leader_that_has_not_applied_yet_what_the_reporter_has_is_asked_again(
     agreed.apply(&Command::Found { fleet: 7, shape: SHAPE, servers }).expect("it is new");
     let generation = agreed.read(|s| s.generation);
     assert!(generation > 0);
-    assert_eq!(agent.report().await, Ok(Heard::Early));
-    assert_eq!(agent.report().await, Ok(Heard::Early), "until it has");
+    assert_eq!(agent.report().await, Ok(ReportOutcome::Early));
+    assert_eq!(agent.report().await, Ok(ReportOutcome::Early), "until it has");
     applied.store(generation, Relaxed);
-    assert_eq!(agent.report().await, Ok(Heard::Nothing));
+    assert_eq!(agent.report().await, Ok(ReportOutcome::Nothing));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,19 +107,19 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     for i in 0..20_000 {
         // Each has something new.
         let report = Report { control_trouble: i.to_string(), ..agent.own_report(None) };
-        let taken = agent.take_report(Told { server, number: 1, report, ..Told::default() });
+        let taken = agent.take_report(SentReport { server, number: 1, report, ..SentReport::default() });
         assert!(taken.is_ok(), "it leads");
         let at = agent.leading.lock().planned.as_ref().map(|p| p.at);
         plans += u128::from(at != last);
         last = at;
     }
-    // One for the reports and one of its own in each pause, and those at the ends.
+    // One for the reports and one of its own in each pause, and those at both ends.
     let most = 2 * (began.elapsed().as_millis() / PLAN_PAUSE.as_millis()) + 4;
     assert!(plans <= most, "{plans} plans in {:?}", began.elapsed());
 }
 
 #[test]
-fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
+fn report_with_only_applied_indices_starts_no_plan() {
     let replica = ReplicaReport { applied: 7, bytes: 100, leads: true, ..ReplicaReport::default() };
     let before = Report {
         replicas: BTreeMap::from([(JobShard::from_number(0), replica.clone().into())]),
@@ -123,8 +130,10 @@ fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
         ..Report::default()
     };
     let digests = vec![Digest { index: 8, digest: 1 }];
-    assert!(before.is_like(&before));
-    assert!(now(ReplicaReport { applied: 900, bytes: 200, digests, ..replica.clone() }).is_like(&before));
+    assert!(before.is_equivalent(&before));
+    assert!(
+        now(ReplicaReport { applied: 900, bytes: 200, digests, ..replica.clone() }).is_equivalent(&before)
+    );
     let trouble = || "its disk".to_string();
     for other in [
         now(ReplicaReport { leads: false, ..replica.clone() }),
@@ -138,12 +147,12 @@ fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
         Report { reached: BTreeSet::from([ServerId(1)]), ..before.clone() },
         Report::default(),
     ] {
-        assert!(!other.is_like(&before) && !before.is_like(&other), "{other:?}");
+        assert!(!other.is_equivalent(&before) && !before.is_equivalent(&other), "{other:?}");
     }
 }
 
 #[test]
-fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is_there() {
+fn server_with_anothers_id_is_kept_out_while_that_one_lives() {
     let (server, silent) = (ServerId(0), Duration::from_millis(200));
     let (ours, theirs) = (ReplicaId::new_incarnation(server), ReplicaId::new_incarnation(server));
     let report = |node, address: &str| Report { node, address: address.into(), ..Report::default() };
@@ -153,11 +162,11 @@ fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is
     let (now, before) = (Instant::now(), Instant::now() - silent * 2);
     let heard = |report: &Report, at| LastReport { number: 0, report: report.clone(), at };
     let out = |who: &Report, heard: Option<&LastReport>, members: &BTreeMap<_, _>, since| {
-        joining::holder(server, who, heard, members, since, silent)
+        membership::holder(server, who, heard, members, since, silent)
     };
     let kept_out = |of: &str| Some(of.to_string());
     let none = BTreeMap::new();
-    // While the right one is there, under another replica or at another address.
+    // While the right server runs, under another replica or at another address.
     for who in [&stray, &moved] {
         assert_eq!(out(who, Some(&heard(&right, now)), &members, before), kept_out("a:1"));
         assert_eq!(out(who, Some(&heard(&right, before)), &members, before), None, "it is silent");
@@ -189,6 +198,6 @@ fn what_has_changed_since_a_report_makes_the_next_one_of_it() {
     let (changed, gone) = now.since(&before);
     let shards: Vec<u32> = changed.replicas.keys().map(|s| s.number()).collect();
     assert_eq!((shards, gone.as_slice()), (vec![1, 2, 65], &[JobShard::from_number(64)][..]));
-    assert_eq!(changed.clone().upon(&before, &gone), now);
+    assert_eq!(changed.clone().merged_onto(&before, &gone), now);
     assert_eq!(now.since(&now).0.replicas.len(), 0, "what is as it was is not told");
 }

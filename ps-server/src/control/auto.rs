@@ -1,26 +1,26 @@
-//! The rule that chooses a job's staleness bound ([`paraft_common::auto`]), as the leader of the control group follows it: what the
-//! leader of its first shard reports goes in, and the switch that the rule wants comes out, as something for that leader to do. It is
-//! planned again with every report until the report says that it is in force.
+//! The rule that chooses a job's staleness bound ([`paraft_common::auto`]), in the leader of the control
+//! group. Its input is the report of the leader of the job's first shard, its output a switch as a directive
+//! to that leader. The directive is planned again with every report until a report shows the switch in force.
 
 use super::plan::{Action, Directive, View};
 use paraft_common::{JobId, JobShard, ServerId, auto::Steering};
 use std::collections::BTreeMap;
 
-/// What is remembered of the jobs whose bound is chosen; lost with the leadership.
+/// State for jobs with an automatic bound; lost with the leadership.
 #[derive(Debug, Default)]
-pub(super) struct Follows(BTreeMap<JobId, Followed>);
+pub(super) struct AutoRules(BTreeMap<JobId, RunningRule>);
 
 #[derive(Debug)]
-struct Followed {
-    /// Names this beginning of the job: the founding of its first shard.
+struct RunningRule {
+    /// The founding of the job's first shard, which names this run.
     founding: u64,
     steering: Steering,
     /// The number of the last switch that was wanted.
     wanted: u64,
 }
 
-impl Follows {
-    /// What has to be done now, and by whom.
+impl AutoRules {
+    /// The directives to send now, and their servers.
     pub fn steer(&mut self, view: &View) -> Vec<(ServerId, Directive)> {
         self.0.retain(|job, _| view.state.shape_of(*job).is_some());
         let jobs = view.state.jobs.iter().map(|(job, _)| job);
@@ -31,13 +31,13 @@ impl Follows {
         // The shard whose switch is the job's: the workers take it to the others.
         let shard = JobShard::first(job);
         let founding = view.state.shards.get(&shard)?.founding;
-        // Where it has no leader, what was seen is as good as before.
+        // Without a leader the earlier observations stay valid.
         let (server, leader) = view.leader(shard, founding)?;
         let Some(report) = leader.job.as_ref().and_then(|job| job.auto) else {
             self.0.remove(&job);
             return None;
         };
-        let new = || Followed { founding, steering: Steering::default(), wanted: 0 };
+        let new = || RunningRule { founding, steering: Steering::default(), wanted: 0 };
         let followed = self.0.entry(job).or_insert_with(new);
         if followed.founding != founding {
             *followed = new();

@@ -1,7 +1,7 @@
-//! Who is told which switch of the mode, and what a leader of the control group that dies takes with it.
+//! Which server gets which switch of the mode, and what is lost with a leader of the control group.
 
 use super::{
-    auto::Follows,
+    auto::AutoRules,
     jobs::JobFacts,
     plan::{Action, Directive, JobReport, LastReport, ReplicaReport, Report, Timeouts, View},
     state::{Command, Place, Shape, State},
@@ -20,12 +20,12 @@ const SHARD: JobShard = JobShard::from_number(0);
 const FOUNDING: u64 = 7;
 const WORKERS: u32 = 4;
 
-/// Three servers, one shard, a job whose bound the rule chooses: as the shard's leader has it, and as it is reported.
+/// Three servers, one shard, and a job with the automatic bound: the shard leader's view, and its report.
 struct Fleet {
     state: State,
     leader: u64,
     report: auto::Report,
-    /// The rule chooses the mode.
+    /// Whether the rule chooses the mode.
     on: bool,
 }
 
@@ -55,7 +55,8 @@ impl Fleet {
         self.state.shards.insert(SHARD, place);
     }
 
-    /// Each worker makes so many steps in which it waits for half of the time, at a loss that falls no more.
+    /// Each worker makes this many steps in which it waits for half of the time, at a loss that no longer
+    /// decreases.
     fn trains(&mut self, steps: u32) {
         let c = &mut self.report.counted;
         let (time, pulls) = (Duration::from_millis(10) * steps, u64::from(steps * WORKERS));
@@ -65,14 +66,14 @@ impl Fleet {
         c.losses = (c.losses.0 + pulls as f64, c.losses.1 + pulls);
     }
 
-    /// The shard is led elsewhere from now on, where nothing is counted yet.
-    fn elects(&mut self, leader: u64) {
+    /// The shard moves to another leader, which has counted nothing yet.
+    fn move_leader(&mut self, leader: u64) {
         self.leader = leader;
         self.report = auto::Report { term: self.report.term + 1, counted: Counted::default(), ..self.report };
     }
 
-    /// What the leader of the control group has a server do.
-    fn steer(&self, follows: &mut Follows) -> Option<(ServerId, Switch)> {
+    /// The directive of the control group's leader.
+    fn steer(&self, follows: &mut AutoRules) -> Option<(ServerId, Switch)> {
         let now = Instant::now();
         let heard: BTreeMap<_, _> = (0..3)
             .map(|s| {
@@ -117,7 +118,7 @@ impl Fleet {
         })
     }
 
-    /// The shard's leader does what it is told, as `Switching` has it: what was overtaken changes nothing.
+    /// The shard's leader follows the directive, as `Switching` does: an outdated one changes nothing.
     fn takes(&mut self, switch: Switch) {
         let Switch { number, mode, loosest } = switch;
         if number > self.report.number {
@@ -128,16 +129,16 @@ impl Fleet {
 
 #[test]
 fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
-    let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+    let (mut fleet, mut follows) = (Fleet::new(), AutoRules::default());
     assert_eq!(fleet.steer(&mut follows), None);
     fleet.trains(WINDOW);
     let (server, switch) = fleet.steer(&mut follows).expect("stragglers dominate");
     assert_eq!((server, switch), (ServerId(0), Switch { number: 1, mode: Mode::Asp, loosest: Mode::Asp }));
-    fleet.elects(2);
+    fleet.move_leader(2);
     assert_eq!(fleet.steer(&mut follows), Some((ServerId(2), switch)), "who leads now may not have heard");
     fleet.takes(switch);
     assert_eq!(fleet.steer(&mut follows), None);
-    // Somebody ends the rule: `paraft mode JOB asp`.
+    // An operator ends the rule: `paraft mode JOB asp`.
     fleet.trains(10 * WINDOW);
     fleet.on = false;
     assert_eq!(fleet.steer(&mut follows), None);
@@ -147,7 +148,7 @@ fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
 
 #[test]
 fn a_shard_that_was_founded_anew_has_another_job() {
-    let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+    let (mut fleet, mut follows) = (Fleet::new(), AutoRules::default());
     fleet.trains(WINDOW);
     assert_eq!(fleet.steer(&mut follows), None, "whose window that was is not known");
     fleet.trains(WINDOW);
@@ -156,25 +157,25 @@ fn a_shard_that_was_founded_anew_has_another_job() {
     assert_eq!(fleet.steer(&mut follows), None);
 }
 
-/// The job goes the way that it would have gone, a window or two later, and never looser than what was decided before.
+/// The job takes the same course, a window or two later, and never looser than decided before.
 #[test]
 fn whoever_leads_the_control_group_next_goes_on_with_the_job() {
     for dies_every in [usize::MAX, 9, 7, 6] {
-        let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+        let (mut fleet, mut follows) = (Fleet::new(), AutoRules::default());
         let mut modes = Vec::new();
         for i in 1..120 {
             fleet.trains(WINDOW);
             let told = fleet.steer(&mut follows);
             if i % dies_every == 0 {
-                // With it goes what it has decided and not told.
-                follows = Follows::default();
+                // Its decisions that were not sent are lost with it.
+                follows = AutoRules::default();
             } else if let Some((_, switch)) = told {
                 fleet.takes(switch);
                 modes.push(switch.mode);
             }
         }
         let expected = match dies_every {
-            // Nobody leads for long enough to see that the loss falls no more.
+            // No leader lasts long enough to see that the loss stops decreasing.
             6 => vec![Mode::Asp],
             _ => [vec![Mode::Asp], [16, 8, 4, 2, 1, 0].map(Mode::Ssp).to_vec()].concat(),
         };

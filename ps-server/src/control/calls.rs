@@ -1,4 +1,4 @@
-//! What a server asks the other servers of its fleet. How the questions travel is `rpc`'s.
+//! A server's requests to the other servers of its fleet. `rpc` transports them.
 
 use super::{
     plan::{Directive, Report},
@@ -9,69 +9,69 @@ use futures::future::BoxFuture;
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeSet;
 
-/// Who a server is, in its own words.
+/// A server's description of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hello {
     /// Its id.
     pub server: ServerId,
     /// Its replica of the control group.
     pub node: ReplicaId,
-    /// The fleet that it belongs to; 0: none yet.
+    /// Its fleet; 0: none yet.
     pub fleet: u64,
-    /// That fleet's settings, or those that it was started with.
+    /// That fleet's shape, or that of its start options.
     pub shape: Option<Shape>,
     /// The control group's members, as it knows them.
     pub members: BTreeSet<ReplicaId>,
 }
 
-/// A report as it is told: what has changed since the one that the leader has, or all.
+/// A report to send: the difference to the one that the leader has, or all of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
-    /// Whose.
+pub struct SentReport {
+    /// The reporting server.
     pub server: ServerId,
     /// Drawn at random.
     pub number: u64,
-    /// The number of the report that this is told upon; 0: it is whole.
+    /// The number of the report that this one is a difference to; 0: it is whole.
     pub since: u64,
-    /// All of it, or what has changed of the replicas.
+    /// All of it, or the replicas that changed.
     pub report: Report,
-    /// Of these shards nothing is there any more.
+    /// Shards of which nothing is left there.
     pub gone: Vec<JobShard>,
 }
 
-/// What becomes of a report.
+/// The answer to a report.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Reported {
+pub struct ReportAnswer {
     /// The control group's leader has taken it.
     pub accepted: bool,
-    /// Where the leader is, if that is known there.
+    /// The leader's address, if known there.
     pub leader: Option<String>,
-    /// It was told upon another than the leader has: tell all of it.
+    /// The leader does not have the report that this is a difference to: send all of it.
     pub whole: bool,
-    /// Of the report that the leader has; 0: it has none.
+    /// Number of the report that the leader has; 0: none.
     pub number: u64,
-    /// What keeps the reporter out; empty: nothing, or who was asked does not lead.
+    /// Why the reporter cannot take part; empty: nothing, or the answering server does not lead.
     pub why: String,
-    /// Of what is agreed on.
+    /// Generation of the agreed state.
     pub generation: u64,
-    /// What the reporter is to do.
+    /// Directives for the reporter.
     pub directives: Vec<Directive>,
 }
 
-/// Questions to the server at an address. An error says why there is no answer.
+/// Requests to the server at an address. An error says why there is no answer.
 pub trait Calls: Send + Sync {
-    /// Who are you?
+    /// Asks for its identity.
     fn hello<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Hello, String>>;
 
-    /// This is how a server of `fleet` is.
+    /// Reports a server of `fleet`.
     fn report<'a>(
         &'a self,
         address: &'a str,
         fleet: u64,
-        told: &'a Told,
-    ) -> BoxFuture<'a, Result<Reported, String>>;
+        told: &'a SentReport,
+    ) -> BoxFuture<'a, Result<ReportAnswer, String>>;
 
-    /// Has `server`, which is there, room for this job (as it goes to the log)?
+    /// Asks whether `server` has room for this job (in its form for the log).
     fn room<'a>(
         &'a self,
         address: &'a str,

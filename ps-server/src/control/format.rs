@@ -1,5 +1,5 @@
-//! The layout of the agreed state in a snapshot, which says its number first: one of another build is refused by name, not
-//! misread.
+//! The layout of the agreed state in a snapshot. It starts with its number: the snapshot of another build is
+//! refused by name, not misread.
 
 use super::{orders::Orders, state::State};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 /// Raised with each change of the layout of [`State`].
 const FORMAT: u16 = 1;
 
-/// For a snapshot.
+/// Encodes a state for a snapshot.
 pub fn write(state: &State) -> Result<Vec<u8>, HeaderError> {
     header::encode(&(FORMAT, header::encode(&(state, &state.orders))?))
 }

@@ -1,14 +1,15 @@
-//! Who is in the group of ranks that act as one worker.
+//! The members of each group of ranks that act as one worker.
 //!
-//! Known to the leader of the control group only, and lost with the leadership: the leaders of groups say again and again what
-//! they lead, ranks say who was with them, and nothing about a gradient depends on it. A rank that is wrong about its group finds
-//! nobody to reduce with, and asks again; of two leaders of the same worker the shards refuse the second.
+//! Only the leader of the control group knows them, and they are lost with its leadership. Leaders of groups
+//! repeat what they lead, ranks say who was with them, and no gradient depends on it. A rank that is wrong
+//! about its group finds no peer to reduce with, and asks again. Of two leaders of the same worker, the
+//! shards refuse the second.
 //!
 //! ```text
-//!  ask ─▶ waiting ──all of the group before are here or lost, or it took too long──▶ assigned, in the next generation
+//! ask ─▶ waiting ──all of the group before are here or lost, or it took too long──▶ assigned, in the next generation
 //! ```
 //!
-//! Who led before leads again: its session with the servers goes on.
+//! The previous leader leads again: its session with the servers continues.
 
 use paraft_common::{
     config::facts_missing,
@@ -19,28 +20,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Groups at most: a leader's memory must not grow with what anyone sends.
+/// Maximum number of groups: a leader's memory must not grow with what clients send.
 pub(super) const MAX_GROUPS: usize = 4096;
-/// Bytes of an address at most.
-pub(super) const MAX_ADDRESS: usize = 256;
-/// Bytes of a job's name for this purpose at most.
-const MAX_JOB: usize = 512;
-/// Bytes of a text about settings at most.
-const MAX_SETTINGS: usize = 4096;
-/// Survivors notice a lost rank at once, unless they are in the middle of a step. Who takes longer is taken in again later.
-pub const GATHERING: Duration = Duration::from_secs(5);
-/// Who waits asks again and again; who has not for this long has hung up.
-pub(super) const HUNG_UP: Duration = Duration::from_millis(700);
-/// A new leader of the control group hears of every group within this time: until then it assigns nobody who knows of none.
-pub(super) const LEARNING: Duration = Duration::from_millis(1500);
-/// A leader that speaks is waited for, however long its step takes: its session with the servers goes on.
-pub(super) const SPEAKS: Duration = Duration::from_secs(3);
-/// A group whose leader says nothing for this long is over.
-pub(super) const SILENT: Duration = Duration::from_secs(15);
-/// Who comes back to a job that is done hears so, for this long.
-pub(super) const REMEMBERED: Duration = Duration::from_secs(60);
+/// Maximum bytes of an address.
+pub(super) const MAX_ADDRESS_BYTES: usize = 256;
+/// Maximum bytes of a job's name here.
+const MAX_JOB_NAME_BYTES: usize = 512;
+/// Maximum bytes of a text about settings.
+const MAX_SETTINGS_BYTES: usize = 4096;
+/// Survivors notice a lost rank at once, except in the middle of a step. A rank that takes longer joins
+/// later.
+pub const GATHER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A waiting rank repeats its request; after this long without one it has gone.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_millis(700);
+/// A new leader of the control group receives a heartbeat of every group within this time. Until then it
+/// assigns no rank that knows of no group.
+pub(super) const LEARN_PERIOD: Duration = Duration::from_millis(1500);
+/// A rank waits for a group leader that sends heartbeats, however long its step takes: the leader's session
+/// with the servers continues.
+pub(super) const LEADER_TIMEOUT: Duration = Duration::from_secs(3);
+/// A group whose leader is silent for this long is over.
+pub(super) const GROUP_TIMEOUT: Duration = Duration::from_secs(15);
+/// For this long after a job is done, a rank that returns is told so.
+pub(super) const DONE_RETENTION: Duration = Duration::from_secs(60);
 
-/// The worker that the ranks are.
+/// The worker that the ranks form.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// The job, as its workers name it among themselves.
@@ -52,17 +56,17 @@ pub struct Key {
 /// A rank that asks for an assignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinRequest {
-    /// Ranks of a whole group.
+    /// Number of ranks of a whole group.
     pub size: u32,
     /// Its rank, below `size`.
     pub rank: u32,
-    /// Names its process.
+    /// Random id of its process.
     pub token: u64,
-    /// Where the others reach it.
+    /// Its address for the other ranks.
     pub address: String,
-    /// The group that it was in last; generation 0: none.
+    /// Its last group; generation 0: none.
     pub last: Assignment,
-    /// Ranks of that group which are gone.
+    /// Ranks of that group that are gone.
     pub lost: Vec<u32>,
     /// How long to wait for ranks that have never come.
     pub timeout: Duration,
@@ -70,14 +74,14 @@ pub struct JoinRequest {
     pub settings: String,
 }
 
-/// What the leader of a group says.
+/// A heartbeat of a group's leader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// Who is in it.
+    /// Its members.
     pub assignment: Assignment,
-    /// What is the same on all of its ranks.
+    /// The settings that all of its ranks share.
     pub settings: String,
-    /// The step that it is in.
+    /// Its current step.
     pub step: u64,
     /// The job is done.
     pub over: bool,
@@ -86,20 +90,20 @@ pub struct Heartbeat {
 /// Why a rank gets no assignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// In words.
+    /// The reason, as text.
     pub why: String,
-    /// What the rank is to do.
+    /// What the rank should do.
     pub then: Advice,
 }
 
-/// What a rank that was refused is to do.
+/// What a refused rank should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// Ask again.
     Again,
-    /// Asking again is of no use.
+    /// Asking again is useless.
     GiveUp,
-    /// Likewise: its job is another one.
+    /// Asking again is useless: its job is another one.
     Fix,
 }
 
@@ -109,9 +113,9 @@ impl From<String> for Refused {
     }
 }
 
-/// Whether it can be a group: what comes off the wire is kept only then.
+/// Whether it can be a group: data from the wire is kept only then.
 fn is_sound(s: &Assignment) -> bool {
-    let sound = |r: &Assigned| r.address.len() <= MAX_ADDRESS && r.rank < MAX_RANKS;
+    let sound = |r: &Assigned| r.address.len() <= MAX_ADDRESS_BYTES && r.rank < MAX_RANKS;
     s.generation > 0
         && !s.ranks.is_empty()
         && s.ranks.len() <= MAX_RANKS as usize
@@ -122,26 +126,26 @@ fn is_sound(s: &Assignment) -> bool {
 struct Waiting {
     asks: JoinRequest,
     since: Instant,
-    /// When it asked last.
+    /// Time of its last request.
     asked: Instant,
 }
 
 #[derive(Debug, Default)]
 struct Gathering {
     assignment: Option<Assignment>,
-    /// When its leader was heard last.
+    /// Time of its leader's last heartbeat.
     heard: Option<Instant>,
-    /// Of the assigned, those that others have lost.
+    /// The assigned ranks that others have lost.
     lost: BTreeSet<u32>,
     /// By rank.
     waiting: BTreeMap<u32, Waiting>,
-    /// When its leader said that the job is done.
+    /// When its leader reported that the job is done.
     over: Option<Instant>,
-    /// Those of the ranks that were assigned last.
+    /// The settings of the ranks assigned last.
     settings: Option<String>,
-    /// The step that the group is in.
+    /// The group's current step.
     step: u64,
-    /// Why a rank was turned away that those who wait may be waiting for.
+    /// Why a rank was turned away for which the waiting ranks may be waiting.
     turned_away: Option<String>,
 }
 
@@ -149,20 +153,20 @@ struct Gathering {
 #[derive(Debug, Default)]
 pub struct Groups {
     all: BTreeMap<Key, Gathering>,
-    /// See [`LEARNING`].
+    /// See [`LEARN_PERIOD`].
     learns_until: Option<Instant>,
 }
 
-/// What a rank that asks hears.
+/// The answer to a rank's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It is in this group.
     Assigned(Assignment),
-    /// It should go on waiting.
+    /// It should keep waiting.
     Wait {
-        /// So many ranks are here.
+        /// Number of ranks here.
         here: u32,
-        /// What is in its way, if it is not only the others' absence.
+        /// What blocks it, besides the absence of others.
         why: Option<String>,
     },
     /// The job is done.
@@ -170,16 +174,17 @@ pub enum Answer {
 }
 
 impl Groups {
-    /// For a leader of the control group that takes over `now`; there may be groups, if there are `jobs`.
+    /// For a leader of the control group that takes over `now`; groups may exist if `jobs` exist.
     pub fn taken_over(jobs: bool, now: Instant) -> Self {
-        Self { all: BTreeMap::new(), learns_until: jobs.then(|| now + LEARNING) }
+        Self { all: BTreeMap::new(), learns_until: jobs.then(|| now + LEARN_PERIOD) }
     }
 
-    /// A rank asks, as it does several times a second until it is assigned. `Err` says why it never will be.
+    /// A rank asks, as it does several times a second until it is assigned. `Err`: it never will be, with the
+    /// reason.
     pub fn join(&mut self, key: &Key, asks: JoinRequest, now: Instant) -> Result<Answer, Refused> {
         let (token, last) = (asks.token, asks.last.generation);
         let learning = self.learns_until.is_some_and(|until| now < until);
-        // It may have been assigned by what another has asked.
+        // Another rank's request may have assigned it already.
         if let Some(assignment) = self.all.get_mut(key).and_then(|g| g.assigned(token, learning, now))
             && assignment.generation > last
         {
@@ -207,9 +212,10 @@ impl Groups {
         if rank >= size || asks.lost.len() > size as usize || asks.lost.iter().any(|r| *r >= size) {
             return Err(format!("rank {rank}, {} ranks lost, of a group of {size}", asks.lost.len()).into());
         }
-        // What one says others are shown.
-        let too_long =
-            address.len() > MAX_ADDRESS || key.job.len() > MAX_JOB || asks.settings.len() > MAX_SETTINGS;
+        // Other ranks are shown a rank's texts.
+        let too_long = address.len() > MAX_ADDRESS_BYTES
+            || key.job.len() > MAX_JOB_NAME_BYTES
+            || asks.settings.len() > MAX_SETTINGS_BYTES;
         if too_long || has_control([address, &key.job, &asks.settings]) {
             return Err(
                 "the address, the job's name or the settings are too long, or have control characters"
@@ -232,7 +238,7 @@ impl Groups {
         if g.over.is_some() && g.settings.as_ref() != Some(&asks.settings) {
             *g = Gathering::default();
         }
-        // A leader of the control group that knows nothing of a group learns it from those who were in it.
+        // A leader of the control group that does not know a group learns it from its former members.
         let known = g.assignment.as_ref().map_or(0, |s| s.generation);
         if asks.last.generation > known && is_sound(&asks.last) {
             g.assignment = Some(asks.last.clone());
@@ -251,7 +257,7 @@ impl Groups {
             g.turned_away = Some(why.clone());
             return Err(Refused { why, then: Advice::Fix });
         }
-        // Who is in the group goes before a second process of the same rank.
+        // A member of the group has priority over a second process of the same rank.
         let assigned =
             |token| g.assignment.as_ref().is_some_and(|s| g.speaks(now) && s.place(token).is_some());
         let other = g.waiting.get(&rank).filter(|w| w.asks.token != asks.token);
@@ -270,10 +276,11 @@ impl Groups {
         Ok(())
     }
 
-    /// The leader of a group is there; or, if it is `over`, its job is done. How many ranks wait to be taken in.
+    /// The leader of a group is alive; or, if it is `over`, its job is done. Returns the number of ranks that
+    /// wait to join.
     pub fn hold(&mut self, key: &Key, holds: Heartbeat, now: Instant) -> Result<u32, String> {
         let Heartbeat { assignment, settings, step, over } = holds;
-        let too_long = key.job.len() > MAX_JOB || settings.len() > MAX_SETTINGS;
+        let too_long = key.job.len() > MAX_JOB_NAME_BYTES || settings.len() > MAX_SETTINGS_BYTES;
         let addresses = assignment.ranks.iter().map(|r| &r.address);
         if !is_sound(&assignment) || too_long || has_control(addresses.chain([&key.job, &settings])) {
             return Err("that is no group".into());
@@ -282,7 +289,8 @@ impl Groups {
             return Err(format!("there are {MAX_GROUPS} groups already"));
         }
         let g = self.all.entry(key.clone()).or_default();
-        // Of another leader's time, or what this one knows itself. An older one has been replaced, unless who has is not there.
+        // Assigned under another leader, or by this one. An older group has been replaced, unless the leader
+        // of the replacement is silent.
         if !g.speaks(now) || g.assignment.as_ref().is_none_or(|s| s.generation <= assignment.generation) {
             g.assignment = Some(assignment);
             g.settings = Some(settings);
@@ -291,7 +299,7 @@ impl Groups {
             g.over = if over { Some(now) } else { g.over };
         }
         g.forget(now);
-        // A process of the same rank as one that is there waits until that one is gone.
+        // A second process of a live process's rank waits until the first is gone.
         let newcomer =
             |rank: &&u32| g.assignment.as_ref().is_none_or(|s| s.ranks.iter().all(|r| r.rank != **rank));
         Ok(g.waiting.keys().filter(newcomer).count() as u32)
@@ -305,15 +313,15 @@ fn has_control<'a>(texts: impl IntoIterator<Item = &'a String>) -> bool {
 /// A group, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overview {
-    /// Whose it is.
+    /// The worker that it forms.
     pub key: Key,
-    /// Who is in it; nobody while the first forms.
+    /// Its members; empty while the first group forms.
     pub assignment: Assignment,
-    /// Ranks that want to be taken in.
+    /// Ranks that want to join.
     pub waiting: u32,
     /// `forming`, `training`, `silent`, `done`
     pub state: &'static str,
-    /// The step that it is in, as its leader said last.
+    /// Its current step, as its leader last reported.
     pub step: u64,
 }
 
@@ -338,24 +346,24 @@ impl Groups {
 
 impl Gathering {
     fn speaks(&self, now: Instant) -> bool {
-        self.over.is_none() && self.heard.is_some_and(|h| now.saturating_duration_since(h) < SILENT)
+        self.over.is_none() && self.heard.is_some_and(|h| now.saturating_duration_since(h) < GROUP_TIMEOUT)
     }
 
-    /// Whether it was the job of those who wait that is done: their settings are the same.
+    /// Whether the finished job is that of the waiting ranks: their settings are equal.
     fn is_over(&self, now: Instant) -> bool {
         let settings = self.waiting.values().next().map(|w| &w.asks.settings);
-        self.over.is_some_and(|o| now.saturating_duration_since(o) < REMEMBERED)
+        self.over.is_some_and(|o| now.saturating_duration_since(o) < DONE_RETENTION)
             && settings.is_some_and(|s| self.settings.as_ref() == Some(s))
     }
 
-    /// The group that the process is in, once those who wait are assigned, if it is time.
+    /// The group of the process, after assigning the waiting ranks if it is time.
     fn assigned(&mut self, token: u64, learning: bool, now: Instant) -> Option<Assignment> {
         self.assign(learning, now);
         let waits = self.waiting.values().any(|w| w.asks.token == token);
         self.assignment.clone().filter(|s| !waits && s.place(token).is_some())
     }
 
-    /// What to say to a process when ranks have never come, and the timeout is over: it waits no longer then.
+    /// The message for a process when ranks have never come and the timeout is over: it stops waiting then.
     fn incomplete(&mut self, key: &Key, token: u64, now: Instant) -> Option<String> {
         let first = self.waiting.values().min_by_key(|w| w.since).filter(|_| self.assignment.is_none())?;
         if now.saturating_duration_since(first.since) < first.asks.timeout {
@@ -379,8 +387,8 @@ impl Gathering {
         Some(why)
     }
 
-    /// What the process waits for beside others that have not come, in words: that one of its own rank is gone, or that one
-    /// that was turned away comes back.
+    /// What the process waits for besides absent ranks, as text: for a process of its own rank to go, or for
+    /// a rank that was turned away to return.
     fn in_the_way(&self, key: &Key, token: u64, now: Instant) -> Option<String> {
         let asks = &self.waiting.values().find(|w| w.asks.token == token)?.asks;
         let Some(assignment) = self.assignment.as_ref().filter(|_| self.speaks(now)) else {
@@ -395,10 +403,11 @@ impl Gathering {
     }
 
     fn forget(&mut self, now: Instant) {
-        self.waiting.retain(|_, w| now.saturating_duration_since(w.asked) < HUNG_UP);
+        self.waiting.retain(|_, w| now.saturating_duration_since(w.asked) < REQUEST_TIMEOUT);
     }
 
-    /// Seats those who wait, if it is time. `learning`: there may be a group that this leader has not heard of.
+    /// Assigns the waiting ranks, if it is time. `learning`: there may be a group that this leader does not
+    /// know yet.
     fn assign(&mut self, learning: bool, now: Instant) {
         self.forget(now);
         let Some(since) = self.waiting.values().map(|w| w.since).min().filter(|_| !self.is_over(now)) else {
@@ -411,15 +420,16 @@ impl Gathering {
             None => {
                 let size = self.waiting.values().map(|w| w.asks.size).max().unwrap_or(1);
                 let timeout = self.waiting.values().map(|w| w.asks.timeout).min().unwrap_or_default();
-                // A job does not begin without ranks that have never come; what has stood goes on with those who are left.
+                // A job does not begin without ranks that have never come; an existing group continues with
+                // the ranks that are left.
                 self.waiting.len() as u32 >= size || (waited >= timeout && self.assignment.is_some())
             }
             Some(s) => {
-                // A process of the group before that has asked has left it; until one has, newcomers wait, also those that
-                // have the rank of one that is there.
+                // A member that asks again has left its group. Until one has, newcomers wait, including those
+                // with the rank of a live member.
                 let left = |r: &Assigned| self.waiting.get(&r.rank).filter(|w| w.asks.token == r.token);
                 let first_left = s.ranks.iter().filter_map(left).map(|w| w.since).min();
-                let heard = self.heard.is_some_and(|h| now.saturating_duration_since(h) < SPEAKS);
+                let heard = self.heard.is_some_and(|h| now.saturating_duration_since(h) < LEADER_TIMEOUT);
                 match first_left {
                     // Only processes that have replaced others, or are new.
                     None => {
@@ -429,7 +439,7 @@ impl Gathering {
                     Some(first) => {
                         let gone = |r: &Assigned| left(r).is_some() || self.lost.contains(&r.rank);
                         let leader_comes = heard && s.ranks.first().is_some_and(|l| !gone(l));
-                        let late = now.saturating_duration_since(first) >= GATHERING;
+                        let late = now.saturating_duration_since(first) >= GATHER_TIMEOUT;
                         s.ranks.iter().all(gone) || (late && !leader_comes)
                     }
                 }
@@ -442,7 +452,7 @@ impl Gathering {
         let mut ranks: Vec<Waiting> = std::mem::take(&mut self.waiting).into_values().collect();
         let last = ranks.iter().map(|w| w.asks.last.generation).max().unwrap_or(0);
         let last = last.max(self.assignment.as_ref().map_or(0, |s| s.generation));
-        // Those of the latest group first, in their order there.
+        // Members of the latest group first, in their order there.
         ranks.sort_by_key(|Waiting { asks, .. }| {
             (std::cmp::Reverse(asks.last.generation), asks.last.place(asks.token), asks.rank)
         });

@@ -1,4 +1,4 @@
-//! Who is assigned when.
+//! Which ranks are assigned, and when.
 
 use super::groups::*;
 use paraft_common::group::{Assigned, Assignment};
@@ -10,7 +10,8 @@ fn key() -> Key {
     Key { job: "j".into(), worker: 0 }
 }
 
-/// One that was at place `last.1` of group `last.0`, in which it knew nobody else; 0: in none.
+/// The request of a rank that was at index `last.1` of group `last.0`, of which it knows no other member; 0:
+/// of no group.
 fn asks(rank: u32, token: u64, last: (u64, u32), lost: &[u32]) -> JoinRequest {
     let address = format!("127.0.0.1:{token}");
     let (generation, place) = last;
@@ -33,7 +34,8 @@ fn join(groups: &mut Groups, asks: JoinRequest, now: Instant) -> Answer {
     groups.join(&key(), asks, now).expect("sound")
 }
 
-/// Asks for all of them, and gives the group that they are assigned in: generation and ranks in order.
+/// Sends all these requests; returns the group that they are assigned in: its generation, and its ranks in
+/// order.
 fn assigned(groups: &mut Groups, all: &[JoinRequest], now: Instant) -> Option<(u64, Vec<u32>)> {
     for a in all {
         join(groups, a.clone(), now);
@@ -57,19 +59,19 @@ fn a_group_begins_when_all_are_there_and_says_who_is_missing() {
     assert_eq!(assigned(&mut g, &[asks(1, 11, (0, 0), &[])], now), Some((1, vec![0, 1, 2])));
     let mut g = Groups::default();
     let two = [asks(2, 12, (0, 0), &[]), asks(1, 11, (0, 0), &[])];
-    assert_eq!(patiently(&mut g, &two, now, TIMEOUT - Duration::from_secs(1)), None);
-    assert_eq!(assigned(&mut g, &two, now + TIMEOUT - HUNG_UP / 2), None);
+    assert_eq!(assigned_after(&mut g, &two, now, TIMEOUT - Duration::from_secs(1)), None);
+    assert_eq!(assigned(&mut g, &two, now + TIMEOUT - REQUEST_TIMEOUT / 2), None);
     let late = now + TIMEOUT;
     let Refused { why, then } = g.join(&key(), two[1].clone(), late).expect_err("it takes too long");
     assert!(then == Advice::GiveUp && why.contains("2 of 3 ranks") && why.contains("missing: 0"), "{why}");
 }
 
 #[test]
-fn a_new_leader_of_the_control_group_learns_of_a_group_from_who_is_left_of_it() {
+fn new_control_leader_learns_group_from_its_remaining_ranks() {
     let now = Instant::now();
     let mut g = Groups::default();
     let last = assignment(4, &[(0, 10), (1, 11), (2, 12)]);
-    let long = Assigned { rank: 0, token: 1, address: "a".repeat(MAX_ADDRESS + 1) };
+    let long = Assigned { rank: 0, token: 1, address: "a".repeat(MAX_ADDRESS_BYTES + 1) };
     let unsound =
         JoinRequest { last: Assignment { generation: 4, ranks: vec![long] }, ..asks(0, 10, (0, 0), &[]) };
     join(&mut g, unsound, now);
@@ -92,8 +94,14 @@ fn ranks_of_different_settings_make_no_group() {
     assert_eq!(join(&mut g, with(0, "group_size 3"), now), waits, "who was first hears it too");
 }
 
-/// Asked again and again, nobody is assigned before so long has passed; then this is how.
-fn patiently(g: &mut Groups, all: &[JoinRequest], now: Instant, long: Duration) -> Option<(u64, Vec<u32>)> {
+/// Repeats the requests. Checks that no rank is assigned before this long has passed, and returns the
+/// assignment then.
+fn assigned_after(
+    g: &mut Groups,
+    all: &[JoinRequest],
+    now: Instant,
+    long: Duration,
+) -> Option<(u64, Vec<u32>)> {
     for quarter in 0..4 * long.as_secs() as u32 {
         assert_eq!(assigned(g, all, now + Duration::from_millis(250) * quarter), None);
     }
@@ -113,7 +121,7 @@ fn who_is_lost_is_not_waited_for_and_the_leader_stays() {
     let mut g = three(now);
     assert_eq!(assigned(&mut g, &[asks(2, 12, (1, 2), &[])], now), None, "0 and 1 may be in their step");
     assert_eq!(assigned(&mut g, &[asks(1, 11, (1, 1), &[0])], now), Some((2, vec![1, 2])));
-    // The first comes back, as another process: it waits until the others have left their group.
+    // The first returns as another process: it waits until the others have left their group.
     assert_eq!(assigned(&mut g, &[asks(0, 20, (0, 0), &[])], now), None);
     assert_eq!(g.hold(&key(), holds(assignment(2, &[(1, 11), (2, 12)]), false), now), Ok(1));
     let rest = [asks(1, 11, (2, 0), &[]), asks(2, 12, (2, 1), &[])];
@@ -137,8 +145,8 @@ fn a_rank_that_is_only_slow_is_left_behind_and_taken_in_again() {
     let now = Instant::now();
     let mut g = three(now);
     let two = [asks(0, 10, (1, 0), &[]), asks(1, 11, (1, 1), &[])];
-    let later = now + GATHERING;
-    assert_eq!(patiently(&mut g, &two, now, GATHERING), Some((2, vec![0, 1])));
+    let later = now + GATHER_TIMEOUT;
+    assert_eq!(assigned_after(&mut g, &two, now, GATHER_TIMEOUT), Some((2, vec![0, 1])));
     assert_eq!(assigned(&mut g, &[asks(2, 12, (1, 2), &[])], later), None, "the others are at work");
     let two = [asks(0, 10, (2, 0), &[]), asks(1, 11, (2, 1), &[])];
     assert_eq!(assigned(&mut g, &two, later), Some((3, vec![0, 1, 2])));
@@ -149,12 +157,12 @@ fn a_leader_that_speaks_is_waited_for() {
     let now = Instant::now();
     let mut g = three(now);
     let two = [asks(1, 11, (1, 1), &[2]), asks(2, 12, (1, 2), &[])];
-    for quarter in 0..8 * GATHERING.as_secs() as u32 {
+    for quarter in 0..8 * GATHER_TIMEOUT.as_secs() as u32 {
         let now = now + Duration::from_millis(250) * quarter;
         g.hold(&key(), holds(assignment(1, &[(0, 10), (1, 11), (2, 12)]), false), now).expect("sound");
         assert_eq!(assigned(&mut g, &two, now), None);
     }
-    let late = now + 2 * GATHERING;
+    let late = now + 2 * GATHER_TIMEOUT;
     assert_eq!(assigned(&mut g, &[asks(0, 10, (1, 0), &[])], late), Some((2, vec![0, 1, 2])));
 }
 
@@ -163,29 +171,29 @@ fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
     let now = Instant::now();
     let mut g = Groups::default();
     assert_eq!(g.hold(&key(), holds(assignment(7, &[(0, 10), (1, 11)]), false), now), Ok(0));
-    // A newcomer waits, though it would be the only one who asks.
+    // A newcomer waits, even if no other rank asks.
     assert_eq!(assigned(&mut g, &[asks(2, 12, (0, 0), &[])], now), None);
     let rest = [asks(0, 10, (7, 0), &[]), asks(1, 11, (7, 1), &[])];
     assert_eq!(assigned(&mut g, &rest, now), Some((8, vec![0, 1, 2])));
-    // An older one says nothing new.
+    // A heartbeat of an older group changes nothing.
     g.hold(&key(), holds(assignment(7, &[(0, 10)]), false), now).expect("sound");
     let new = join(&mut g, asks(2, 12, (0, 0), &[]), now);
     assert!(matches!(&new, Answer::Assigned(s) if s.generation == 8), "{new:?}");
-    // A group that says nothing is gone: the next begins like the first.
-    let long = now + SILENT;
-    assert_eq!(patiently(&mut g, &[asks(1, 31, (0, 0), &[])], long, TIMEOUT), Some((9, vec![1])));
+    // A silent group is gone: the next one starts like the first.
+    let long = now + GROUP_TIMEOUT;
+    assert_eq!(assigned_after(&mut g, &[asks(1, 31, (0, 0), &[])], long, TIMEOUT), Some((9, vec![1])));
 }
 
 #[test]
-fn a_leader_of_the_control_group_that_takes_over_waits_for_word_of_groups_before_it_assigns_newcomers() {
+fn new_control_leader_waits_for_groups_before_newcomers() {
     let now = Instant::now();
     let all = [asks(0, 20, (0, 0), &[]), asks(1, 21, (0, 0), &[]), asks(2, 22, (0, 0), &[])];
     let mut g = Groups::taken_over(true, now);
     assert_eq!(assigned(&mut g, &all, now), None);
     assert_eq!(g.hold(&key(), holds(assignment(4, &[(0, 10), (1, 11), (2, 12)]), false), now), Ok(0));
-    let later = now + LEARNING;
+    let later = now + LEARN_PERIOD;
     assert_eq!(assigned(&mut g, &all, later), None, "there is a group");
-    // It is done before any of its ranks has asked this leader: those who wait hear so.
+    // The job is done before any of its ranks has asked this leader: the waiting ranks are told.
     g.hold(&key(), holds(assignment(4, &[(0, 10)]), true), later).expect("sound");
     assert_eq!(join(&mut g, all[1].clone(), later), Answer::Over);
     let mut g = Groups::taken_over(true, now);
@@ -201,11 +209,11 @@ fn who_comes_back_to_a_job_that_is_done_hears_so() {
     assert_eq!(assigned(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
     assert_eq!(g.hold(&key(), holds(assignment(1, &[(0, 10), (2, 12)]), true), now), Ok(1));
     assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
-    // The last sign of life may come after that.
+    // The last heartbeat may come after that.
     g.hold(&key(), holds(assignment(1, &[(0, 10), (2, 12)]), false), now).expect("sound");
     assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
     let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
-    let now = now + HUNG_UP;
+    let now = now + REQUEST_TIMEOUT;
     assert_eq!(assigned(&mut g, &all, now), None);
     // Another job of the same name begins at once.
     let other = all.clone().map(|a| JoinRequest { settings: "more epochs".into(), ..a });
@@ -230,7 +238,7 @@ fn a_second_process_of_a_rank_waits_until_the_first_is_gone() {
         other => panic!("the first is there: {other:?}"),
     }
     assert!(matches!(join(&mut g, asks(1, 11, (0, 0), &[]), now), Answer::Assigned(_)));
-    // Another rank is lost: whoever was in the group stays.
+    // Another rank is lost: the members of the group stay.
     let two = [asks(0, 10, (1, 0), &[2]), asks(1, 11, (1, 1), &[])];
     assert_eq!(assigned(&mut g, &two, now), Some((2, vec![0, 1])));
     join(&mut g, asks(1, 21, (0, 0), &[]), now);
@@ -249,7 +257,7 @@ fn people_see_who_is_in_a_group() {
     let mut g = three(now);
     assert_eq!(state(&g, now), [("training", 0)]);
     assert_eq!(g.overview(now)[0].assignment.ranks.len(), 3);
-    assert_eq!(state(&g, now + SILENT), [("silent", 0)]);
+    assert_eq!(state(&g, now + GROUP_TIMEOUT), [("silent", 0)]);
     g.hold(&key(), holds(assignment(1, &[(0, 10)]), true), now).expect("sound");
     assert_eq!(state(&g, now), [("done", 0)]);
 }
@@ -260,7 +268,7 @@ fn all_have_died_and_come_back_as_others() {
     let mut g = three(now);
     let all = [asks(0, 20, (0, 0), &[]), asks(1, 21, (0, 0), &[]), asks(2, 22, (0, 0), &[])];
     assert_eq!(assigned(&mut g, &all, now), None, "the first ones may be there");
-    let now = now + SPEAKS;
+    let now = now + LEADER_TIMEOUT;
     assert_eq!(assigned(&mut g, &all, now), Some((2, vec![0, 1, 2])));
     let old = join(&mut g, asks(0, 10, (1, 0), &[]), now);
     assert!(matches!(old, Answer::Wait { here: 1, why: Some(_) }), "an old process is in no group: {old:?}");
@@ -276,9 +284,9 @@ fn nonsense_is_refused_and_who_hangs_up_is_forgotten() {
     g.join(&key(), asks(0, 1, (0, 0), &[]), now).expect("sound");
     let twice = g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect_err("another process");
     assert!(twice.why.contains("two processes") && twice.then == Advice::Again, "{twice:?}");
-    let now = now + HUNG_UP;
+    let now = now + REQUEST_TIMEOUT;
     g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect("the first has hung up");
-    let now = now + HUNG_UP;
+    let now = now + REQUEST_TIMEOUT;
     let other = join(&mut g, asks(1, 3, (0, 0), &[]), now);
     assert_eq!(other, Answer::Wait { here: 1, why: None }, "the second has, too");
     for worker in 0..MAX_GROUPS as u32 {
@@ -286,5 +294,5 @@ fn nonsense_is_refused_and_who_hangs_up_is_forgotten() {
     }
     let one_more = Key { job: "k".into(), worker: 0 };
     assert!(g.join(&one_more, asks(0, 1, (0, 0), &[]), now).is_err());
-    g.join(&one_more, asks(0, 1, (0, 0), &[]), now + SILENT).expect("the others are over");
+    g.join(&one_more, asks(0, 1, (0, 0), &[]), now + GROUP_TIMEOUT).expect("the others are over");
 }

@@ -1,8 +1,9 @@
-//! The jobs of a fleet and their checkpoints, as far as they are agreed on: a part of the agreed state.
+//! The agreed jobs of a fleet and their checkpoints: a part of the agreed state.
 //!
-//! A job has shards of its own, from its submission, or from the founding of a fleet that is made for one, until it is
-//! deleted or its weights have been kept for long enough. What a job is comes from its shards, who hold it in their own logs;
-//! what checkpoints there are comes from the workers that write them. Only where its shards are is needed to train.
+//! A job has shards of its own from its submission, or from the founding of a fleet for this job, until it is
+//! deleted or its weights were kept for long enough. The facts of a job come from its shards, which hold them
+//! in their own logs. The checkpoints come from the workers that write them. Training needs only the places
+//! of the shards.
 
 use super::state::{Refusal, Shape};
 use paraft_common::{
@@ -15,48 +16,48 @@ use std::{
     path::Path,
 };
 
-/// Jobs that have no shards any more are listed until there are more than this many of them.
+/// Jobs without shards are listed until there are more than this many.
 pub const MAX_ENDED_JOBS: usize = 64;
-/// Jobs that have shards, at most.
+/// Maximum number of jobs with shards.
 pub const MAX_JOBS: usize = 4096;
 /// The longest path of a checkpoint, in bytes.
 pub const MAX_PATH_BYTES: usize = 1024;
 
-/// What a job is; fixed from its beginning.
+/// The facts of a job; fixed when it begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobFacts {
-    /// Its name, at most [`JobFacts::NAME_CHARS`] characters of it.
+    /// Its name, cut to [`JobFacts::NAME_CHARS`] characters.
     pub name: String,
     /// BSP, SSP(s) or ASP.
     pub mode: ModeChoice,
-    /// The workers that it was made for, from 1.
+    /// Its configured number of workers, from 1.
     pub workers: u32,
     /// What an acknowledged push survives.
     pub durability: Durability,
 }
 
 impl JobFacts {
-    /// Characters of a job's name that are kept.
+    /// Maximum characters of a job's name that are kept.
     pub const NAME_CHARS: usize = 200;
 }
 
-/// Whether a job goes on.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobState {
-    /// Some worker has something to do, or will when it comes back.
+    /// Some worker has something to do, or will when it returns.
     Running,
-    /// Every worker that was left has finished, on every shard.
+    /// Every remaining worker has finished, on every shard.
     Finished,
-    /// A shard has lost its state before the job had finished; a checkpoint is where it can go on from.
+    /// A shard lost its state before the job had finished; the job can continue from a checkpoint.
     Lost,
-    /// Its shards are there, or will be; no worker has begun it.
+    /// Its shards exist, or will; no worker has begun it.
     Waiting,
-    /// A person has ended it before its workers had finished.
+    /// A person ended it before its workers had finished.
     Stopped,
 }
 
 impl JobState {
-    /// The word in status.
+    /// Its name in the status.
     pub fn name(self) -> &'static str {
         match self {
             JobState::Running => "running",
@@ -67,62 +68,62 @@ impl JobState {
         }
     }
 
-    /// Nobody trains it any more.
+    /// Whether no worker trains it any more.
     pub fn has_ended(self) -> bool {
         matches!(self, JobState::Finished | JobState::Lost | JobState::Stopped)
     }
 }
 
-/// What is asked for a job that is to have shards on a fleet.
+/// A request for a job with shards of its own on a fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Submission {
-    /// No other job that has shards may have it.
+    /// Unique among jobs with shards.
     pub name: String,
-    /// Random: whoever asks again, since the answer was lost, gets the same job.
+    /// Random: a client that sends the request again, since the answer was lost, gets the same job.
     pub token: u64,
-    /// What its groups are.
+    /// The shape of its groups.
     pub shape: Shape,
-    /// So long after its end its weights are kept, in milliseconds; `None`: until somebody deletes the job.
+    /// How long its weights are kept after its end, in milliseconds; `None`: until the job is deleted.
     pub keep_ms: Option<u64>,
-    /// When, in ms of unix time.
+    /// Time of the request, in ms of unix time.
     pub seen_ms: u64,
-    /// Where its record and its workers' logs are, for people.
+    /// The folder of its record and its workers' logs, for people.
     pub run: String,
 }
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// What its groups are.
+    /// The shape of its groups.
     pub shape: Shape,
-    /// Empty: its first worker says it, as it does where a fleet is founded for one job.
+    /// Empty until its first worker names it, in a fleet that is founded for one job.
     pub name: String,
-    /// Of its submission; 0: it was not submitted.
+    /// Token of its submission; 0: it was not submitted.
     pub token: u64,
-    /// The founding of each shard that it runs in, as its leaders have said last.
+    /// The founding of each shard that it runs in, as the leaders last reported.
     pub foundings: BTreeMap<ShardId, u64>,
-    /// What it is; `None`: no worker has begun it.
+    /// Its facts; `None`: no worker has begun it.
     pub facts: Option<JobFacts>,
-    /// Whether it goes on.
+    /// Its state.
     pub state: JobState,
-    /// A person has asked that it ends.
+    /// A person has asked for its end.
     pub stopping: bool,
-    /// When the control group first heard of it, in ms of unix time, by the clock of its leader then.
+    /// When the control group first received it, in ms of unix time, by the clock of its leader then.
     pub first_seen_ms: u64,
-    /// When it ended, likewise; 0: it has not.
+    /// When it ended, by the same clock; 0: it has not.
     pub ended_ms: u64,
-    /// So long after that its weights are kept; `None`: until somebody deletes the job.
+    /// How long its weights are kept after that; `None`: until the job is deleted.
     pub keep_ms: Option<u64>,
-    /// It has no shards any more: what is left are its checkpoints.
+    /// It has no shards any more, only checkpoints.
     pub released: bool,
-    /// Where its record and its workers' logs are, for people.
+    /// The folder of its record and its workers' logs, for people.
     pub run: String,
     /// Its checkpoints, the latest last; at most [`MAX_KNOWN_CHECKPOINTS`].
     pub checkpoints: Vec<KnownCheckpoint>,
 }
 
 impl Job {
-    /// That nobody has begun.
+    /// A job that no worker has begun.
     pub(super) fn with(shape: Shape) -> Self {
         Self {
             shape,
@@ -141,12 +142,12 @@ impl Job {
         }
     }
 
-    /// What names this beginning of it: the founding of its first shard; 0: it has not begun.
+    /// The founding of its first shard, which names this run; 0: it has not begun.
     pub fn founding(&self) -> u64 {
         self.foundings.get(&ShardId(0)).copied().unwrap_or(0)
     }
 
-    /// Whether its weights have been kept for as long as was asked.
+    /// Whether its weights were kept for long enough.
     pub fn is_over(&self, now_ms: u64) -> bool {
         let kept = |keep: u64| now_ms.saturating_sub(self.ended_ms) >= keep;
         !self.released && self.state.has_ended() && self.ended_ms > 0 && self.keep_ms.is_some_and(kept)
@@ -162,8 +163,8 @@ impl Job {
         self.checkpoints.last()
     }
 
-    /// What must change so that this job's checkpoints in `folder` are these. What `held` does not know (who wrote one,
-    /// its loss) stays as it is.
+    /// The change after which this job's checkpoints in `folder` are `held`. What `held` does not know (the
+    /// writer of one, its loss) stays.
     fn difference(&self, folder: &str, mut held: Vec<KnownCheckpoint>) -> Difference {
         for h in &mut held {
             if let Some(known) = self.checkpoints.iter().find(|k| k.is_same(h)) {
@@ -173,7 +174,7 @@ impl Job {
         }
         let gone = self.gone(folder, &held).cloned().collect();
         held.retain(|h| !self.checkpoints.contains(h));
-        // What would be let go at once is not worth an entry of the log.
+        // A checkpoint that would be dropped at once is not worth a log entry.
         if self.checkpoints.len() >= MAX_KNOWN_CHECKPOINTS {
             let oldest = self.checkpoints.iter().filter(|k| !k.best).map(|k| k.written_ms).min();
             let known = |h: &KnownCheckpoint| self.checkpoints.iter().any(|k| k.path == h.path);
@@ -189,7 +190,7 @@ impl Job {
         self.checkpoints.iter().map(|k| &k.path).filter(gone)
     }
 
-    /// Another job has told of the folder that this one has written to as well.
+    /// Applies a change of the folder that another job reported, if this job has written there as well.
     fn heed(&mut self, d: &Difference) {
         self.checkpoints.retain_mut(|c| {
             let told = d.held.iter().find(|h| h.path == c.path);
@@ -201,7 +202,7 @@ impl Job {
     fn change(&mut self, d: &Difference) {
         self.checkpoints.retain(|c| !d.gone.contains(&c.path));
         for h in &d.held {
-            // Also where one list names a path twice: it comes from the network.
+            // One list may name a path twice: it comes from the network.
             self.checkpoints.retain(|c| c.path != h.path);
             self.checkpoints.push(h.clone());
         }
@@ -222,17 +223,17 @@ pub fn is_in(path: &str, folder: &str) -> bool {
 /// A change of a job's checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
-    /// There, and as they are now.
+    /// Present, with their current facts.
     pub held: Vec<KnownCheckpoint>,
-    /// Paths of those that are not there any more.
+    /// Paths that no longer exist.
     pub gone: Vec<String>,
 }
 
-/// All jobs that are known, by number.
+/// All known jobs, by number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Jobs {
     all: BTreeMap<JobId, Job>,
-    /// The number of the next one.
+    /// The number of the next job.
     next: u32,
 }
 
@@ -242,7 +243,7 @@ impl Jobs {
         self.all.iter().map(|(id, job)| (*id, job))
     }
 
-    /// The names of those that have shards, a few of them, for people.
+    /// Names of jobs with shards, a few of them, for people.
     pub fn names(&self) -> Vec<String> {
         let held = self.iter().filter(|(_, j)| !j.released && !j.name.is_empty());
         held.map(|(_, j)| format!("`{}`", j.name)).take(16).collect()
@@ -258,8 +259,9 @@ impl Jobs {
         self.iter().find(|(_, j)| founding != 0 && j.founding() == founding)
     }
 
-    /// The job of this name that has shards; else one that nobody has named yet; else the latest that had the name. A fleet
-    /// that was founded for one job takes any name for that one: who leads it says what it is.
+    /// The job of this name that has shards; else a job without a name yet; else the latest that had the
+    /// name. In a fleet that was founded for one job every name matches that job: its leader knows what it
+    /// is.
     pub fn named(&self, name: &str) -> Option<(JobId, &Job)> {
         let holds = |j: &Job, name: &str| !j.released && j.name == name;
         let exact = || self.iter().find(|(_, j)| holds(j, name));
@@ -269,18 +271,18 @@ impl Jobs {
         exact().or_else(unnamed).or_else(ended).or_else(founded_for)
     }
 
-    /// Whether this number was given to a job that is not here any more, or has no shards.
+    /// Whether this number belongs to a job that was deleted, or has no shards.
     pub fn is_gone(&self, job: JobId) -> bool {
         job.0 < self.next && self.get(job).is_none_or(|j| j.released)
     }
 
-    /// The fleet is founded for one job.
-    pub(super) fn begin_with(&mut self, shape: Shape) {
+    /// Founds the fleet for one job.
+    pub(super) fn found_for_job(&mut self, shape: Shape) {
         self.all.insert(JobId(0), Job::with(shape));
         self.next = self.next.max(1);
     }
 
-    /// Gives it a number, and whether it is new.
+    /// Adds a job; returns its number, and whether it is new.
     pub(super) fn submit(&mut self, s: &Submission) -> Result<(JobId, bool), Refusal> {
         let Submission { name, token, shape, keep_ms, seen_ms, run } = s;
         if let Some((id, _)) = self.iter().find(|(_, j)| *token != 0 && j.token == *token) {
@@ -323,13 +325,14 @@ impl Jobs {
         self.all.get_mut(&job).ok_or(Refusal::NoJob(job))
     }
 
-    /// Gives what it was before.
+    /// Returns its state before.
     pub(super) fn stop(&mut self, id: JobId, now_ms: u64) -> Result<JobState, Refusal> {
         let job = self.get_mut(id)?;
         let before = job.state;
         match before {
             JobState::Running => {}
-            // As far as is known: where its first worker has just begun, it is told to stop when its leaders say so.
+            // As far as is known: if its first worker has just begun, the job gets the order to stop when its
+            // leaders report that.
             JobState::Waiting => job.ends(JobState::Stopped, now_ms),
             ended => return Err(format!("{id} is {} already", ended.name()).into()),
         }
@@ -347,7 +350,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Gives what it was.
+    /// Returns its last state.
     pub(super) fn delete(&mut self, id: JobId) -> Result<JobState, Refusal> {
         self.all.remove(&id).map(|job| job.state).ok_or(Refusal::NoJob(id))
     }
@@ -364,7 +367,7 @@ impl Jobs {
         if job.first_seen_ms == 0 {
             job.first_seen_ms = seen_ms;
         }
-        // Where a fleet that was founded for one job has lost it, another may have begun in its place.
+        // If a fleet that was founded for one job has lost it, another may have begun in its place.
         if job.name != facts.name && job.token == 0 {
             (job.name, job.checkpoints) = (facts.name.clone(), Vec::new());
         }
@@ -376,8 +379,9 @@ impl Jobs {
         }
     }
 
-    /// What must change so that the checkpoints in `folder` are these, which the job that has begun as `founding` tells; `None`:
-    /// nothing. A job that goes on from a checkpoint writes to the same folder, and what is gone there is gone from every job.
+    /// The change after which the checkpoints in `folder` are `held`, as the job that began as `founding`
+    /// reports; `None`: no change. A job that continues from a checkpoint writes to the same folder, and a
+    /// checkpoint that is gone is gone from every job.
     pub fn difference(&self, founding: u64, folder: &str, held: Vec<KnownCheckpoint>) -> Option<Difference> {
         let (id, job) = self.begun_as(founding)?;
         let others = || self.iter().filter(|(other, _)| *other != id).map(|(_, j)| j);
@@ -396,7 +400,7 @@ impl Jobs {
         (!d.held.is_empty() || !d.gone.is_empty()).then_some(d)
     }
 
-    /// False where there is no such job.
+    /// `false` if there is no such job.
     pub(super) fn note_checkpoints(&mut self, founding: u64, difference: &Difference) -> bool {
         let Some(id) = self.begun_as(founding).map(|(id, _)| id) else { return false };
         for (other, job) in &mut self.all {
@@ -408,18 +412,18 @@ impl Jobs {
         true
     }
 
-    /// The shard begins anew: what ran in an earlier founding of it, and had not finished, is lost.
-    pub(super) fn begun_anew(&mut self, shard: JobShard, founding: u64) {
+    /// The shard is founded again: an unfinished job of an earlier founding is lost.
+    pub(super) fn restart_shard(&mut self, shard: JobShard, founding: u64) {
         if let Some(job) = self.all.get_mut(&shard.job())
             && job.state == JobState::Running
             && job.foundings.get(&shard.shard()).is_some_and(|before| *before != founding)
         {
-            // When is not known here; what was lost is not kept for long either way.
+            // The time is unknown here, and a lost job is not kept for long anyway.
             job.state = JobState::Lost;
         }
     }
 
-    /// Of those without shards the last ones stay.
+    /// Of the jobs without shards, keeps the last ones.
     fn forget(&mut self) {
         let released: Vec<JobId> = self.iter().filter(|(_, j)| j.released).map(|(id, _)| id).collect();
         let more = released.len().saturating_sub(MAX_ENDED_JOBS);

@@ -1,4 +1,4 @@
-//! Jobs and checkpoints in the agreed state: what commands do to it, its bounds, and that a snapshot holds all of it.
+//! Jobs and checkpoints in the agreed state: the effects of commands, the bounds, and a complete snapshot.
 
 use super::{
     jobs::{Difference, Job, JobFacts, JobState, MAX_ENDED_JOBS, Submission},
@@ -32,7 +32,7 @@ fn place(shard: u32, founding: u64) -> Command {
     }
 }
 
-/// The job that the fleet was founded for is on two shards, founded as `founding` and the number after it.
+/// The fleet's founding job is on two shards, founded as `founding` and `founding + 1`.
 fn job(founding: u64, state: JobState, seen_ms: u64) -> Command {
     runs(JobId(0), "a", founding, state, seen_ms)
 }
@@ -47,7 +47,7 @@ fn submission(name: &str, token: u64) -> Submission {
     Submission { name: name.into(), token, shape, keep_ms: Some(1000), seen_ms: 1, run: String::new() }
 }
 
-/// Gives it its number.
+/// Submits a job, and returns its id.
 fn submit(state: &mut State, name: &str, token: u64) -> JobId {
     match state.apply(&Command::Submit(submission(name, token))) {
         Outcome::Submitted(job) => job,
@@ -85,7 +85,8 @@ fn the_job(state: &State, founding: u64) -> &Job {
         .unwrap_or_else(|| panic!("no job {founding} in {:?}", state.jobs))
 }
 
-/// Tells what `folder` holds, as the leader of the control group takes it; gives whether anything was proposed.
+/// Notes what `folder` holds, as the leader of the control group does; returns whether a command was
+/// proposed.
 fn hold(state: &mut State, founding: u64, folder: &str, held: Vec<KnownCheckpoint>) -> bool {
     let Some(difference) = state.jobs.difference(founding, folder, held) else { return false };
     assert_eq!(state.apply(&Command::Checkpoints { job: founding, difference }), Outcome::Done);
@@ -97,7 +98,7 @@ fn steps(state: &State, founding: u64) -> Vec<u64> {
 }
 
 #[test]
-fn a_job_keeps_when_it_was_first_seen_and_does_not_touch_the_generation() {
+fn job_keeps_first_seen_time_and_leaves_generation() {
     let mut state = state([place(0, 10), place(1, 11)]);
     let generation = state.generation;
     state.apply(&job(10, JobState::Running, 5));
@@ -112,7 +113,7 @@ fn a_job_keeps_when_it_was_first_seen_and_does_not_touch_the_generation() {
 fn a_job_whose_shard_begins_anew_is_lost_unless_it_had_finished() {
     for (before, after) in [(JobState::Running, JobState::Lost), (JobState::Finished, JobState::Finished)] {
         let mut state = state([place(0, 10), place(1, 11), job(10, before, 5)]);
-        state.apply(&place(1, 11)); // as it was: its voters have changed, say
+        state.apply(&place(1, 11)); // unchanged: its voters have changed, for example
         assert_eq!(the_job(&state, 10).state, before);
         hold(&mut state, 10, "/c", vec![checkpoint("/c", 7)]);
         state.apply(&place(1, 12));
@@ -144,7 +145,7 @@ fn a_job_that_is_submitted_has_a_number_and_a_name_of_its_own() {
 }
 
 #[test]
-fn a_job_that_has_ended_keeps_its_shards_for_as_long_as_was_said_and_its_checkpoints_longer() {
+fn ended_job_keeps_shards_as_configured_checkpoints_longer() {
     let mut state = state([]);
     let id = submit(&mut state, "b", 1);
     for (founding, shard) in (20..).zip(JobShard::all(id, 2)) {
@@ -162,7 +163,7 @@ fn a_job_that_has_ended_keeps_its_shards_for_as_long_as_was_said_and_its_checkpo
     assert_eq!(state.apply(&Command::Release { job: id }), Outcome::Done);
     assert_eq!((state.shards.len(), state.generation, state.shape_of(id)), (0, generation + 1, None));
     assert_eq!((steps(&state, 20), over(&state, 9999), state.jobs.is_gone(id)), (vec![7], false, true));
-    // A plan of before places it no more, and its name is free.
+    // An older plan no longer places it, and its name is free.
     let place = Place { founding: 30, voters: BTreeSet::new(), founded: false };
     let shard = JobShard::first(id);
     assert!(matches!(state.apply(&Command::Place { shard, place }), Outcome::Refused(_)));
@@ -205,7 +206,7 @@ fn order_given_twice_is_done_once_and_says_the_same() {
     assert_eq!([give(8, &stop), give(8, &stop)], [(); 2].map(|()| Outcome::Ended(JobState::Waiting)));
     let delete = Order::Delete { job: JobId(1) };
     assert_eq!(give(9, &delete), Outcome::Ended(JobState::Stopped));
-    // Another takes the name, and its deletion comes again.
+    // Another job takes the name, and the deletion arrives again.
     let next = Order::Submit(submission("b", 10));
     assert_eq!(give(10, &next), Outcome::Submitted(JobId(2)));
     assert_eq!(give(9, &delete), Outcome::Ended(JobState::Stopped));
@@ -250,7 +251,7 @@ fn orders_that_are_kept_are_the_last_ones() {
     assert_eq!(image.read(|s| s.orders.clone()), state.orders, "a snapshot has them");
 }
 
-/// As a snapshot holds it.
+/// The state as a snapshot holds it.
 fn whole(state: &State) -> RawImage {
     RawImage { head: super::format::write(state).expect("written").into(), parts: Vec::new() }
 }
@@ -294,7 +295,8 @@ fn what_is_gone_from_a_folder_is_gone_from_every_job() {
     state.apply(&runs(next, "b", 20, JobState::Running, 1));
     assert_eq!((the_job(&state, 10).state, steps(&state, 10)), (JobState::Lost, vec![1, 2, 3, 4]));
 
-    // It went on from step 3: step 4 is written anew, then the oldest go, and another is the best.
+    // The job continued from step 3: it writes step 4 again, then the oldest ones go, and another one is the
+    // best.
     let anew = KnownCheckpoint { written_ms: 9000, ..checkpoint("/c", 4) };
     let known = |state: &State| the_job(state, 20).checkpoints.clone();
     assert!(hold(&mut state, 20, "/c", [of(&[2, 3]), vec![anew.clone()]].concat()));
@@ -305,20 +307,20 @@ fn what_is_gone_from_a_folder_is_gone_from_every_job() {
     assert!(hold(&mut state, 20, "/c", vec![checkpoint("/c", 3), anew.clone()]));
     assert_eq!(steps(&state, 10), [1, 3], "the other folder's stays");
     assert!(!hold(&mut state, 20, "/c", vec![checkpoint("/c", 3), anew]), "told: nothing is proposed");
-    // Also what the job that tells never listed.
+    // Including those that the reporting job never listed.
     assert!(hold(&mut state, 20, "/other", Vec::new()));
     assert_eq!((steps(&state, 10), steps(&state, 20)), (vec![3], vec![3, 4]));
 }
 
 #[test]
-fn who_wrote_a_checkpoint_and_its_loss_are_not_forgotten_when_another_tells() {
+fn checkpoint_writer_and_loss_survive_another_jobs_report() {
     let mut state = state([job(10, JobState::Running, 0)]);
     let known = KnownCheckpoint { loss: Some(0.5), best: true, ..checkpoint("/c", 1) };
     hold(&mut state, 10, "/c", vec![known.clone()]);
     let other = KnownCheckpoint { worker: None, loss: None, ..known.clone() };
     assert!(!hold(&mut state, 10, "/c", vec![other.clone()]), "it knows less, and nothing else");
     assert_eq!(the_job(&state, 10).checkpoints, [known]);
-    // Written anew, it is another checkpoint.
+    // Written again, it is another checkpoint.
     let anew = KnownCheckpoint { written_ms: 2_000_000, ..other };
     assert!(hold(&mut state, 10, "/c", vec![anew.clone()]));
     assert_eq!(the_job(&state, 10).checkpoints, [anew]);
@@ -394,7 +396,8 @@ fn a_command() -> impl Strategy<Value = Command> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// A replica that gets a snapshot in the middle of the log, and one that applied it all, are the same to the bit.
+    /// A replica that starts from a snapshot in the middle of the log equals one that applied all entries,
+    /// bit for bit.
     #[test]
     fn a_replica_that_began_with_a_snapshot_is_like_the_others(
         commands in prop::collection::vec(a_command(), 1..60), at in any::<prop::sample::Index>(),
@@ -428,7 +431,7 @@ proptest! {
 }
 
 #[test]
-fn a_snapshot_of_another_build_is_refused_by_name_and_changes_nothing() {
+fn snapshot_of_another_build_is_refused_and_changes_nothing() {
     let agreed = Agreed::default();
     agreed.apply(&found()).expect("applied");
     let before = agreed.get();

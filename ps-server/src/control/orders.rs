@@ -1,5 +1,5 @@
-//! Orders: what a person asks of the fleet. Each carries a token, drawn at random by who gives it; the agreed state keeps the tokens of
-//! the last orders with what came of them, so that one that is sent again is carried out once.
+//! Orders: a person's requests to the fleet. Each carries a random token of its sender. The agreed state
+//! keeps the tokens and outcomes of the last orders, so an order that is sent again is executed once.
 
 use super::{
     jobs::{JobState, Submission},
@@ -9,18 +9,18 @@ use paraft_common::{JobId, JobShard, ServerId};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Orders that are kept, at most. A second try comes within seconds; a fleet whose sweeps submit and delete a hundred trials a second
-/// still keeps ten seconds of them, in 32 KiB.
+/// Maximum number of kept orders. A retry comes within seconds; a fleet whose sweeps submit and delete a
+/// hundred trials per second still keeps ten seconds of orders, in 32 KiB.
 pub const MAX_ORDERS: usize = 1024;
 
-/// What is asked for. It stands in the log: a new one is the last variant, none is changed or removed.
+/// A request. It is part of the log format: add a variant at the end; change or remove none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Order {
     /// As [`Command::Drain`].
     Drain {
         /// Which.
         server: ServerId,
-        /// Begins, or ends.
+        /// Whether the drain starts or ends.
         draining: bool,
     },
     /// As [`Command::Forget`].
@@ -28,7 +28,7 @@ pub enum Order {
         /// Which.
         server: ServerId,
     },
-    /// What the shard held is given up: it is founded anew.
+    /// Gives up the shard's state: it is founded again.
     Abandon {
         /// Which.
         shard: JobShard,
@@ -64,23 +64,23 @@ impl From<&Order> for Command {
     }
 }
 
-/// What came of an order that was carried out. It stands in snapshots: a new one is the last variant.
+/// The outcome of an executed order. It is part of the snapshot format: add a variant at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Done {
-    /// As was asked.
+    /// Done as requested.
     Done,
-    /// The job has this number.
+    /// The job's number.
     Submitted(JobId),
-    /// The job was in this state before.
+    /// The job's state before.
     Ended(JobState),
 }
 
-/// The last orders that were carried out, the latest last; at most [`MAX_ORDERS`].
+/// The last executed orders, the latest last; at most [`MAX_ORDERS`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Orders(VecDeque<(u64, Done)>);
 
 impl Orders {
-    /// What came of the order with this token, if it was carried out.
+    /// The outcome of the order with this token, if it was executed.
     pub fn of(&self, token: u64) -> Option<Done> {
         self.0.iter().rev().find(|(t, _)| *t == token).map(|(_, done)| *done)
     }
@@ -92,12 +92,12 @@ impl Orders {
         }
     }
 
-    /// How many are kept.
+    /// Number of kept orders.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether none is.
+    /// Whether no order is kept.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

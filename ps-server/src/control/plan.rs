@@ -1,22 +1,22 @@
-//! What should happen next, from what is agreed and what the servers report. A pure function: the leader of
-//! the control group calls it a few times a second; whatever was lost on the way is simply planned again.
+//! What should happen next, from the agreed state and the servers' reports. A pure function: the leader of
+//! the control group calls it a few times a second, and plans again what was lost in transit.
 //!
 //! A shard's life:
 //!
 //! ```text
-//!  placing ──all hosted──▶ placed ──agreed──▶ begins ──▶ serving ⇄ repairing (learner ▶ caught up ▶ voter)
-//!     ▲                                            └──every replica lost its log──▶ lost ─┐
-//!     └───────────────────────────── founded anew, under another founding ──────────────────┘
+//! placing ──all hosted──▶ placed ──agreed──▶ begins ──▶ serving ⇄ repairing (learner ▶ caught up ▶ voter)
+//!    ▲                                            └──every replica lost its log──▶ lost ─┐
+//!    └───────────────────────────── founded again, under another founding ─────────────────┘
 //! ```
 
 mod balance;
 mod checks;
+mod control_group;
 mod jobs;
-mod own;
 mod view;
 
+pub use control_group::ControlChange;
 pub use jobs::JobReport;
-pub use own::ControlChange;
 pub use view::{AsideReport, LastReport, ReplicaReport, Report, Timeouts, View};
 
 use super::state::{Command, Place, Shape};
@@ -25,17 +25,17 @@ use crate::raft::{Digest, ReplicaId};
 pub use balance::is_worth_it;
 use balance::{Move, spread_leaders, uneven};
 use checks::compare;
+use control_group::control_change;
 use jobs::{end_job, note_job, remove};
-use own::control_change;
 use paraft_common::{Durability, JobShard, ServerId, ShardId, auto, placement};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a server should do.
+/// An instruction to a server about a shard.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Directive {
-    /// For which shard.
+    /// The shard.
     pub shard: JobShard,
-    /// What.
+    /// The action.
     pub what: Action,
 }
 
@@ -44,7 +44,7 @@ pub struct Directive {
 pub enum Action {
     /// Start a new replica.
     Host {
-        /// Of which founding.
+        /// The founding it belongs to.
         founding: u64,
         /// How many shards the job has.
         shards: u32,
@@ -53,38 +53,39 @@ pub enum Action {
     },
     /// Found the group.
     Found {
-        /// Of which founding.
+        /// The founding it belongs to.
         founding: u64,
         /// The first voters.
         members: BTreeMap<ReplicaId, String>,
     },
     /// Stop this replica and forget it.
     Retire {
-        /// Which.
+        /// The replica.
         node: ReplicaId,
-        /// The log index of the membership that it is no part of. One that knows a later membership with itself in it
-        /// stays: whoever planned this has been overtaken.
+        /// The log index of a membership without this replica. A replica that knows a later membership with
+        /// itself in it stays: the plan is outdated.
         index: u64,
     },
     /// Add a learner.
     Learner(ReplicaId, String),
-    /// Change who votes.
+    /// Change the set of voters.
     Voters(BTreeSet<ReplicaId>),
-    /// Hand the leadership over.
+    /// Transfer the leadership.
     Transfer(ReplicaId),
-    /// Switch the mode of the job, as the rule wants it.
+    /// Switch the job's mode, as the rule decides.
     Switch(auto::Switch),
-    /// Its job was deleted, or its weights were kept for long enough: whatever is here of the shard goes.
+    /// The job was deleted, or its weights were kept for long enough: delete everything of the shard on this
+    /// server.
     Remove,
-    /// The job is to end where it is.
+    /// End the job at its current step.
     Stop,
-    /// Stop this replica: its state is not that of the others.
+    /// Stop this replica: its state differs from the others'.
     Diverged {
-        /// Which.
+        /// The replica.
         node: ReplicaId,
-        /// What it holds, and where in the log.
+        /// Its digest, and the log position of that digest.
         at: Digest,
-        /// What the majority holds there.
+        /// The majority's digest at that position.
         majority: u64,
     },
 }
@@ -92,19 +93,19 @@ pub enum Action {
 /// Everything that should happen now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// To be agreed on.
+    /// Commands for the control group's log.
     pub commands: Vec<Command>,
-    /// To be told.
+    /// Directives for the servers.
     pub directives: BTreeMap<ServerId, Vec<Directive>>,
-    /// Of the control group itself.
+    /// A change of the control group itself.
     pub control: Option<ControlChange>,
-    /// How each shard is.
+    /// The health of each shard.
     pub health: BTreeMap<JobShard, (Health, String)>,
     /// Shards of which every replica is known to be lost.
     pub all_lost: BTreeSet<JobShard>,
 }
 
-/// How a shard is.
+/// The health of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Health {
     /// Its replicas are being started.
@@ -112,19 +113,19 @@ pub enum Health {
     Placing,
     /// All is well.
     Serving,
-    /// It serves, or will, with fewer replicas than it should have.
+    /// It serves, or will, with fewer replicas than configured.
     Repairing,
-    /// Too few of its replicas answer to commit anything; nothing is lost, and it goes on when they do.
+    /// Too few of its replicas answer to commit anything. Nothing is lost; it continues when they answer.
     NoMajority,
-    /// As `NoMajority`; and the storage of replicas that answer does not serve them, or that of its leader's server does not
-    /// let it serve sessions. It goes on when it does.
+    /// As `NoMajority`; besides, the storage of answering replicas fails, or that of its leader's server
+    /// blocks sessions. It continues when the storage serves again.
     Stopped,
-    /// A majority of its replicas has lost its log: what they held is gone.
+    /// A majority of its replicas has lost its log: their state is gone.
     Lost,
 }
 
 impl Health {
-    /// The word in status.
+    /// Its name in the status.
     pub fn name(self) -> &'static str {
         match self {
             Health::Placing => "placing",
@@ -137,7 +138,7 @@ impl Health {
     }
 }
 
-/// Plans.
+/// Makes the plan.
 pub fn plan(view: &View) -> Plan {
     let mut plan = Plan { control: control_change(view), ..Plan::default() };
     if view.state.fleet == 0 {
@@ -154,7 +155,7 @@ pub fn plan(view: &View) -> Plan {
                     unless_refused(view, shard, place, health)
                 }
                 Some(place) => found(view, shard, place, shape, &mut plan),
-                // Nobody has begun it, and nobody will.
+                // The job never began, and never will.
                 None if job.state.has_ended() => continue,
                 None => {
                     start(view, shard, view.founding ^ u64::from(shard.number()), shape.replicas, &mut plan);
@@ -177,13 +178,13 @@ impl Plan {
     }
 }
 
-/// Which server has the turn: jobs go round them as the shards of a job do.
+/// The preferred first server: jobs rotate over the servers as the shards of a job do.
 fn turn(shard: JobShard) -> ShardId {
     ShardId(shard.job().0.wrapping_add(shard.shard().0))
 }
 
-/// The servers for a new shard: the rule that spreads them, over those that can take something. Where some are
-/// late, a majority begins; the others are added when they come.
+/// The servers for a new shard: the rule that spreads shards, over the servers that can take one. If some are
+/// late, a majority begins; the others are added when they arrive.
 fn choose(view: &View, shard: JobShard, replicas: u32) -> Option<Vec<ServerId>> {
     let usable: Vec<ServerId> = view.usable().map(|(s, _)| s).collect();
     let waited = view.now.saturating_duration_since(view.since) > view.timeouts.settle;
@@ -196,7 +197,7 @@ fn host(place: &Place, shape: &Shape) -> Action {
     Action::Host { founding: place.founding, shards: shape.shards, durability: shape.durability }
 }
 
-/// Nothing is agreed on yet: give the shard a name, so that servers can host it.
+/// No place is agreed on yet: name the founding, so that servers can host the shard.
 fn start(view: &View, shard: JobShard, founding: u64, replicas: u32, plan: &mut Plan) {
     if choose(view, shard, replicas).is_some() {
         let place = Place { founding, voters: BTreeSet::new(), founded: false };
@@ -204,8 +205,9 @@ fn start(view: &View, shard: JobShard, founding: u64, replicas: u32, plan: &mut 
     }
 }
 
-/// Named, not founded: host, agree on the replicas, agree that they begin. Only then is one told to: a group that has
-/// begun, and may have acknowledged something, is never taken for one that has not.
+/// Named, but not founded: start replicas, agree on them, agree that they begin. Only then does one get the
+/// directive to begin. So a group that has begun, and may have acknowledged something, never counts as one
+/// that has not.
 fn found(view: &View, shard: JobShard, place: &Place, shape: &Shape, plan: &mut Plan) -> (Health, String) {
     let replicas = shape.replicas;
     let hosts = |s: ServerId| {
@@ -237,14 +239,15 @@ fn found(view: &View, shard: JobShard, place: &Place, shape: &Shape, plan: &mut 
     if all_there {
         plan.commands.push(Command::Place { shard, place: Place { founded: true, ..place.clone() } });
     } else if place.voters.iter().any(gone) {
-        // One was lost before the group was to begin.
+        // A replica was lost before the group began.
         start(view, shard, view.founding ^ u64::from(shard.number()), replicas, plan);
     }
     (Health::Placing, String::new())
 }
 
-/// It is agreed that the group begins, and a majority of its voters says that it has not: one of them is to begin it. Where
-/// fewer say so, whoever knows that it has begun, perhaps with other voters at first, may be silent.
+/// The fleet has agreed that the group begins, and a majority of its voters reports that it has not: one of
+/// them has to begin it. With fewer such reports, a silent voter may know that the group has begun, perhaps
+/// with other first voters.
 fn begin(
     shard: JobShard,
     place: &Place,
@@ -256,7 +259,7 @@ fn begin(
     if fresh * 2 <= place.voters.len() || place.voters.iter().any(|n| here(*n) == Some(true)) {
         return false;
     }
-    // Preferred leaders go round the servers.
+    // Preferred leaders rotate over the servers.
     let count = place.voters.len();
     let from_preferred = place.voters.iter().cycle().skip(turn(shard).0 as usize % count.max(1)).take(count);
     let Some(first) = from_preferred.copied().find(|n| here(*n).is_some()) else { return false };
@@ -266,8 +269,7 @@ fn begin(
     true
 }
 
-/// A founded shard: keep its replicas whole, and where nothing is amiss with it make the move that evens out the
-/// servers.
+/// A founded shard: repair its replicas or, if none needs repair, make the move that balances the servers.
 fn keep(
     view: &View,
     shard: JobShard,
@@ -282,7 +284,8 @@ fn keep(
             .and_then(|r| Some(&**r.replicas.get(&shard)?))
             .filter(|r| r.node == n && r.trouble.is_empty())
     };
-    // Its server is there, but the replica is not: it has lost its log. One that waits for its storage has it.
+    // Its server runs, but the replica is missing: it has lost its log. A replica that waits for its storage
+    // still has it.
     let vanished = |n: ReplicaId| {
         let answers = view.live(n.server()).is_some() || view.forgotten(n.server());
         answers && here(n).is_none() && view.stopped(shard, n).is_none()
@@ -290,7 +293,8 @@ fn keep(
     let leader = view.leader(shard, place.founding);
     let voters = leader.map_or(&place.voters, |(_, lead)| &lead.membership.voters);
     let lost = voters.iter().filter(|n| vanished(**n)).count();
-    // Its members may have changed since they were last agreed on: who holds anything of it counts.
+    // The members may have changed since they were last agreed on: every server that holds part of the shard
+    // counts.
     let holds = |s: &ServerId| {
         let r = view.live(*s).and_then(|r| r.replicas.get(&shard));
         r.is_some_and(|r| {
@@ -299,7 +303,8 @@ fn keep(
         })
     };
     if (voters.len() - lost) * 2 <= voters.len() {
-        // Also where one still says that it leads: it can commit nothing any more, a change of members least.
+        // This includes a replica that still claims to lead: it can commit nothing any more, least of all a
+        // change of members.
         let still: Vec<String> =
             view.state.servers.keys().filter(|s| holds(s)).map(|s| s.to_string()).collect();
         let all = lost == voters.len() && still.is_empty();
@@ -325,8 +330,8 @@ fn keep(
     if now.voters != place.voters {
         let place = Place { voters: now.voters.clone(), ..place.clone() };
         plan.commands.push(Command::Place { shard, place });
-        // What is agreed is never more than one change behind what is: else a shard could be taken for lost by the
-        // replicas that it had long ago.
+        // The agreed membership is at most one change behind the true one. Otherwise the plan could take a
+        // shard for lost because of replicas that it had long ago.
         return (Health::Repairing, "its membership has changed".into());
     }
     let moved = now.members.iter().find_map(|(n, address)| {
@@ -359,10 +364,11 @@ fn keep(
         vote(view, shard, (leads_at, lead), voters, plan);
         return (Health::Repairing, format!("{spared} has been moved"));
     }
-    // The worst first; one change at a time.
+    // The worst replica first; one change at a time.
     let replace = now.voters.iter().copied().find_map(|n| {
         let server = n.server();
-        // One that is being emptied keeps what nobody else can take, also where it has come back without it.
+        // A draining server keeps a replica that no other server can take, even if the server returned
+        // without it.
         let keeps = || {
             view.draining(server) && view.live(server).is_some() && view.reached(server) && spare().is_none()
         };
@@ -387,7 +393,8 @@ fn keep(
             }
             Some(new) if lead.caught_up.contains(&new.node) => {
                 let mut voters = now.voters.clone();
-                // A group of one is never without its one: the new replica votes first, then the old one goes.
+                // A group of one always has a voter: the new replica votes first, then the old one is
+                // removed.
                 voters.retain(|n| Some(*n) != bad || now.voters.len() == 1);
                 voters.insert(new.node);
                 vote(view, shard, (leads_at, lead), voters, plan);
@@ -401,7 +408,7 @@ fn keep(
         };
         return (Health::Repairing, why);
     }
-    // Learners that nobody waits for: left over from a replacement that was broken off.
+    // Learners without a purpose, left over from a replacement that was cancelled.
     if now.members.keys().any(|n| !now.voters.contains(n)) {
         plan.tell(leads_at, shard, Action::Voters(now.voters.clone()));
     }
@@ -419,7 +426,7 @@ fn keep(
     }
 }
 
-/// A shard whose leader refuses its sessions serves nobody, however whole it is.
+/// A shard whose leader refuses its sessions serves no worker, even with all replicas.
 fn unless_refused(view: &View, shard: JobShard, place: &Place, health: (Health, String)) -> (Health, String) {
     let leader = view.leader(shard, place.founding).filter(|(_, lead)| lead.stopped.is_some());
     match (health.0, leader) {
@@ -430,7 +437,7 @@ fn unless_refused(view: &View, shard: JobShard, place: &Place, health: (Health, 
     }
 }
 
-/// Why a replica does not take part.
+/// Why a replica does not take part in its group.
 fn missing(view: &View, shard: JobShard, n: ReplicaId) -> String {
     match (view.stopped(shard, n), view.no_room(n.server(), shard)) {
         (Some(r), _) => format!("the replica on {} waits: {}", n.server(), r.trouble),
@@ -443,8 +450,8 @@ fn missing(view: &View, shard: JobShard, n: ReplicaId) -> String {
     }
 }
 
-/// A majority has lost its log. Only where all have, for good, does the shard begin anew by itself: what one of them still
-/// (`still`) holds, or what lies aside, might be the last copy.
+/// A majority has lost its log. The shard restarts by itself only if all have lost it for good: a replica
+/// that still holds part (`still`), or a quarantined folder, might be the last copy.
 fn is_lost(
     view: &View,
     shard: JobShard,
@@ -487,12 +494,12 @@ fn is_lost(
     (Health::Lost, "every replica has lost its log".into())
 }
 
-/// Names a shard's next founding: what it held is given up.
+/// Names a shard's next founding: the old state is given up.
 pub(super) fn new_founding(shard: JobShard, founding: u64) -> Place {
     Place { founding: founding ^ u64::from(shard.number()), voters: BTreeSet::new(), founded: false }
 }
 
-/// Too few answer, and nothing is known to be lost.
+/// Too few replicas answer, and nothing is known to be lost.
 fn no_majority<'a>(
     view: &View,
     shard: JobShard,
@@ -508,8 +515,8 @@ fn no_majority<'a>(
     (health, format!("{} of {} replicas answer: {}", voters.len() - why.len(), voters.len(), why.join("; ")))
 }
 
-/// Whether a change of voters takes nothing from what a group survives: of those that vote then, as many work and have
-/// caught up as do now, or all; and a majority of them.
+/// Whether a change of voters keeps what a group survives: of the new voters, at least as many work and are
+/// caught up as of the old ones, or all; and they are a majority.
 pub(super) fn keeps_majority(
     now: &BTreeSet<ReplicaId>,
     then: &BTreeSet<ReplicaId>,
@@ -519,7 +526,8 @@ pub(super) fn keeps_majority(
     count(then) >= count(now).min(then.len()) && count(then) * 2 > then.len()
 }
 
-/// Changes who votes. A leader is not voted out while another can take over: its workers would wait for an election.
+/// Changes the set of voters. A leader keeps its vote while another replica can take over: otherwise its
+/// workers would wait for an election.
 fn vote(
     view: &View,
     shard: JobShard,
@@ -532,12 +540,12 @@ fn vote(
         let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
         lead.caught_up.contains(n) && there.is_some_and(|r| r.node == *n && r.trouble.is_empty())
     };
-    match heir(view, shard, lead).filter(|_| leaves) {
-        Some(heir) => plan.tell(leads_at, shard, Action::Transfer(heir)),
+    match successor(view, shard, lead).filter(|_| leaves) {
+        Some(successor) => plan.tell(leads_at, shard, Action::Transfer(successor)),
         None if keeps_majority(&lead.membership.voters, &voters, works) => {
             plan.tell(leads_at, shard, Action::Voters(voters));
         }
-        None => {} // until those that are to stay have caught up
+        None => {} // until the others have caught up
     }
 }
 
@@ -547,9 +555,9 @@ fn can_lead(view: &View, shard: JobShard, n: ReplicaId) -> bool {
     there.is_some_and(|r| r.node == n && r.trouble.is_empty() && !view.draining(n.server()))
 }
 
-/// Who takes over from a leader that is to leave: of those that can, one that has caught up, on the server that leads
-/// least. That is no condition: where nobody has, somebody must.
-fn heir(view: &View, shard: JobShard, lead: &ReplicaReport) -> Option<ReplicaId> {
+/// The successor of a leader that has to leave: of the replicas that can lead, one that has caught up, on the
+/// server that leads least. Catching up is no condition: if none has, one must still take over.
+fn successor(view: &View, shard: JobShard, lead: &ReplicaReport) -> Option<ReplicaId> {
     let key = |n: &ReplicaId| {
         let led = view.live(n.server()).map(|r| r.replicas.values().filter(|r| r.leads).count());
         (!lead.caught_up.contains(n), led, n.server())

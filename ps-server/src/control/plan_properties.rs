@@ -1,9 +1,10 @@
-//! Histories of a fleet: servers crash, come back, join, are drained; reports and directives are lost; the control
-//! group changes its leader. After every step the rules that must never be broken are checked; at the end everything
-//! works for a while, and the fleet must come to rest where it should.
+//! Histories of a fleet: servers crash, return, join and drain; reports and directives are lost; the
+//! leadership of the control group moves. After every step the invariants are checked. At the end no more
+//! faults occur, and the fleet must reach its target state.
 //!
-//! Raft is modelled by what it promises: a group goes on while a majority of its voters has its log and runs, and a
-//! leader's log holds everything that was committed. Servers are modelled by what `Agent` does with a directive.
+//! Raft is modelled by its promises: a group works while a majority of its voters has its log and runs, and a
+//! leader's log holds everything that was committed. A server is modelled by what `Agent` does with a
+//! directive.
 
 use super::{
     jobs::Submission,
@@ -30,7 +31,7 @@ const TIMEOUTS: Timeouts = Timeouts {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Everyone that runs reports; each bit is a server whose report, or whose directives, are lost.
+    /// Every running server reports; each bit is a server whose report, or whose directives, are lost.
     Ticks {
         count: u8,
         reports_lost: u8,
@@ -38,21 +39,21 @@ enum Op {
     },
     Crash(u64),
     Restart(u64),
-    /// The storage of its replicas stops, or serves again.
+    /// The storage of a server's replicas stops, or serves again.
     Storage(u64, bool),
-    /// The others do not reach it, or do again.
+    /// The other servers lose the way to a server, or reach it again.
     Reach(u64, bool),
     Drain(u64, bool),
     Join,
-    /// Entries of a shard's log.
+    /// Entries for a shard's log.
     Write(u32, u64),
-    /// A job with so many shards is submitted.
+    /// A job with this many shards is submitted.
     Submit(u32),
-    /// A job that was submitted is deleted.
+    /// A submitted job is deleted.
     Delete(u32),
-    /// Another server leads the control group.
+    /// Another server becomes leader of the control group.
     ControlMoves,
-    /// Nothing happens for so many seconds but ticks.
+    /// Only ticks, for this many seconds.
     Wait(u8),
 }
 
@@ -78,14 +79,14 @@ fn an_op() -> impl Strategy<Value = Op> {
 
 struct Machine {
     up: bool,
-    /// Its replica of the control group: always on disk.
+    /// Its replica of the control group, which is always on disk.
     node: ReplicaId,
     hosted: BTreeMap<JobShard, Hosted>,
-    /// The latest generation that it was told of.
+    /// The latest generation in a directive.
     generation: u64,
-    /// Its replicas wait for their storage, since then.
+    /// Since when its replicas wait for their storage.
     stopped: Option<Instant>,
-    /// It reports, and nobody reaches it.
+    /// It reports, but no server reaches it.
     unreachable: bool,
 }
 
@@ -94,7 +95,7 @@ impl Machine {
         Self { up: true, node, hosted: BTreeMap::new(), generation: 0, stopped: None, unreachable: false }
     }
 
-    /// Replicas on it take part.
+    /// Its replicas take part in their groups.
     fn works(&self) -> bool {
         self.up && self.stopped.is_none() && !self.unreachable
     }
@@ -108,9 +109,9 @@ struct Hosted {
     founded: bool,
 }
 
-/// A Raft group as it truly is.
+/// The true state of a Raft group.
 struct Group {
-    /// The voters that it began with.
+    /// Its first voters.
     founders: BTreeSet<ReplicaId>,
     membership: Membership,
     leader: Option<ReplicaId>,
@@ -126,7 +127,7 @@ struct Fleet {
     since: Instant,
     machines: BTreeMap<ServerId, Machine>,
     groups: BTreeMap<(JobShard, u64), Group>,
-    /// Names given out: replicas' lives, foundings.
+    /// Number of names given out: incarnations of replicas, foundings.
     names: u64,
     lost_since: BTreeMap<JobShard, Instant>,
     on_disk: bool,
@@ -175,7 +176,7 @@ impl Fleet {
         self.state.shape.expect("founded")
     }
 
-    /// Of its weights and optimizer state.
+    /// Bytes of the shard's weights and optimizer state.
     fn bytes(&self, shard: JobShard) -> u64 {
         match shard.job() {
             JobId(0) => self.bytes[shard.number() as usize],
@@ -183,7 +184,7 @@ impl Fleet {
         }
     }
 
-    /// Of every job that has shards.
+    /// The shards of every job that has some.
     fn shards(&self) -> Vec<JobShard> {
         let held = self.state.jobs.iter().filter(|(_, j)| !j.released);
         held.flat_map(|(id, j)| JobShard::all(id, j.shape.shards)).collect()
@@ -198,7 +199,7 @@ impl Fleet {
         self.holds(shard, n) && self.machines[&n.server()].works()
     }
 
-    /// A majority of `voters` has its log, and runs if `up`.
+    /// Whether a majority of `voters` has the shard's log and, if `up`, runs.
     fn majority(&self, shard: JobShard, voters: &BTreeSet<ReplicaId>, up: bool) -> bool {
         let count =
             voters.iter().filter(|n| if up { self.runs(shard, **n) } else { self.holds(shard, **n) }).count();
@@ -229,7 +230,7 @@ impl Fleet {
         plan
     }
 
-    /// The members of a group that have nearly everything.
+    /// The group's members that have nearly all entries.
     fn caught_up(&self, shard: JobShard, group: &Group) -> BTreeSet<ReplicaId> {
         let near = |n: &ReplicaId| {
             let hosted = self.machines.get(&n.server()).and_then(|m| m.hosted.get(&shard));
@@ -272,7 +273,7 @@ impl Fleet {
         }
     }
 
-    /// A quarter of a second. Gives whether anything was planned.
+    /// Advances a quarter of a second. Returns whether the plan had any action.
     fn tick(&mut self, reports_lost: u8, directives_lost: u8) -> bool {
         self.now += TICK;
         let mut busy = false;
@@ -292,7 +293,7 @@ impl Fleet {
                 assert!(machine.generation <= self.state.generation, "the generation never goes back");
                 machine.generation = self.state.generation;
                 if directives_lost >> (server.0 % 8) & 1 == 0 {
-                    // As the agent does: one for a shard at a time.
+                    // As in the agent: one directive for a shard at a time.
                     let mut shards = BTreeSet::new();
                     for d in told.into_iter().filter(|d| shards.insert(d.shard)) {
                         self.carry_out(server, d);
@@ -306,7 +307,7 @@ impl Fleet {
             }
             self.change_control(plan.control);
         }
-        self.groups_go_on();
+        self.run_groups();
         busy
     }
 
@@ -374,7 +375,7 @@ impl Fleet {
                 };
                 let there = v.iter().filter(|n| heard(n)).count();
                 assert!(there * 2 > v.len(), "{v:?} would leave the control group without a majority");
-                // What it survives is not less than before, as far as can be known.
+                // The new voters survive no fewer failures than the old ones, as far as the leader can know.
                 let works = |v: &BTreeSet<ReplicaId>| {
                     v.iter().filter(|n| heard(n) && self.machines[&n.server()].works()).count()
                 };
@@ -383,7 +384,7 @@ impl Fleet {
                     "{v:?} for {:?}",
                     self.control.voters
                 );
-                // As with shards: what cannot be taken does not happen.
+                // As with shards: a change that its voters cannot commit does not happen.
                 if up(self, &v) {
                     self.control.voters = v;
                 }
@@ -393,7 +394,7 @@ impl Fleet {
         }
     }
 
-    /// What a server does with a directive.
+    /// Does what a server does with a directive.
     fn carry_out(&mut self, server: ServerId, d: Directive) {
         let shard = d.shard;
         let agreed = self.state.shards.get(&shard).map(|p| p.founding);
@@ -456,8 +457,8 @@ impl Fleet {
                 };
                 assert!(joins.is_none_or(has), "{joins:?} votes and was never reached");
 
-                // A change that its new voters cannot take (one has crashed since it reported) is modelled as one that
-                // does not happen; Raft would hold it open.
+                // A change that its new voters cannot commit (one crashed since its report) does not happen
+                // in the model; Raft would keep it open.
                 if self.majority(shard, &new, true) {
                     let agreed = &self.state.shards[&shard].voters;
                     assert_eq!(agreed, &old, "a second change before the first is agreed on");
@@ -493,15 +494,15 @@ impl Fleet {
         if leads { self.groups.get_mut(&(shard, replica.founding)) } else { None }
     }
 
-    /// Elections, replication.
-    fn groups_go_on(&mut self) {
+    /// Elections and replication.
+    fn run_groups(&mut self) {
         for (shard, founding) in self.groups.keys().copied().collect::<Vec<_>>() {
             let group = &self.groups[&(shard, founding)];
             let now = group.membership.clone();
             let works = self.majority(shard, &now.voters, true);
             let leader = group.leader.filter(|n| self.runs(shard, *n) && (now.voters.contains(n) || !works));
             let committed = group.committed;
-            // Of a majority at least one has everything; it wins.
+            // In a majority at least one replica has every entry; it wins.
             let elected = || {
                 let able = now.voters.iter().filter(|n| self.runs(shard, **n));
                 able.copied().max_by_key(|n| {
@@ -522,7 +523,7 @@ impl Fleet {
                 let Some(m) = self.machines.get_mut(&n.server()).filter(|m| m.works()) else { continue };
                 let Some(h) = m.hosted.get_mut(&shard).filter(|h| h.node == *n) else { continue };
                 h.founded = true;
-                // A learner takes a while.
+                // A learner catches up slowly.
                 h.applied = if votes { committed } else { committed.min(h.applied + 200) };
             }
         }
@@ -593,14 +594,14 @@ impl Fleet {
         }
     }
 
-    /// Whether more than a minority of a founded shard's replicas has lost its log: the one thing that no plan mends.
+    /// Whether a majority of a founded shard's replicas has lost its log: no plan repairs that.
     fn lost(&self, shard: JobShard) -> bool {
         let Some(place) = self.state.shards.get(&shard).filter(|p| p.founded) else { return false };
         let begun = self.groups.get(&(shard, place.founding));
         !self.majority(shard, begun.map_or(&place.voters, |g| &g.membership.voters), false)
     }
 
-    /// From now on everything works. The fleet must come to rest, and rest where it should.
+    /// From now on no fault occurs. The fleet must reach a stable, correct state.
     fn settle(&mut self) {
         for m in self.machines.values_mut() {
             (m.up, m.stopped, m.unreachable) = (true, None, false);
@@ -633,7 +634,7 @@ impl Fleet {
         for shard in self.shards() {
             if self.lost(shard) {
                 any_lost = true;
-                // "No leader", where its members had changed since they were last agreed on.
+                // "No leader" is allowed if the members changed since they were last agreed on.
                 assert!(
                     matches!(plan.health[&shard].0, Health::Lost | Health::Repairing | Health::NoMajority),
                     "{shard}"
@@ -662,7 +663,7 @@ impl Fleet {
         if any_lost {
             return;
         }
-        // As even as single moves can make it.
+        // As even as single moves make it.
         let load = |s: ServerId| voters_on.get(&s).copied().unwrap_or_default();
         for shard in self.shards() {
             let place = &self.state.shards[&shard];
@@ -681,13 +682,13 @@ impl Fleet {
 }
 
 proptest! {
-    // PARAFT_SCHEDULES=20000 for a long run.
+    // Set PARAFT_SCHEDULES=20000 for a long run.
     #![proptest_config(ProptestConfig::with_cases(
         std::env::var("PARAFT_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(500)
     ))]
 
     #[test]
-    fn whatever_happens_no_needed_replica_is_dropped_and_the_fleet_comes_to_rest(
+    fn random_history_drops_no_needed_replica_and_settles(
         servers in 1u64..6, replicas in prop::sample::select(vec![1u32, 3]), on_disk in any::<bool>(),
         bytes in prop::collection::vec(prop::sample::select(vec![0u64, 100, 100, 250]), 1..4),
         begin in 0u8..20, ops in prop::collection::vec(an_op(), 0..60),

@@ -1,4 +1,4 @@
-//! What is planned, case by case. Histories of many steps are in `plan_properties`.
+//! Cases of the plan, one by one. `plan_properties` has histories of many steps.
 
 use super::{
     jobs::{JobFacts, JobState, Submission},
@@ -36,8 +36,8 @@ fn nodes(servers: &[u64]) -> BTreeSet<ReplicaId> {
     servers.iter().map(|s| node(*s)).collect()
 }
 
-/// A fleet as its control group's leader sees it.
-struct Sight {
+/// A fleet as the leader of its control group sees it.
+struct FleetView {
     state: State,
     control: Membership,
     heard: BTreeMap<ServerId, LastReport>,
@@ -46,13 +46,13 @@ struct Sight {
     timeouts: Timeouts,
     lost_since: Instant,
     control_caught_up: BTreeSet<ReplicaId>,
-    /// Servers that the others do not reach.
+    /// Servers that the other servers do not reach.
     unreachable: BTreeSet<ServerId>,
     unix_ms: u64,
 }
 
-impl Sight {
-    /// Servers that are all there; none has a shard.
+impl FleetView {
+    /// Servers that all run; none hosts a shard.
     fn new(servers: u64, shards: u32, replicas: u32) -> Self {
         let mut state = State::default();
         let shape = Shape { shards, replicas, durability: Durability::QuorumMemory };
@@ -117,7 +117,7 @@ impl Sight {
         Arc::make_mut(self.report(server).replicas.get_mut(&shard).expect("hosted"))
     }
 
-    /// What the leader says of the membership.
+    /// Changes the membership that the leader reports.
     fn membership(&mut self, leader: u64, shard: JobShard, change: impl FnOnce(&mut Membership)) {
         change(&mut self.replica(leader, shard).membership);
     }
@@ -130,7 +130,7 @@ impl Sight {
         self.state.apply(&Command::Drain { server: ServerId(server), draining });
     }
 
-    /// What the leaders say of who has caught up.
+    /// The last reports, which say how far each replica has caught up.
     fn measured(&self) -> BTreeMap<ServerId, LastReport> {
         let applied: BTreeMap<(JobShard, ReplicaId), u64> = self
             .heard
@@ -152,7 +152,7 @@ impl Sight {
     }
 
     fn plan(&self) -> Plan {
-        // Seen for a long time, as far as one test does not say otherwise.
+        // Every shard was seen for a long time, unless a test says otherwise.
         let lost_since = (0..64).map(|s| (JobShard::from_number(s), self.lost_since)).collect();
         plan(&View {
             state: &self.state,
@@ -168,7 +168,7 @@ impl Sight {
         })
     }
 
-    /// Everything that is told about shards, as (server, directive).
+    /// All directives about shards, as (server, action).
     fn told(&self) -> Vec<(u64, Action)> {
         let told = self.plan().directives.into_iter();
         told.flat_map(|(s, list)| list.into_iter().map(move |d: Directive| (s.0, without_shards(d.what))))
@@ -176,7 +176,7 @@ impl Sight {
     }
 }
 
-/// A replica is to be started; of how many shards differs from test to test.
+/// The action that starts a replica; the number of shards differs from test to test.
 fn host(founding: u64) -> Action {
     Action::Host { founding, shards: 0, durability: Durability::QuorumMemory }
 }
@@ -201,21 +201,21 @@ fn replica(server: u64) -> ReplicaReport {
     }
 }
 
-/// A replica that was started and belongs to no group yet.
+/// A replica that has started and belongs to no group yet.
 fn fresh(server: u64, founding: u64) -> ReplicaReport {
     ReplicaReport { founding, founded: false, term: 0, applied: 0, ..replica(server) }
 }
 
 #[test]
 fn nothing_is_planned_before_the_fleet_is_founded() {
-    let mut sight = Sight::new(3, 1, 3);
+    let mut sight = FleetView::new(3, 1, 3);
     sight.state = State::default();
     assert_eq!(sight.plan(), Plan::default());
 }
 
 #[test]
 fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
-    let mut sight = Sight::new(3, 1, 3);
+    let mut sight = FleetView::new(3, 1, 3);
     let plan = sight.plan();
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
     assert_eq!((place.founded, place.voters.len()), (false, 0));
@@ -256,18 +256,18 @@ fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
 }
 
 #[test]
-fn a_shard_that_was_told_to_begin_is_not_begun_anew_whoever_is_silent() {
-    let mut sight = Sight::new(5, 1, 3);
+fn shard_ordered_to_begin_is_never_founded_again() {
+    let mut sight = FleetView::new(5, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: true });
     for s in 0..3 {
         sight.report(s).replicas.insert(S0, fresh(s, 5).into());
     }
     let Some((0, Action::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
-    // It may have begun with the second, and acknowledged pushes: nobody on this side knows.
+    // The group may have begun with the second replica and acknowledged pushes: no server on this side knows.
     sight.silent(0, secs(300));
     sight.silent(1, secs(300));
     assert_eq!((sight.plan().commands, sight.told()), (vec![], vec![]));
-    // With one of them there is a majority that knows.
+    // With one of the two there is a majority that knows.
     sight.silent(1, secs(0));
     let told = sight.told();
     let [(_, Action::Found { founding: 5, members })] = &told[..] else { panic!("{told:?}") };
@@ -276,7 +276,7 @@ fn a_shard_that_was_told_to_begin_is_not_begun_anew_whoever_is_silent() {
 
 #[test]
 fn a_replica_of_another_founding_is_none_of_this_one() {
-    let mut sight = Sight::new(3, 1, 3);
+    let mut sight = FleetView::new(3, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: BTreeSet::new(), founded: false });
     for s in 0..3 {
         sight.report(s).replicas.insert(S0, fresh(s, if s == 1 { 4 } else { 5 }).into());
@@ -285,8 +285,8 @@ fn a_replica_of_another_founding_is_none_of_this_one() {
 }
 
 #[test]
-fn a_majority_begins_where_the_others_are_late_but_not_at_once_and_not_with_fewer() {
-    let mut sight = Sight::new(3, 1, 3);
+fn majority_begins_without_late_servers_after_a_wait() {
+    let mut sight = FleetView::new(3, 1, 3);
     sight.heard.remove(&ServerId(2));
     sight.since = sight.now - secs(1);
     assert_eq!(sight.plan().commands, [], "the third may come any moment");
@@ -297,8 +297,8 @@ fn a_majority_begins_where_the_others_are_late_but_not_at_once_and_not_with_fewe
 }
 
 #[test]
-fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
-    let mut sight = Sight::new(3, 1, 3);
+fn founding_that_lost_a_replica_restarts_under_new_name() {
+    let mut sight = FleetView::new(3, 1, 3);
     sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: false });
     for s in 0..2 {
         sight.report(s).replicas.insert(S0, fresh(s, 5).into());
@@ -307,7 +307,7 @@ fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
     assert_ne!(place.founding, 5);
     assert!(place.voters.is_empty() && !place.founded);
-    // Unless it was agreed that the group begins: then it is kept, with two of three.
+    // Once the fleet has agreed that the group begins, the group is kept, with two of three.
     let place = Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: true };
     sight.state.shards.insert(S0, place);
     let Some((0, Action::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
@@ -316,28 +316,28 @@ fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
 
 #[test]
 fn nothing_is_planned_for_a_fleet_that_is_well() {
-    let sight = Sight::serving(3, &[0, 1, 2], 3);
+    let sight = FleetView::serving(3, &[0, 1, 2], 3);
     let plan = sight.plan();
     assert_eq!((plan.commands, plan.directives, plan.control), (vec![], BTreeMap::new(), None));
     assert!(plan.health.values().all(|h| h.0 == Health::Serving));
 }
 
 #[test]
-fn a_silent_server_is_replaced_when_its_time_is_over_and_not_before() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn silent_server_is_replaced_after_timeout_not_before() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.silent(2, secs(29));
     assert_eq!(sight.told(), [], "it may come back");
     assert_eq!(sight.plan().health[&S0].0, Health::Repairing);
     sight.silent(2, secs(31));
     assert_eq!(sight.told(), [(3, host(FOUNDING))]);
-    // A new leader of the control group has heard nobody for long: that proves nothing.
+    // A new leader of the control group has received no reports for long: that proves nothing.
     sight.since = sight.now - secs(29);
     assert_eq!(sight.told(), []);
 }
 
 #[test]
 fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.silent(2, secs(31));
     sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
     assert_eq!(sight.told(), [(0, Action::Learner(node(3), address(3)))]);
@@ -351,8 +351,8 @@ fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
 }
 
 #[test]
-fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn server_back_before_its_replacement_votes_stays() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1, 2])))], "first out of the group");
@@ -361,8 +361,8 @@ fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
 }
 
 #[test]
-fn a_replica_that_lost_its_log_is_replaced_at_once_on_its_own_server() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn replica_without_log_is_replaced_at_once_on_its_server() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.report(2).replicas.clear();
     assert_eq!(sight.told(), [(2, host(FOUNDING))]);
     let again = ReplicaId(2 << 32 | 9);
@@ -376,39 +376,39 @@ fn a_replica_that_lost_its_log_is_replaced_at_once_on_its_own_server() {
 
 #[test]
 fn a_replica_that_has_diverged_is_replaced() {
-    let mut sight = Sight::serving(3, &[0], 3);
+    let mut sight = FleetView::serving(3, &[0], 3);
     sight.replica(2, S0).trouble = "it has diverged".into();
     assert_eq!(sight.told(), [(2, host(FOUNDING))]);
 }
 
 #[test]
-fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewhere_in_time() {
-    let stop = |sight: &mut Sight, server, waits| {
+fn replica_with_failing_storage_is_replaced_after_timeout() {
+    let stop = |sight: &mut FleetView, server, waits| {
         let r = sight.replica(server, S0);
         (r.trouble, r.stopped) = ("ENOSPC: No space left on device".into(), Some(waits));
     };
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     stop(&mut sight, 2, secs(29));
     assert_eq!(sight.told(), [], "it comes back");
     let (health, why) = sight.plan().health[&S0].clone();
     assert!(health == Health::Repairing && why.contains("ENOSPC"), "{why}");
     stop(&mut sight, 2, secs(31));
     assert_eq!(sight.told(), [(3, host(FOUNDING))], "not on its own server");
-    // Where there is no other server it waits on.
-    let mut sight = Sight::serving(3, &[0], 3);
+    // Without another server it keeps waiting.
+    let mut sight = FleetView::serving(3, &[0], 3);
     stop(&mut sight, 2, secs(300));
     assert_eq!(sight.told(), []);
-    // Two of three, and all three: nothing is lost, and nothing is done.
+    // Two of three replicas stop, then all three: nothing is lost, so nothing is planned.
     for stopped in [&[1, 2][..], &[0, 1, 2]] {
-        let mut sight = Sight::serving(4, &[0], 3);
+        let mut sight = FleetView::serving(4, &[0], 3);
         stopped.iter().for_each(|s| stop(&mut sight, *s, secs(300)));
         let plan = sight.plan();
         let (health, why) = plan.health[&S0].clone();
         assert!(health == Health::Stopped && why.contains("ENOSPC"), "{health:?}: {why}");
         assert!(plan.commands.is_empty() && plan.directives.is_empty(), "{plan:?}");
     }
-    // Not even its name could be read: it may be the one that votes there.
-    let mut sight = Sight::serving(3, &[0], 3);
+    // Even its name could not be read: it may be the replica that votes there.
+    let mut sight = FleetView::serving(3, &[0], 3);
     for s in 0..3 {
         stop(&mut sight, s, secs(300));
         (sight.replica(s, S0).node, sight.replica(s, S0).founding) = (ReplicaId(0), 0);
@@ -422,42 +422,42 @@ fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewher
 
 #[test]
 fn shard_whose_leader_cannot_serve_is_not_serving() {
-    let refuses = |sight: &mut Sight, server| {
+    let refuses = |sight: &mut FleetView, server| {
         let replica = sight.replica(server, S0);
         (replica.trouble, replica.stopped) = ("it does not know its fleet's jobs".into(), Some(secs(1)));
     };
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     assert_eq!(sight.plan().health[&S0].0, Health::Serving);
     refuses(&mut sight, 0);
     let (health, why) = sight.plan().health[&S0].clone();
     assert_eq!(health, Health::Stopped);
     assert!(why.contains("s0 cannot serve its sessions: it does not know"), "{why}");
-    // What is to be repaired is repaired all the same.
+    // A repair is still planned.
     sight.drain(1, true);
     assert_eq!(sight.told(), [(3, host(FOUNDING))]);
-    // Who cannot serve is given no leadership.
-    let mut sight = Sight::serving(3, &[0], 3);
+    // A replica that cannot serve gets no leadership.
+    let mut sight = FleetView::serving(3, &[0], 3);
     refuses(&mut sight, 1);
     sight.drain(0, true);
     assert_eq!(sight.told(), [(0, Action::Transfer(node(2)))]);
 }
 
 #[test]
-fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() {
-    let lacks = |sight: &mut Sight, server| {
+fn replica_without_room_is_hosted_again_once_there_is() {
+    let lacks = |sight: &mut FleetView, server| {
         let r = sight.replica(server, S0);
         (r.trouble, r.no_room) = ("shard 0 needs 96.0 GiB, 4.0 GiB free".into(), true);
     };
-    let mut sight = Sight::serving(3, &[0], 3);
+    let mut sight = FleetView::serving(3, &[0], 3);
     lacks(&mut sight, 2);
     assert_eq!(sight.told(), [], "it would find no room again");
     let (health, why) = sight.plan().health[&S0].clone();
     assert!(health == Health::Repairing && why.contains("no room") && why.contains("96.0 GiB"), "{why}");
-    // There is room again: it says nothing of it any more.
+    // There is room again: the server no longer reports a lack of it.
     sight.report(2).replicas.clear();
     assert_eq!(sight.told(), [(2, host(FOUNDING))]);
-    // Where another server can take it, that does, and not one that has said that it cannot.
-    let mut sight = Sight::serving(5, &[0], 3);
+    // Another server takes the replica if it can, but not one that reports that it cannot.
+    let mut sight = FleetView::serving(5, &[0], 3);
     lacks(&mut sight, 2);
     let left_over = sight.replica(2, S0).clone();
     sight.report(3).replicas.insert(S0, (ReplicaReport { node: node(3), ..left_over }).into());
@@ -469,7 +469,7 @@ fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() 
 
 #[test]
 fn too_few_that_answer_is_not_taken_for_a_loss() {
-    let mut sight = Sight::serving(3, &[0], 3);
+    let mut sight = FleetView::serving(3, &[0], 3);
     sight.silent(1, secs(100));
     sight.silent(2, secs(100));
     let plan = sight.plan();
@@ -477,13 +477,13 @@ fn too_few_that_answer_is_not_taken_for_a_loss() {
 }
 
 #[test]
-fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known() {
+fn shard_with_readable_quarantine_is_not_founded_again() {
     let lost = || {
-        let mut sight = Sight::serving(3, &[0], 3);
+        let mut sight = FleetView::serving(3, &[0], 3);
         (0..3).for_each(|s| sight.report(s).replicas.clear());
         sight
     };
-    let begins_anew = |sight: &Sight| !sight.plan().commands.is_empty();
+    let begins_anew = |sight: &FleetView| !sight.plan().commands.is_empty();
     assert!(begins_anew(&lost()));
     let mut sight = lost();
     let aside = AsideReport { shard: S0, founding: FOUNDING, name: "shard-0.aside-1".into(), readable: true };
@@ -497,7 +497,7 @@ fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known
     assert!(begins_anew(&sight), "of another founding");
     sight.report(1).asides = None;
     assert!(!begins_anew(&sight), "it is still being read");
-    // Seen for a moment only.
+    // The shard was seen only a moment ago.
     let mut sight = lost();
     sight.lost_since = sight.now - Duration::from_millis(900);
     assert!(!begins_anew(&sight));
@@ -505,20 +505,20 @@ fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known
 }
 
 #[test]
-fn nobody_votes_who_was_not_reached_or_lacks_what_the_leader_has() {
+fn unreached_or_lagging_replica_gets_no_vote() {
     // In the control group.
-    let mut sight = Sight::serving(5, &[0], 3);
+    let mut sight = FleetView::serving(5, &[0], 3);
     sight.unreachable = [3, 4].map(ServerId).into();
     assert_eq!(sight.plan().control, None);
     sight.control.members.remove(&node(3));
     assert_eq!(sight.plan().control, None, "it is not even told what is agreed");
-    let mut sight = Sight::serving(5, &[0], 3);
+    let mut sight = FleetView::serving(5, &[0], 3);
     sight.control_caught_up.remove(&node(3));
     assert_eq!(sight.plan().control, None, "four able ones: three vote");
-    let sight = Sight::serving(5, &[0], 3);
+    let sight = FleetView::serving(5, &[0], 3);
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 2, 3, 4]))));
     // In a shard.
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.unreachable = [ServerId(3)].into();
     sight.silent(2, secs(100));
     assert_eq!(sight.told(), [], "it gets nothing");
@@ -537,8 +537,8 @@ fn a_change_of_voters_takes_no_working_voter_away() {
 }
 
 #[test]
-fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn forgotten_server_is_replaced_and_leaves_control_group() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.silent(2, secs(3));
     assert_eq!(sight.told(), []);
     sight.state.apply(&Command::Forget { server: ServerId(2) });
@@ -546,7 +546,7 @@ fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group(
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 3]))));
     sight.control.voters = nodes(&[0, 1, 3]);
     assert_eq!(sight.plan().control, Some(ControlChange::Remove(nodes(&[2]))));
-    // Its id is not given out again, and it is not admitted under it.
+    // Its id is not given out again, and the server is not admitted under it.
     let Outcome::Joined(id) = sight.state.apply(&Command::Join { address: "new:1".into() }) else { panic!() };
     assert_eq!(id, ServerId(4));
     let admit = Command::Admit { server: ServerId(2), address: address(2) };
@@ -554,8 +554,8 @@ fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group(
 }
 
 #[test]
-fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn drain_is_one_change_at_a_time_never_below_three_voters() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.drain(0, true);
     let told = sight.told();
     assert!(told.contains(&(3, host(FOUNDING))), "{told:?}");
@@ -571,8 +571,8 @@ fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters
 }
 
 #[test]
-fn a_leader_hands_over_before_it_is_voted_out_also_where_nobody_has_caught_up() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn leader_transfers_before_it_loses_its_vote() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.drain(0, true);
     sight.report(3).replicas.insert(S0, (ReplicaReport { applied: 990, ..fresh(3, FOUNDING) }).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
@@ -584,8 +584,8 @@ fn a_leader_hands_over_before_it_is_voted_out_also_where_nobody_has_caught_up() 
 }
 
 #[test]
-fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
-    let mut sight = Sight::serving(3, &[1], 3);
+fn drain_without_another_server_waits_and_can_be_undone() {
+    let mut sight = FleetView::serving(3, &[1], 3);
     sight.drain(2, true);
     assert_eq!(sight.told(), [], "nobody can take its replica");
     sight.drain(1, true);
@@ -593,8 +593,8 @@ fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
     sight.drain(1, false);
     sight.drain(2, false);
     assert_eq!(sight.told(), []);
-    // Undone while the replacement learns: the replacement goes.
-    let mut sight = Sight::serving(4, &[0], 3);
+    // The drain is undone while the replacement learns: the replacement is removed.
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.drain(2, true);
     sight.report(3).replicas.insert(S0, fresh(3, FOUNDING).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
@@ -604,11 +604,11 @@ fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
 
 #[test]
 fn drained_server_hosts_again_only_what_no_other_can() {
-    let mut sight = Sight::serving(3, &[0], 3);
+    let mut sight = FleetView::serving(3, &[0], 3);
     sight.drain(2, true);
     sight.report(2).replicas.clear();
     assert!(matches!(sight.told()[..], [(2, Action::Host { .. })]), "{:?}", sight.told());
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.drain(2, true);
     sight.report(2).replicas.clear();
     assert!(matches!(sight.told()[..], [(3, Action::Host { .. })]), "{:?}", sight.told());
@@ -616,7 +616,7 @@ fn drained_server_hosts_again_only_what_no_other_can() {
 
 #[test]
 fn nothing_new_goes_to_a_server_that_is_silent_or_being_drained() {
-    let mut sight = Sight::serving(6, &[0], 3);
+    let mut sight = FleetView::serving(6, &[0], 3);
     sight.silent(2, secs(31));
     sight.silent(3, secs(2));
     sight.drain(4, true);
@@ -627,7 +627,7 @@ fn nothing_new_goes_to_a_server_that_is_silent_or_being_drained() {
 
 #[test]
 fn a_replacement_goes_where_the_fewest_bytes_are() {
-    let mut sight = Sight::serving(5, &[0], 3);
+    let mut sight = FleetView::serving(5, &[0], 3);
     sight.founded(JobShard::from_number(1), &[3], 3, 5000);
     sight.founded(JobShard::from_number(2), &[4], 4, 4000);
     sight.silent(2, secs(31));
@@ -636,7 +636,7 @@ fn a_replacement_goes_where_the_fewest_bytes_are() {
 
 #[test]
 fn without_a_leader_a_shard_is_left_alone() {
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.replica(0, S0).leads = false;
     sight.silent(2, secs(31));
     assert_eq!((sight.told(), sight.plan().commands), (vec![], vec![]));
@@ -644,8 +644,8 @@ fn without_a_leader_a_shard_is_left_alone() {
 }
 
 #[test]
-fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_begins_anew() {
-    let mut sight = Sight::serving(3, &[0], 3);
+fn only_a_shard_that_lost_all_logs_is_founded_again() {
+    let mut sight = FleetView::serving(3, &[0], 3);
     sight.report(0).replicas.clear();
     sight.report(1).replicas.clear();
     let plan = sight.plan();
@@ -654,7 +654,7 @@ fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_b
         (vec![], Health::Lost),
         "the third holds what a person may want"
     );
-    // One that still says that it leads changes nothing: it is alone.
+    // A replica that still claims to lead changes nothing: it is alone.
     sight.replica(2, S0).leads = true;
     assert_eq!((sight.told(), sight.plan().health[&S0].0), (vec![], Health::Lost));
     sight.replica(2, S0).leads = false;
@@ -667,8 +667,8 @@ fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_b
 }
 
 #[test]
-fn a_shard_does_not_begin_anew_while_a_server_that_nobody_agreed_on_yet_holds_its_log() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn log_on_unadmitted_server_prevents_a_new_founding() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     for s in 0..3 {
         sight.report(s).replicas.clear();
     }
@@ -679,7 +679,7 @@ fn a_shard_does_not_begin_anew_while_a_server_that_nobody_agreed_on_yet_holds_it
 
 #[test]
 fn of_two_that_say_they_lead_the_later_term_counts() {
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     let membership = Membership { voters: nodes(&[1, 2, 3]), ..sight.replica(0, S0).membership.clone() };
     *sight.replica(1, S0) = ReplicaReport { leads: true, term: 4, membership, ..replica(1) };
     let place = Place { founding: FOUNDING, voters: nodes(&[1, 2, 3]), founded: true };
@@ -687,15 +687,15 @@ fn of_two_that_say_they_lead_the_later_term_counts() {
 }
 
 #[test]
-fn leaders_are_spread_by_bytes_one_move_at_a_time_once_the_fleet_has_settled() {
-    let mut sight = Sight::serving(3, &[0, 0, 0], 3);
-    let moves = |sight: &Sight| -> Vec<(u64, Action)> { sight.told() };
+fn leaders_are_balanced_by_bytes_one_move_at_a_time() {
+    let mut sight = FleetView::serving(3, &[0, 0, 0], 3);
+    let moves = |sight: &FleetView| -> Vec<(u64, Action)> { sight.told() };
     assert_eq!(moves(&sight), [(0, Action::Transfer(node(1)))]);
     sight.since = sight.now - secs(1);
     assert_eq!(moves(&sight), [], "not yet settled");
     sight.since = sight.now - secs(60);
     // A big shard alone outweighs two small ones.
-    let mut sight = Sight::new(2, 3, 2);
+    let mut sight = FleetView::new(2, 3, 2);
     sight.founded(JobShard::from_number(0), &[0, 1], 0, 10_000);
     sight.founded(JobShard::from_number(1), &[0, 1], 1, 100);
     sight.founded(JobShard::from_number(2), &[0, 1], 1, 100);
@@ -706,7 +706,7 @@ fn leaders_are_spread_by_bytes_one_move_at_a_time_once_the_fleet_has_settled() {
 
 #[test]
 fn a_leader_is_not_moved_to_a_replica_that_is_behind() {
-    let mut sight = Sight::serving(3, &[0, 0, 0], 3);
+    let mut sight = FleetView::serving(3, &[0, 0, 0], 3);
     for shard in (0..3).map(JobShard::from_number) {
         sight.replica(1, shard).applied = 10;
     }
@@ -715,7 +715,7 @@ fn a_leader_is_not_moved_to_a_replica_that_is_behind() {
 
 #[test]
 fn a_new_server_takes_its_share_one_replica_at_a_time() {
-    let mut sight = Sight::serving(4, &[0, 1, 2], 3);
+    let mut sight = FleetView::serving(4, &[0, 1, 2], 3);
     let told = sight.told();
     let [(3, Action::Host { .. })] = &told[..] else { panic!("{told:?}") };
     sight.since = sight.now - secs(1);
@@ -724,13 +724,13 @@ fn a_new_server_takes_its_share_one_replica_at_a_time() {
     sight.silent(2, secs(2));
     assert_eq!(sight.told(), [], "nor while a replica is missing");
     // With one shard, a move would only change who is empty.
-    assert_eq!(Sight::serving(4, &[0], 3).told(), []);
+    assert_eq!(FleetView::serving(4, &[0], 3).told(), []);
 }
 
 #[test]
 fn replicas_are_not_moved_back_and_forth() {
     // Loads of 3, 2, 2 and 2 shards: as even as it gets.
-    let mut sight = Sight::new(4, 3, 3);
+    let mut sight = FleetView::new(4, 3, 3);
     for (shard, on) in [(0, [0, 1, 2]), (1, [0, 1, 3]), (2, [0, 2, 3])] {
         sight.founded(JobShard::from_number(shard), &on, on[shard as usize], 1000);
     }
@@ -739,7 +739,7 @@ fn replicas_are_not_moved_back_and_forth() {
 
 #[test]
 fn every_change_of_servers_or_placement_is_a_new_generation() {
-    let mut state = Sight::new(3, 1, 3).state;
+    let mut state = FleetView::new(3, 1, 3).state;
     let place = |founded| Place { founding: 5, voters: BTreeSet::new(), founded };
     let mut last = state.generation;
     for (command, changes) in [
@@ -760,41 +760,41 @@ fn every_change_of_servers_or_placement_is_a_new_generation() {
 }
 
 #[test]
-fn the_control_group_takes_in_every_server_and_lets_an_odd_number_vote() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn control_group_admits_all_servers_with_odd_voter_count() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.control.members.remove(&node(3));
     assert_eq!(sight.plan().control, Some(ControlChange::Learner(node(3), address(3))));
-    let sight = Sight::serving(4, &[0], 3);
+    let sight = FleetView::serving(4, &[0], 3);
     assert_eq!(sight.plan().control, None, "four are there, three vote");
-    let sight = Sight::serving(7, &[0], 3);
+    let sight = FleetView::serving(7, &[0], 3);
     let Some(ControlChange::Voters(voters)) = sight.plan().control else { panic!("five may vote") };
     assert_eq!(voters.len(), 5);
     assert!(voters.is_superset(&sight.control.voters), "who votes goes on voting");
     // One change at a time.
-    let mut sight = Sight::serving(7, &[0], 3);
+    let mut sight = FleetView::serving(7, &[0], 3);
     sight.control.changing = true;
     assert_eq!(sight.plan().control, None);
 }
 
 #[test]
-fn a_voter_of_the_control_group_is_replaced_when_it_drains_or_is_silent_for_too_long() {
-    let mut sight = Sight::serving(4, &[0], 3);
+fn draining_or_silent_control_voter_is_replaced() {
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.silent(2, secs(29));
     assert_eq!(sight.plan().control, None);
     sight.silent(2, secs(31));
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 3]))));
-    let mut sight = Sight::serving(4, &[0], 3);
+    let mut sight = FleetView::serving(4, &[0], 3);
     sight.drain(0, true);
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[1, 2, 3]))));
-    // Nobody to take its place: three of which one is dead are better than two.
-    let mut sight = Sight::serving(3, &[0], 3);
+    // No server can take its place: three replicas of which one is dead are better than two.
+    let mut sight = FleetView::serving(3, &[0], 3);
     sight.silent(2, secs(31));
     assert_eq!(sight.plan().control, None);
 }
 
 #[test]
 fn a_group_of_one_moves_by_way_of_two() {
-    let mut sight = Sight::serving(2, &[0], 1);
+    let mut sight = FleetView::serving(2, &[0], 1);
     sight.drain(0, true);
     sight.report(1).replicas.insert(S0, (ReplicaReport { applied: 1000, ..fresh(1, FOUNDING) }).into());
     sight.membership(0, S0, |m| _ = m.members.insert(node(1), address(1)));
@@ -811,9 +811,10 @@ fn a_group_of_one_moves_by_way_of_two() {
     );
 }
 
-/// What three replicas of shard 0 report of the same check, and who is stopped.
+/// Three replicas of shard 0 report these digests of the same check. Gives the servers whose replicas are
+/// stopped.
 fn diverged(digests: [Option<u64>; 3]) -> (Vec<u64>, String) {
-    let mut w = Sight::serving(3, &[0], 3);
+    let mut w = FleetView::serving(3, &[0], 3);
     for (server, digest) in (0..).zip(digests) {
         let of_check = |digest| Digest { index: 500, digest };
         w.replica(server, JobShard::from_number(0)).digests = digest.map(of_check).into_iter().collect();
@@ -828,7 +829,7 @@ fn diverged(digests: [Option<u64>; 3]) -> (Vec<u64>, String) {
 }
 
 #[test]
-fn a_replica_that_differs_from_a_majority_is_stopped_even_the_leader_and_nobody_without_a_majority() {
+fn replica_differing_from_majority_is_stopped_even_leader() {
     assert_eq!(diverged([Some(7), Some(7), Some(7)]), (vec![], String::new()));
     assert_eq!(diverged([Some(7), Some(7), None]), (vec![], String::new()));
     assert_eq!(diverged([Some(7), Some(8), Some(7)]), (vec![1], String::new()));
@@ -840,8 +841,8 @@ fn a_replica_that_differs_from_a_majority_is_stopped_even_the_leader_and_nobody_
 }
 
 #[test]
-fn drained_servers_that_are_gone_do_not_keep_their_votes_in_the_control_group() {
-    let mut sight = Sight::serving(5, &[2], 3);
+fn drained_and_gone_servers_lose_their_control_votes() {
+    let mut sight = FleetView::serving(5, &[2], 3);
     sight.control.voters = nodes(&[0, 1, 2, 3, 4]);
     for gone in [0, 1] {
         sight.drain(gone, true);
@@ -857,8 +858,8 @@ fn a_job(name: &str, finished: bool) -> JobReport {
     JobReport { facts, shards: 3, finished, auto: None }
 }
 
-/// Agrees on what is planned, and gives it.
-fn agreed(sight: &mut Sight) -> Vec<Command> {
+/// Applies the planned commands, and returns them.
+fn agreed(sight: &mut FleetView) -> Vec<Command> {
     let commands = sight.plan().commands;
     commands.iter().for_each(|c| _ = sight.state.apply(c));
     commands
@@ -866,8 +867,8 @@ fn agreed(sight: &mut Sight) -> Vec<Command> {
 
 #[test]
 fn a_job_is_agreed_on_once_and_again_when_it_has_finished() {
-    let mut sight = Sight::serving(3, &[0, 1, 2], 3);
-    let tell = |sight: &mut Sight, shard: u32, finished| {
+    let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
+    let tell = |sight: &mut FleetView, shard: u32, finished| {
         sight.replica(u64::from(shard), JobShard::from_number(shard)).job = Some(a_job("a", finished));
     };
     tell(&mut sight, 0, false);
@@ -889,19 +890,19 @@ fn a_job_is_agreed_on_once_and_again_when_it_has_finished() {
     tell(&mut sight, 2, true);
     assert_eq!(agreed(&mut sight), [told(JobState::Finished)]);
     assert_eq!(agreed(&mut sight), []);
-    // While a shard has no leader, what is agreed stays.
+    // While a shard has no leader, its agreed placement stays.
     sight.replica(2, JobShard::from_number(2)).leads = false;
     assert!(!agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })));
 }
 
 #[test]
 fn shards_that_tell_of_two_jobs_are_waited_for() {
-    let mut sight = Sight::serving(3, &[0, 1, 2], 3);
+    let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
     for (shard, name) in [(0, "a"), (1, "b"), (2, "a")] {
         sight.replica(shard, JobShard::from_number(shard as u32)).job = Some(a_job(name, false));
     }
     assert_eq!(agreed(&mut sight), []);
-    // A job that is smaller than the fleet does not ask the others.
+    // A job with fewer shards than the fleet does not need reports of the other shards.
     sight.replica(0, JobShard::from_number(0)).job = Some(JobReport { shards: 1, ..a_job("a", false) });
     let commands = agreed(&mut sight);
     assert!(
@@ -911,8 +912,8 @@ fn shards_that_tell_of_two_jobs_are_waited_for() {
 }
 
 #[test]
-fn a_job_whose_shard_was_founded_anew_is_lost_until_it_begins_again() {
-    let mut sight = Sight::serving(3, &[0], 3);
+fn job_with_refounded_shard_is_lost_until_it_restarts() {
+    let mut sight = FleetView::serving(3, &[0], 3);
     let job = JobReport { shards: 1, ..a_job("a", false) };
     sight.replica(0, S0).job = Some(job.clone());
     assert_eq!(agreed(&mut sight).len(), 1);
@@ -922,7 +923,7 @@ fn a_job_whose_shard_was_founded_anew_is_lost_until_it_begins_again() {
         !agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })),
         "what a replica of the earlier founding tells is of the past"
     );
-    let state = |sight: &Sight| sight.state.jobs.iter().map(|(_, j)| j.state).collect::<Vec<_>>();
+    let state = |sight: &FleetView| sight.state.jobs.iter().map(|(_, j)| j.state).collect::<Vec<_>>();
     assert_eq!(state(&sight), [JobState::Lost]);
     (0..3).for_each(|s| sight.replica(s, S0).founding = FOUNDING + 1);
     assert!(agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })));
@@ -931,7 +932,7 @@ fn a_job_whose_shard_was_founded_anew_is_lost_until_it_begins_again() {
 }
 
 /// A second job on the servers, with one shard.
-fn submitted(sight: &mut Sight, replicas: u32) -> JobId {
+fn submitted(sight: &mut FleetView, replicas: u32) -> JobId {
     let shape = Shape { shards: 1, replicas, durability: Durability::QuorumDisk };
     let (name, run) = ("b".to_string(), String::new());
     let submission = Submission { name, token: 1, shape, keep_ms: Some(5_000), seen_ms: 1, run };
@@ -942,8 +943,8 @@ fn submitted(sight: &mut Sight, replicas: u32) -> JobId {
 }
 
 #[test]
-fn a_job_that_is_submitted_gets_shards_of_its_own_kind_on_servers_that_have_others() {
-    let mut sight = Sight::serving(3, &[0, 1, 2], 3);
+fn submitted_job_gets_own_shards_beside_other_jobs() {
+    let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
     let job = submitted(&mut sight, 1);
     let commands = agreed(&mut sight);
     let first = JobShard::first(job);
@@ -957,8 +958,8 @@ fn a_job_that_is_submitted_gets_shards_of_its_own_kind_on_servers_that_have_othe
 }
 
 #[test]
-fn what_servers_hold_of_a_job_that_was_deleted_is_removed_and_of_one_that_is_not_known_yet_stays() {
-    let mut sight = Sight::serving(3, &[0, 1, 2], 3);
+fn replicas_of_deleted_job_are_removed_of_unknown_job_stay() {
+    let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
     let first = JobShard::first(JobId(1));
     sight.report(2).replicas.insert(first, fresh(2, 9).into());
     assert_eq!(sight.told(), [], "a leader of the past has not heard of it");
@@ -970,8 +971,8 @@ fn what_servers_hold_of_a_job_that_was_deleted_is_removed_and_of_one_that_is_not
 }
 
 #[test]
-fn a_job_that_is_to_stop_is_told_to_until_it_has_and_goes_when_its_time_is_over() {
-    let mut sight = Sight::serving(3, &[0, 1, 2], 3);
+fn stop_directive_repeats_until_job_stops_then_it_expires() {
+    let mut sight = FleetView::serving(3, &[0, 1, 2], 3);
     let job = submitted(&mut sight, 3);
     let first = JobShard::first(job);
     sight.founded(first, &[0, 1, 2], 1, 100);
@@ -984,9 +985,9 @@ fn a_job_that_is_to_stop_is_told_to_until_it_has_and_goes_when_its_time_is_over(
     sight.replica(1, first).job = Some(report(true));
     assert_eq!(sight.told(), []);
     agreed(&mut sight);
-    let state = |sight: &Sight| sight.state.jobs.get(job).map(|j| (j.state, j.released));
+    let state = |sight: &FleetView| sight.state.jobs.get(job).map(|j| (j.state, j.released));
     assert_eq!(state(&sight), Some((JobState::Stopped, false)));
-    // It ended at 1 s of the plan's clock, which stands still.
+    // It ended at 1 s of the plan's clock, which does not advance.
     assert_eq!(agreed(&mut sight), [], "its weights are kept for 5 s");
     sight.unix_ms = 6_000;
     assert_eq!(agreed(&mut sight), [Command::Release { job }]);

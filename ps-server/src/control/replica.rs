@@ -1,5 +1,6 @@
-//! This server's replica of the control group. Its vote or its snapshot may fail while the shards' replicas go on, and the
-//! other way round: so it is stopped and started again by itself, from the same folder and under the same name.
+//! This server's replica of the control group. Its vote or its snapshot may fail while the shards' replicas
+//! work, and the reverse: so it is stopped and started again by itself, from the same folder and under the
+//! same name.
 
 use super::state::Agreed;
 use crate::{
@@ -13,7 +14,7 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// How to start it, as often as that is needed.
+/// The replica, and how to start it again.
 pub struct ControlReplica {
     options: GroupOptions,
     agreed: Arc<Agreed>,
@@ -25,15 +26,15 @@ pub struct ControlReplica {
     starts: watch::Sender<Option<u64>>,
 }
 
-/// How often it is looked at whether it has stopped.
-const LOOK: Duration = Duration::from_millis(50);
-/// Pause before it is started again, doubled with each try...
+/// Interval of checks whether it has stopped.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The pause before it is started again, doubled with each try...
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// ...up to this.
 const LAST_PAUSE: Duration = Duration::from_secs(2);
 
 impl ControlReplica {
-    /// Starts it. What does not work at once is an error: whoever starts the server tries again.
+    /// Starts it. A failure is an error: the caller, which starts the server, tries again.
     pub async fn start(
         options: GroupOptions,
         agreed: Arc<Agreed>,
@@ -65,13 +66,13 @@ impl ControlReplica {
         self.starts.subscribe()
     }
 
-    /// Sees to it, until [`Self::shutdown`].
+    /// Restarts it when it stops, until [`Self::shutdown`].
     pub async fn supervise(self: Arc<Self>) {
         let mut ended = self.starts();
         let mut pause = FIRST_PAUSE;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 () = async { drop(ended.wait_for(Option::is_none).await) } => return,
             }
             let group = self.get();

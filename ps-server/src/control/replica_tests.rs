@@ -1,4 +1,4 @@
-//! The control group's replica on a disk that fails.
+//! The control group's replica on a failing disk.
 
 use super::*;
 use crate::{
@@ -11,7 +11,7 @@ use paraft_store::{RealDisk, faulty::FaultyDisk};
 use std::{collections::BTreeMap, path::Path};
 
 /// "Input/output error", "Too many open files", "No space left on device", "Read-only file system", "Disk quota exceeded".
-const PASSING: [i32; 5] = [5, 24, 28, 30, 122];
+const TEMPORARY_ERRORS: [i32; 5] = [5, 24, 28, 30, 122];
 
 const ME: ReplicaId = ReplicaId(1);
 
@@ -83,14 +83,14 @@ async fn until(what: &str, mut look: impl FnMut() -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_replica_failing_vote_comes_back_by_itself() {
-    for number in PASSING {
+    for number in TEMPORARY_ERRORS {
         let server = Server::start().await;
         server.fail(Some(number), "vote");
-        // Founding it is standing for election, which writes a vote.
+        // Founding it starts an election, which writes a vote.
         let me = BTreeMap::from([(ME, "nowhere:1".to_string())]);
         let _ = server.control.get().found(&me).await;
         until("it to stop", || server.control.stopped().is_some()).await;
-        // It is opened again, and fails at the vote again; never at the log, which it has given back.
+        // It is opened again, and fails at the vote again; never at the log, which it has released.
         let mut starts = server.control.starts();
         let before = *starts.borrow_and_update();
         let again = starts.wait_for(|n| *n > before);
@@ -113,7 +113,7 @@ async fn control_replica_failing_snapshot_comes_back_by_itself() {
     until("it to lead", || server.control.get().leadership().borrow().leads).await;
     server.agree(5).await.expect("it agrees");
     server.fail(Some(28), "snapshot");
-    // More entries than a log has before its snapshot is written.
+    // More entries than a log holds before its snapshot is written.
     let group = server.control.get();
     for _ in 0..4200 {
         let change = Change::Control(Command::Forget { server: ServerId(9) });

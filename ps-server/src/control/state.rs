@@ -1,7 +1,7 @@
-//! What the fleet has agreed on: which servers there are, where each shard's replicas are, and which jobs they train
-//! or have trained.
+//! The fleet's agreed state: its servers, the place of each shard's replicas, and the jobs that they train or
+//! have trained.
 //!
-//! Small, always on disk, and changed only by `apply`, as a shard is.
+//! The state is small, always on disk, and changed only by `apply`, like a shard's.
 
 use super::{
     format,
@@ -19,19 +19,20 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// What the groups of a job are, fixed from its beginning; and of a fleet, fixed when it is founded.
+/// The shape of a job's groups, fixed when the job begins; and the shape of a fleet, fixed when it is
+/// founded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Raft groups that share the model. Of a fleet: of the job that it is founded for, 0 where that is none.
+    /// Raft groups that share the model. For a fleet: those of the job that it is founded for; 0 without one.
     pub shards: u32,
-    /// Replicas of each.
+    /// Replicas of each group.
     pub replicas: u32,
     /// What an acknowledged push survives.
     pub durability: Durability,
 }
 
 impl Shape {
-    /// What is not the same in `now`, in words.
+    /// Describes each difference to `now`.
     pub fn differences(&self, now: &Shape) -> Vec<String> {
         let all = [
             ("--shards", self.shards.to_string(), now.shards.to_string()),
@@ -42,7 +43,8 @@ impl Shape {
         differ.map(|(what, was, is)| format!("{what} {is} (its fleet: {was})")).collect()
     }
 
-    /// Fails with what differs, for a server that was started with this in a fleet that was founded with `fleets`.
+    /// Fails with the differences, for a server that was started with `self` in a fleet that was founded with
+    /// `fleets`.
     pub fn must_be(&self, fleets: Shape) -> Result<(), String> {
         match fleets.differences(self)[..] {
             [] => Ok(()),
@@ -63,43 +65,43 @@ impl fmt::Display for Shape {
 /// A server of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// host:port, as the others reach it.
+    /// Its host:port for the other servers.
     pub address: String,
-    /// It is being emptied: it gets no replicas and leads nothing.
+    /// It is draining: it gets no replicas and leads nothing.
     pub draining: bool,
 }
 
 /// Where a shard is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Names this founding of the shard's state. A state that was lost with its replicas is founded anew under
-    /// another name, so that nobody takes it for the one that it was.
+    /// Names this founding of the shard's state. A state that was lost with its replicas is founded again
+    /// under another name, so that no server takes it for the old one.
     pub founding: u64,
     /// The replicas that vote, as last known.
     pub voters: BTreeSet<ReplicaId>,
-    /// The group has begun: from then on it is changed only through its own membership.
+    /// The group has begun: from then on only its own membership changes it.
     pub founded: bool,
 }
 
 /// The agreed state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Random, from the founding; 0 before.
+    /// Random id, from the founding; 0 before.
     pub fleet: u64,
-    /// Counts every change of servers or placement: what is older is stale.
+    /// Counts every change of servers or placement: anything older is stale.
     pub generation: u64,
-    /// `None` before the founding. Of job 0, where the fleet was founded for one; and what other jobs get that say
-    /// nothing else.
+    /// `None` before the founding. The shape of job 0, if the fleet was founded for one; and the default for
+    /// other jobs.
     pub shape: Option<Shape>,
     /// By id.
     pub servers: BTreeMap<ServerId, Member>,
     /// By job and shard.
     pub shards: BTreeMap<JobShard, Place>,
-    /// What is trained here, or was.
+    /// The current and past jobs of the fleet.
     pub jobs: Jobs,
-    /// Servers that will not come back, as a person has said. Their ids are not given out again.
+    /// Servers that will not return, as a person has decided. Their ids are not given out again.
     pub forgotten: BTreeSet<ServerId>,
-    /// The last orders that were carried out. In a snapshot they stand behind the state (`format`).
+    /// The last executed orders. In a snapshot they follow the state (`format`).
     #[serde(skip)]
     pub orders: Orders,
 }
@@ -107,16 +109,16 @@ pub struct State {
 /// A change of the agreed state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// The first one counts.
+    /// Founds the fleet; the first one counts.
     Found {
         /// Random.
         fleet: u64,
-        /// For good.
+        /// Fixed for ever.
         shape: Shape,
         /// The first servers.
         servers: BTreeMap<ServerId, String>,
     },
-    /// A server with an id of its own (it was listed, or has come back at another address).
+    /// A server with an id of its own (it was listed, or has returned at another address).
     Admit {
         /// Which.
         server: ServerId,
@@ -128,14 +130,14 @@ pub enum Command {
         /// Where.
         address: String,
     },
-    /// Begins or ends the emptying of a server.
+    /// Starts or ends the drain of a server.
     Drain {
         /// Which.
         server: ServerId,
-        /// Begins, or ends.
+        /// Whether it starts.
         draining: bool,
     },
-    /// A shard's replicas.
+    /// Places a shard's replicas.
     Place {
         /// Which.
         shard: JobShard,
@@ -148,52 +150,52 @@ pub enum Command {
         shards: BTreeMap<JobShard, u64>,
         /// What it is.
         facts: JobFacts,
-        /// Whether it goes on.
+        /// Whether it still runs.
         state: JobState,
-        /// When the proposer heard of it, in ms of unix time; counts for a job that begins or ends.
+        /// When the proposer first saw it, in ms of unix time; counts for a job that begins or ends.
         seen_ms: u64,
     },
-    /// What has changed of a job's checkpoints.
+    /// A change in a job's checkpoints.
     Checkpoints {
         /// The founding of its first shard that the job runs in.
         job: u64,
-        /// What.
+        /// The change.
         difference: Difference,
     },
-    /// A server will not come back.
+    /// A server will not return.
     Forget {
         /// Which.
         server: ServerId,
     },
-    /// A job is to have shards of its own.
+    /// Gives a job shards of its own.
     Submit(Submission),
-    /// A job is to end where it is, with what it has.
+    /// Ends a job at its current step.
     Stop {
         /// Which.
         job: JobId,
         /// When, in ms of unix time.
         now_ms: u64,
     },
-    /// The weights of a job that has ended have been kept for as long as was asked: its shards go.
+    /// The weights of an ended job were kept for long enough: deletes its shards.
     Release {
         /// Which.
         job: JobId,
     },
-    /// A job goes with all that the servers have of it, whether it has ended or not.
+    /// Deletes a job with everything that the servers have of it, whether it has ended or not.
     Delete {
         /// Which.
         job: JobId,
     },
-    /// What a person asks for; done once, however often it comes.
+    /// A person's order; executed once, however often it arrives.
     Order {
         /// Random.
         token: u64,
-        /// What.
+        /// The order.
         order: Order,
     },
 }
 
-/// What a command gave.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Outcome {
@@ -206,7 +208,7 @@ pub enum Outcome {
 
 /// Why a command changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the texts explain them
 pub enum Refusal {
     #[error("{job} has the name `{name}` already, and is {}", state.name())]
     NameTaken { job: JobId, name: String, state: JobState },
@@ -224,20 +226,20 @@ impl From<String> for Refusal {
     }
 }
 
-/// The replicated state, shared by the task that applies and those that read.
+/// The replicated state, shared by the task that applies and the tasks that read.
 #[derive(Debug, Default)]
 pub struct Agreed {
     inner: RwLock<Inner>,
-    /// Says the generation when it has changed.
+    /// Publishes the generation when it has changed.
     moved: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// What the log has brought since the replica was started.
+    /// The state from the log since the replica was started.
     now: Arc<State>,
-    /// What was known when it was last stopped, until the log has brought as much: while the replica's storage fails its
-    /// server serves with this.
+    /// The state when the replica was last stopped, until the log has caught up. While the replica's storage
+    /// fails, its server works with this.
     before: Option<Arc<State>>,
 }
 
@@ -252,7 +254,7 @@ impl Inner {
 }
 
 impl Agreed {
-    /// As it is now, as far as is known here.
+    /// The current state, as far as this server knows it.
     pub fn get(&self) -> Arc<State> {
         self.inner.read().known().clone()
     }
@@ -262,20 +264,20 @@ impl Agreed {
         self.moved.subscribe()
     }
 
-    /// The replica is started again: it learns everything again, from the snapshot and the log. Until it has, what was known
-    /// stays readable.
+    /// The replica starts again: it rebuilds the state from the snapshot and the log. Until then the earlier
+    /// state stays readable.
     pub(super) fn learn_again(&self) {
         let mut inner = self.inner.write();
         let known = inner.known().clone();
         *inner = Inner { now: Arc::default(), before: (known.fleet != 0).then_some(known) };
     }
 
-    /// The replica has applied everything that is agreed on: what was known before counts no more.
+    /// The replica has applied everything that is agreed on: the earlier state is dropped.
     pub(super) fn is_current(&self) {
         self.inner.write().before = None;
     }
 
-    /// Reads; `f` must be quick.
+    /// Reads the state; `f` must be quick.
     pub fn read<T>(&self, f: impl FnOnce(&State) -> T) -> T {
         f(self.inner.read().known())
     }
@@ -293,12 +295,12 @@ impl State {
         outcome
     }
 
-    /// What a job is, if there is such a job and it has shards.
+    /// The shape of a job, if it exists and has shards.
     pub fn shape_of(&self, job: JobId) -> Option<Shape> {
         self.jobs.get(job).filter(|j| !j.released).map(|j| j.shape)
     }
 
-    /// What came of it, and whether servers or placement have changed.
+    /// The outcome, and whether servers or placement have changed.
     fn change(&mut self, command: &Command) -> (Outcome, bool) {
         fn refused(why: impl Into<Refusal>) -> (Outcome, bool) {
             (Outcome::Refused(why.into()), false)
@@ -315,7 +317,7 @@ impl State {
                     let member = |a: &String| Member { address: a.clone(), draining: false };
                     self.servers = servers.iter().map(|(id, a)| (*id, member(a))).collect();
                     if shape.shards > 0 {
-                        self.jobs.begin_with(*shape);
+                        self.jobs.found_for_job(*shape);
                     }
                 }
                 (Outcome::Done, first)
@@ -351,7 +353,7 @@ impl State {
                 if self.shape_of(shard.job()).is_none() {
                     return refused(format!("{shard} is of no job that has shards"));
                 }
-                self.jobs.begun_anew(*shard, place.founding);
+                self.jobs.restart_shard(*shard, place.founding);
                 let before = self.shards.insert(*shard, place.clone());
                 (Outcome::Done, before.as_ref() != Some(place))
             }
@@ -379,11 +381,11 @@ impl State {
                 Err(why) => refused(why),
             },
             Command::Release { job } => match self.jobs.release(*job) {
-                Ok(()) => (Outcome::Done, self.unplace(*job)),
+                Ok(()) => (Outcome::Done, self.remove_places(*job)),
                 Err(why) => refused(why),
             },
             Command::Delete { job } => match self.jobs.delete(*job) {
-                Ok(before) => (Outcome::Ended(before), self.unplace(*job)),
+                Ok(before) => (Outcome::Ended(before), self.remove_places(*job)),
                 Err(why) => refused(why),
             },
             Command::Order { token, order } => {
@@ -391,7 +393,7 @@ impl State {
                     return (done.into(), false);
                 }
                 let (outcome, moved) = self.change(&order.into());
-                // What is refused may be done when it is asked again.
+                // A refused order may be executed when it is sent again.
                 match outcome {
                     Outcome::Done => self.orders.keep(*token, Done::Done),
                     Outcome::Submitted(job) => self.orders.keep(*token, Done::Submitted(job)),
@@ -403,8 +405,8 @@ impl State {
         }
     }
 
-    /// Its shards are nowhere any more; gives whether they were.
-    fn unplace(&mut self, job: JobId) -> bool {
+    /// Removes the places of the job's shards; returns whether there were any.
+    fn remove_places(&mut self, job: JobId) -> bool {
         let before = self.shards.len();
         self.shards.retain(|shard, _| shard.job() != job);
         self.shards.len() != before
@@ -421,7 +423,7 @@ impl From<Done> for Outcome {
     }
 }
 
-/// Said of checkpoints of a job that is not agreed on, or not yet.
+/// The refusal of checkpoints of a job that is not agreed on, or not yet.
 pub const UNKNOWN_JOB: &str = "the control group does not know this job";
 
 impl Replicated for Agreed {
@@ -490,7 +492,7 @@ mod tests {
         join(&agreed, "b:1");
         let servers = |agreed: &Agreed| agreed.read(|s| s.servers.len());
         for _ in 0..2 {
-            agreed.learn_again(); // each start of the replica that fails
+            agreed.learn_again(); // each failed start of the replica
             assert_eq!((servers(&agreed), agreed.get().fleet), (2, 7));
         }
         found(&agreed);
@@ -503,7 +505,7 @@ mod tests {
         join(&agreed, "b:1");
         join(&agreed, "c:1");
         assert_eq!(servers(&agreed), 3);
-        // Who leads has applied everything.
+        // A leader has applied everything.
         agreed.learn_again();
         found(&agreed);
         agreed.is_current();

@@ -1,16 +1,17 @@
-//! The replicas of shards on this server: started, found again on disk, retired.
+//! The replicas of shards on this server: started, recovered from disk, retired.
 //!
-//! Nothing is thrown away here that might be the last copy. What cannot be read now waits where it is (`stopped`); what
-//! is damaged is put aside under a number of its own (`aside`); only a replica that its group goes on without is deleted.
+//! Nothing that might be the last copy is deleted. What cannot be read now waits in place (`waiting`).
+//! Damaged folders are quarantined under a number of their own (`quarantine`). Only a replica that its group
+//! continues without is deleted.
 
-pub mod aside;
 mod needs;
-mod stopped;
+pub mod quarantine;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
-pub use aside::Aside;
-pub use stopped::Stopped;
+pub use quarantine::Aside;
+pub use waiting::Stopped;
 
 use crate::{
     files::DataFile,
@@ -25,12 +26,12 @@ use crate::{
         staleness::Staleness,
     },
 };
-use aside::put_aside;
 use dashmap::DashMap;
 use needs::Needs;
 use paraft_common::{Durability, JobShard, ServerId};
 use paraft_trace::Stages;
 use parking_lot::{Mutex, RwLock};
+use quarantine::put_aside;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -43,7 +44,7 @@ use std::{
 };
 use tokio::sync::{mpsc, watch};
 
-/// One replica and what belongs to it. Cheap to clone.
+/// One replica and its parts. Cheap to clone.
 #[derive(Clone)]
 pub struct Replica {
     /// The replicated state.
@@ -52,26 +53,26 @@ pub struct Replica {
     pub group: Group,
     /// Takes the messages of streams.
     pub leader: mpsc::Sender<Event>,
-    /// What the leader counts.
+    /// The leader's counters.
     pub counters: Arc<Counters>,
     /// What its streams may have brought that the leader has not taken.
     pub queued: Arc<PayloadQueue>,
     /// Names the founding of the shard's state.
     pub founding: u64,
-    /// Changes with everything that is applied here; closes with the replica.
+    /// Changes whenever the replica applies an entry; closes with the replica.
     pub applied: watch::Receiver<()>,
     /// Where its log is; `None`: in memory only.
     pub(crate) folder: Option<Folder>,
 }
 
 impl Replica {
-    /// Bytes that its state and its log take in memory.
+    /// Bytes of memory that its state and its log take.
     pub fn held(&self) -> u64 {
         self.shard.configured().map_or(0, |c| c.held()) + self.group.log_size().in_memory
     }
 }
 
-/// What a replica's folder says of it.
+/// The metadata in a replica's folder.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Metadata {
     node: u64,
@@ -87,9 +88,9 @@ pub struct ReplicasOptions {
     pub server: ServerId,
     /// Where their folders are.
     pub data: PathBuf,
-    /// The log there, which they share with the control group's replica; and the disk.
+    /// The shared log there, also of the control group's replica; and the disk.
     pub logs: Logs,
-    /// A follower that hears nothing for three to four times this long stands for election.
+    /// A follower without a heartbeat for three to four times this long starts an election.
     pub election: Duration,
     /// How often replicas are compared.
     pub check_every: Option<Duration>,
@@ -101,14 +102,14 @@ pub struct Replicas {
     peers: Arc<Peers>,
     hosted: DashMap<JobShard, Replica>,
     waiting: RwLock<BTreeMap<JobShard, Stopped>>,
-    /// When replicas that had waited came back, and their last pause.
+    /// When waiting replicas restarted, and their last pause.
     back: Mutex<BTreeMap<JobShard, (Instant, Duration)>>,
     needs: Needs,
     aside: Arc<RwLock<Vec<Aside>>>,
-    /// What lies aside is being read: it is not known what can be read of it.
+    /// Scans of quarantined folders in progress: until they end, it is unknown what can be read.
     looking: Arc<AtomicU64>,
     ending: AtomicBool,
-    /// One is started or retired at a time.
+    /// One replica starts or retires at a time.
     changing: tokio::sync::Mutex<()>,
     failed: AtomicU64,
     stages: Arc<Stages>,
@@ -116,7 +117,7 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// None yet.
+    /// No replicas yet.
     pub fn new(options: ReplicasOptions, peers: Arc<Peers>) -> Self {
         Self {
             options,
@@ -135,28 +136,28 @@ impl Replicas {
         }
     }
 
-    /// Within so much room; for tests.
+    /// With this much room; for tests.
     #[cfg(test)]
     fn within(self, room: Arc<Room>) -> Self {
         Self { room, ..self }
     }
 
-    /// The connections to other servers, which say of which fleet this one is.
+    /// The connections to other servers, which name this server's fleet.
     pub fn peers(&self) -> &Peers {
         &self.peers
     }
 
-    /// What memory there is for them, and what of it is promised.
+    /// The memory for replicas, and what of it is promised.
     pub fn room(&self) -> &Arc<Room> {
         &self.room
     }
 
-    /// What this process spends in the stages of gradients.
+    /// The time that this process spends in the stages of gradients.
     pub fn stages(&self) -> &Arc<Stages> {
         &self.stages
     }
 
-    /// The replica of a shard, if it is here.
+    /// The local replica of a shard, if any.
     pub fn get(&self, shard: JobShard) -> Option<Replica> {
         self.hosted.get(&shard).map(|r| r.clone())
     }
@@ -173,9 +174,10 @@ impl Replicas {
         all
     }
 
-    /// Starts what earlier incarnations of this server have left on disk, in the order of the shards: where there is room for some
-    /// of them only, for the same ones each time. What is damaged is put aside: the others have its state, and it will be
-    /// replaced. What cannot be read at present, or finds no room, waits.
+    /// Starts the replicas that earlier incarnations of this server left on disk, in the order of the shards:
+    /// if there is room for some only, for the same ones each time. A damaged folder is quarantined: the
+    /// other replicas have its state, and it will be replaced. A replica that cannot be read at present, or
+    /// finds no room, waits.
     pub async fn reopen(&self) -> Result<(), FolderError> {
         let at = FolderError::at(&self.options.data);
         let (mut found, mut aside) = (BTreeMap::new(), Vec::new());
@@ -183,7 +185,7 @@ impl Replicas {
         for folder in listed.and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(at)? {
             let path = folder.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            aside.extend(aside::shard_of_aside(name).map(|_| self.folder_at(&path)));
+            aside.extend(quarantine::shard_of_aside(name).map(|_| self.folder_at(&path)));
             found.extend(shard_of_folder(name).map(|shard| (shard, path)));
         }
         for folder in aside {
@@ -195,7 +197,7 @@ impl Replicas {
         for (shard, path) in found {
             let folder = self.folder_at(&path);
             let Err(e) = self.reopen_one(shard, &folder).await else { continue };
-            let put = if e.is_damage() { put_aside_now(&folder).await } else { Err(e.clone()) };
+            let put = if e.is_damage() { quarantine_folder(&folder).await } else { Err(e.clone()) };
             match put {
                 Ok(()) => {
                     tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced")
@@ -208,14 +210,14 @@ impl Replicas {
                 }
             }
         }
-        self.look_aside();
+        self.read_quarantine();
         Ok(())
     }
 
     /// `false`: there is nothing to start.
     async fn reopen_one(&self, shard: JobShard, folder: &Folder) -> Result<bool, FolderError> {
         let Some(metadata) = read_metadata(folder)? else {
-            // Without metadata there is nothing else either, unless the metadata was lost.
+            // Without metadata the folder is empty, unless the metadata was lost.
             return match folder.names()?.iter().any(|n| !n.ends_with(".tmp")) {
                 false => Ok(false),
                 true => Err(FolderError::damage(format!(
@@ -233,7 +235,7 @@ impl Replicas {
                 node.server()
             )));
         }
-        // Before anything of it is read: its log alone may be more than there is.
+        // Reserve room before reading: the log alone may need more than there is.
         let aside =
             self.room_for_known(shard, metadata.founding, Some(folder)).map_err(FolderError::passing)?;
         self.start(shard, metadata.shards, node, metadata.founding, Some(folder.clone()), aside).await?;
@@ -241,21 +243,21 @@ impl Replicas {
         Ok(true)
     }
 
-    /// What lies aside here; `None` while that is being read.
+    /// The quarantined folders; `None` while they are being read.
     pub fn asides(&self) -> Option<Vec<Aside>> {
         (self.looking.load(Relaxed) == 0).then(|| self.aside.read().clone())
     }
 
-    /// Reads what lies aside, on a thread of its own: it may be much.
-    fn look_aside(&self) {
+    /// Reads the quarantined folders, on a thread of its own: they may be large.
+    fn read_quarantine(&self) {
         let (disk, data) = (self.options.logs.disk().clone(), self.options.data.clone());
         let (aside, looking) = (self.aside.clone(), self.looking.clone());
         looking.fetch_add(1, Relaxed);
         tokio::task::spawn_blocking(move || {
             let found = loop {
-                match aside::asides(&disk, &data) {
+                match quarantine::asides(&disk, &data) {
                     Ok(found) => break found,
-                    Err(e) => tracing::warn!(error = %e, "what lies aside cannot be listed"),
+                    Err(e) => tracing::warn!(error = %e, "quarantined folders cannot be listed"),
                 }
                 std::thread::sleep(Duration::from_secs(1));
                 if Arc::strong_count(&looking) == 1 {
@@ -292,7 +294,7 @@ impl Replicas {
         if let Some(waits) =
             self.waiting.read().get(&shard).filter(|w| w.founding.is_none_or(|o| o == founding))
         {
-            // Said when it stopped, and in the status: it is asked for again and again.
+            // The reason was logged when it stopped, and is in the status: the directive repeats.
             return match waits.empty {
                 true => Ok(()),
                 false => Err(format!("a replica of it waits here for its storage: {}", waits.why)),
@@ -304,10 +306,10 @@ impl Replicas {
             tracing::warn!(
                 %shard,
                 founding = %format!("{founding:016x}"),
-                "the replica that lies here is of another founding of the shard than the one that runs, which is made here"
+                "the replica on disk is of another founding than the shard that runs; a new one is created"
             );
-            put_aside_now(&place).await?;
-            self.look_aside();
+            quarantine_folder(&place).await?;
+            self.read_quarantine();
         }
         let aside = match self.room_for_known(shard, founding, None) {
             Ok(aside) => aside,
@@ -323,7 +325,8 @@ impl Replicas {
             folder.write(METADATA, &header::encode(&metadata).map_err(|e| e.to_string())?)?;
         }
         if let Err(e) = self.start(shard, shards, node, founding, folder.clone(), aside).await {
-            // It has promised nothing: without it the next try, under another name, finds nothing to put aside.
+            // The replica has promised nothing. Without its folder the next try, under another name, has
+            // nothing to quarantine.
             if let Some(folder) = folder
                 && let Err(stays) = blocking(move || folder.remove().map_err(FolderError::passing)).await
             {
@@ -377,7 +380,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Stops a replica that must not go on; it stays in the status, with the reason, until it is replaced.
+    /// Stops a replica that must not run; it stays in the status, with the reason, until it is replaced.
     pub async fn fail(&self, shard: JobShard, node: ReplicaId, why: String) {
         let _one = self.changing.lock().await;
         if let Some(r) = self.get(shard).filter(|r| r.group.me() == node && r.group.trouble().is_none()) {
@@ -386,13 +389,13 @@ impl Replicas {
         }
     }
 
-    /// Replicas that were stopped because they had diverged, since the process began.
+    /// Replicas that were stopped because they diverged, since the process began.
     pub fn diverged(&self) -> u64 {
         self.failed.load(Relaxed)
     }
 
-    /// Stops a replica for good: the membership at log index `index` has it no more. Refused where it knows a later one
-    /// that has it: whoever planned this, a leader of the past, has been overtaken.
+    /// Stops a replica for good: the membership at log index `index` does not include it. Refused if the
+    /// replica knows a later membership that includes it: the plan of a former leader is outdated.
     pub async fn retire(&self, shard: JobShard, node: ReplicaId, index: u64) -> Result<(), String> {
         let _one = self.changing.lock().await;
         let empty = |w: &Stopped| w.empty && w.node.unwrap_or_default() == node;
@@ -407,7 +410,8 @@ impl Replicas {
         Ok(())
     }
 
-    /// Whatever is here of a shard whose job has none any more goes, with its files. What was put aside stays.
+    /// Deletes everything here of a shard whose job has none any more, with its files. Quarantined folders
+    /// stay.
     pub async fn remove(&self, shard: JobShard) -> Result<(), String> {
         let _one = self.changing.lock().await;
         if let Some((_, old)) = self.hosted.remove(&shard) {
@@ -426,16 +430,16 @@ impl Replicas {
         Ok(())
     }
 
-    /// Its group goes on without it, and has what it held.
+    /// Deletes a replica whose group continues without it, and has its state.
     async fn drop_replica(&self, shard: JobShard, old: &Replica) {
         self.hosted.remove(&shard);
         let failed = old.group.trouble().is_some();
         old.group.shutdown().await;
         let Some(folder) = &old.folder else { return };
         if failed {
-            match put_aside_now(folder).await {
-                Ok(()) => self.look_aside(),
-                Err(e) => tracing::warn!(error = %e, "cannot be put aside"),
+            match quarantine_folder(folder).await {
+                Ok(()) => self.read_quarantine(),
+                Err(e) => tracing::warn!(error = %e, "cannot be quarantined"),
             }
             return;
         }
@@ -445,7 +449,7 @@ impl Replicas {
         }
     }
 
-    /// Stops all of them; what is on disk stays.
+    /// Stops all replicas; their files stay.
     pub async fn shutdown(&self) {
         self.ending.store(true, Relaxed);
         let _one = self.changing.lock().await;
@@ -463,20 +467,20 @@ impl Replicas {
     }
 }
 
-/// Off the runtime's threads: what waits for the disk.
+/// Runs work that waits for the disk, off the runtime's threads.
 async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> Result<T, FolderError> + Send + 'static,
 ) -> Result<T, FolderError> {
     tokio::task::spawn_blocking(f).await.map_err(FolderError::passing)?
 }
 
-/// Puts a folder aside; its log is copied into it before.
-async fn put_aside_now(folder: &Folder) -> Result<(), FolderError> {
+/// Quarantines a folder, after copying its log into it.
+async fn quarantine_folder(folder: &Folder) -> Result<(), FolderError> {
     let folder = folder.clone();
     blocking(move || put_aside(&folder).map(drop)).await
 }
 
-/// The shard that a folder of this name holds a replica of.
+/// The shard whose replica a folder of this name holds.
 pub(crate) fn shard_of_folder(name: &str) -> Option<JobShard> {
     let shard: JobShard = name.strip_prefix("shard-")?.replacen('-', ".", 1).parse().ok()?;
     (folder_name(shard) == name).then_some(shard)
@@ -487,7 +491,7 @@ pub(crate) fn folder_name(shard: JobShard) -> String {
     format!("shard-{}", shard.name().to_string().replace('.', "-"))
 }
 
-/// Which replica the folder belongs to; `None`: it was never begun.
+/// The replica of a folder; `None`: it never began.
 pub(crate) fn read_metadata(folder: &Folder) -> Result<Option<Metadata>, FolderError> {
     let Some(metadata) = folder.read(METADATA)? else { return Ok(None) };
     let at = folder.path().join(METADATA.name());

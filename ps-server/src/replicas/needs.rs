@@ -1,8 +1,8 @@
-//! What the replicas here need of the server's memory, as far as it is known before they are opened: a small file beside
-//! each log on disk says it. Room is set aside by it before anything of the replica is read.
+//! The memory needs of the local replicas, as far as they are known before opening: a small file beside each
+//! log on disk. Room is reserved by it before anything of the replica is read.
 //!
-//! It only helps: what a job needs is found again when the log or the snapshot says which job it is. Without the file a
-//! replica that finds no room has read its log in vain, once.
+//! It is only a hint: the need of a job is computed again when the log or the snapshot names the job. Without
+//! the file, a replica without room has read its log in vain, once.
 
 use super::{METADATA, Metadata, Replicas, Stopped, read_metadata};
 use crate::{
@@ -15,7 +15,7 @@ use paraft_common::{JobShard, need::Need};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// By shard: of which founding, and what it needs.
+/// By shard: the founding, and the need.
 #[derive(Default)]
 pub(super) struct Needs {
     known: Mutex<BTreeMap<JobShard, (u64, Need)>>,
@@ -23,19 +23,19 @@ pub(super) struct Needs {
     kept: Mutex<BTreeMap<JobShard, (ReplicaId, Need)>>,
 }
 
-/// The file. Another release may reckon otherwise: what it wrote does not count.
+/// The file. Another release may compute otherwise: its files do not count.
 const NEED: DataFile = DataFile::Need;
 const BY: &str = env!("CARGO_PKG_VERSION");
 
 impl Needs {
-    /// Of this founding; nothing where nothing is known.
+    /// Learns the need of this founding; `None` if it is unknown.
     pub fn learn(&self, shard: JobShard, founding: u64, need: Option<Need>) {
         if let Some(need) = need {
             self.known.lock().insert(shard, (founding, need));
         }
     }
 
-    /// Its job has no shards any more.
+    /// Forgets a shard whose job has no shards any more.
     pub fn forget(&self, shard: JobShard) {
         self.known.lock().remove(&shard);
         self.kept.lock().remove(&shard);
@@ -47,7 +47,7 @@ impl Needs {
 }
 
 impl Replicas {
-    /// Room for what is known of this replica; `None` where nothing is. The error has the numbers.
+    /// Reserves the known need of this replica; `None` if it is unknown. The error has the numbers.
     pub(super) fn room_for_known(
         &self,
         shard: JobShard,
@@ -60,13 +60,13 @@ impl Replicas {
         aside.map_err(|unable| unable.text().to_string())
     }
 
-    /// Nothing of a replica is left here, and there is no room for another.
+    /// Nothing of a replica is left here, and there is no room for another: it waits.
     pub(super) fn waits_for_room(&self, shard: JobShard, node: ReplicaId, founding: u64, why: String) {
         let waits = Stopped { empty: true, ..self.waits(shard, Some((node, founding)), why) };
         self.waiting.write().insert(shard, waits);
     }
 
-    /// Writes beside the logs what their replicas have been found to need.
+    /// Writes the known needs of replicas beside their logs.
     pub(super) async fn keep_needs(&self) {
         for (shard, replica) in self.all() {
             let (node, need) = (replica.group.me(), replica.shard.need());
@@ -76,12 +76,12 @@ impl Replicas {
             if self.needs.kept.lock().insert(shard, (node, need)) == Some((node, need)) {
                 continue;
             }
-            // Nobody puts the folder aside meanwhile, or removes it.
+            // So that the folder is not quarantined or removed meanwhile.
             let _one = self.changing.lock().await;
             let write = move || write_need(&folder, node, &need);
             if let Ok(Err(e)) = tokio::task::spawn_blocking(write).await {
                 self.needs.kept.lock().remove(&shard); // tried again
-                tracing::debug!(%shard, error = e, "what it needs is not written down");
+                tracing::debug!(%shard, error = e, "its memory need cannot be written");
             }
         }
     }
@@ -93,7 +93,8 @@ fn read_need(folder: &Folder) -> Option<Need> {
     (by == BY).then_some(need)
 }
 
-/// Only into the folder of this replica: what is unmounted, or was put aside, is not begun again by this file.
+/// Writes only into the folder of this replica: this file must not create a folder that is unmounted, or was
+/// quarantined.
 fn write_need(folder: &Folder, node: ReplicaId, need: &Need) -> Result<(), String> {
     match read_metadata(folder)? {
         Some(Metadata { node: of, .. }) if of == node.0 => {}

@@ -1,4 +1,4 @@
-//! Replicas whose storage fails, and comes back; and such whose files are damaged.
+//! Replicas whose storage fails and recovers, and replicas with damaged files.
 
 use super::*;
 use crate::{
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 const S0: JobShard = JobShard::from_number(0);
 /// "Input/output error", "Too many open files", "No space left on device", "Permission denied", "Read-only file system".
-const PASSING: [i32; 5] = [5, 24, 28, 13, 30];
+const TEMPORARY_ERRORS: [i32; 5] = [5, 24, 28, 13, 30];
 
 fn replicas(disk: &FaultyDisk, data: &std::path::Path) -> Arc<Replicas> {
     replicas_within(Room::of_host(), disk, data)
@@ -62,7 +62,7 @@ async fn push(replicas: &Replicas, worker: u32) -> Result<(), String> {
     done.await.map(drop).map_err(|e| e.to_string())
 }
 
-/// The log index that is applied: the founding, the leader's first entry, and a join each.
+/// The applied log index: the founding, the leader's first entry, and one for each join.
 fn applied(replicas: &Replicas) -> u64 {
     replicas.get(S0).map_or(0, |r| r.group.applied_index())
 }
@@ -76,8 +76,8 @@ fn folders(data: &std::path::Path) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_passes_stops_a_replica_where_it_is_and_it_comes_back_by_itself() {
-    for number in PASSING {
+async fn temporary_error_stops_replica_until_it_recovers_alone() {
+    for number in TEMPORARY_ERRORS {
         let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
         let replicas = replicas(&disk, dir.path());
         let me = serving(&replicas, 3).await;
@@ -89,7 +89,7 @@ async fn what_passes_stops_a_replica_where_it_is_and_it_comes_back_by_itself() {
         let stopped = until("it to stop", || replicas.stopped().pop()).await;
         assert_eq!((stopped.1.node, stopped.1.founding), (Some(me), Some(7)));
         assert!(stopped.1.why.contains(&name), "{name} is not in: {}", stopped.1.why);
-        // Tried again meanwhile; nothing is renamed, nothing is hosted in its place.
+        // Meanwhile it is tried again: nothing is renamed, and no replica is hosted in its place.
         let refused = replicas.host(S0, 1, Durability::QuorumDisk, 7).await.expect_err("its place is taken");
         assert!(refused.contains("waits here"), "{refused}");
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -105,7 +105,7 @@ async fn what_passes_stops_a_replica_where_it_is_and_it_comes_back_by_itself() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_without_descriptors_puts_nothing_aside() {
-    for number in PASSING {
+    for number in TEMPORARY_ERRORS {
         let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
         let first = replicas(&disk, dir.path());
         let me = serving(&first, 3).await;
@@ -150,7 +150,7 @@ async fn damage_is_put_aside_under_numbers_that_are_never_used_twice() {
             asides.iter().all(|a| a.founding == Some(7) && a.last.is_ok()),
             "the logs are whole: {asides:?}"
         );
-        // Each still holds what it held.
+        // Each still holds its state.
         for name in &names {
             assert!(dir.path().join(name).join("log").is_dir());
         }
@@ -158,7 +158,7 @@ async fn damage_is_put_aside_under_numbers_that_are_never_used_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_without_its_metadata_is_damage_and_not_a_folder_that_was_never_begun() {
+async fn folder_without_metadata_is_damaged_not_new() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let first = replicas(&disk, dir.path());
     serving(&first, 2).await;
@@ -171,7 +171,7 @@ async fn a_folder_without_its_metadata_is_damage_and_not_a_folder_that_was_never
     assert!(dir.path().join("shard-0.aside-1/log").is_dir(), "what it held is there");
 }
 
-/// Two replicas share a log. What is damaged of one's goes aside with it, and the other goes on as if nothing had been.
+/// Two replicas share a log. One's damaged records are quarantined with it, and the other continues unharmed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_of_one_replicas_records_is_that_replicas_alone() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
@@ -184,7 +184,7 @@ async fn damage_of_one_replicas_records_is_that_replicas_alone() {
     until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
     let path = dir.path().join("log/0000000000000000.log");
     let mut bytes = std::fs::read(&path).expect("a segment");
-    // The first item is of the replica that was hosted first; the last of its records is changed behind its head.
+    // The first item belongs to the first replica; the last of its records is changed after its header.
     let items: Vec<usize> =
         (0..bytes.len() - 60).filter(|at| bytes[*at..].starts_with(&[0xF5, b'P', 0xF7, 1])).collect();
     let key = |at: usize| bytes[at + 32..at + 40].to_vec();
@@ -199,7 +199,7 @@ async fn damage_of_one_replicas_records_is_that_replicas_alone() {
     let why = asides[0].last.as_ref().expect_err("it is damaged");
     assert!(why.contains("shard-0.aside-1/log/0000000000000000.log is damaged at byte"), "{why}");
     until("its job", || again.get(JobShard::from_number(1)).filter(|r| r.shard.configured().is_some())).await;
-    // Nothing of the other is left in the log, and a new one finds its place.
+    // Nothing of it is left in the log, and a new replica takes its place.
     with_job(&again, S0, Durability::QuorumDisk).await.expect("hosted anew");
     again.shutdown().await;
     drop(again);
@@ -210,9 +210,9 @@ async fn damage_of_one_replicas_records_is_that_replicas_alone() {
     again.shutdown().await;
 }
 
-/// A replica without its vote must not vote; all that was acknowledged is in its log.
+/// A replica without its vote must not vote; its log has everything that was acknowledged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_was() {
+async fn folder_without_vote_is_restored_and_votes_in_no_old_term() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let real: Arc<dyn Disk> = Arc::new(RealDisk);
     let first = replicas(&disk, dir.path());
@@ -232,7 +232,7 @@ async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_w
     );
     again.shutdown().await;
     drop(again);
-    aside::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
+    quarantine::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
     let again = replicas(&disk, dir.path());
     again.reopen().await.expect("listed");
     assert_eq!(again.get(S0).expect("hosted").group.me(), me);
@@ -247,12 +247,12 @@ async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
+async fn quarantined_folder_is_restored_and_deleted_only_by_a_person() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let real: Arc<dyn Disk> = Arc::new(RealDisk);
     let first = replicas(&disk, dir.path());
     let me = serving(&first, 3).await;
-    // Another founding is to be hosted in its place: it goes aside, whole.
+    // Another founding takes its place: the whole folder is quarantined.
     first.host(S0, 1, Durability::QuorumDisk, 8).await.expect("hosted");
     let asides = until("it to be read", || first.asides().filter(|a| !a.is_empty())).await;
     assert_eq!(
@@ -263,7 +263,7 @@ async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
     first.shutdown().await;
     drop(first);
     until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
-    aside::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
+    quarantine::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
     assert_eq!(folders(dir.path()), ["shard-0", "shard-0.aside-2"], "the other one went aside for it");
     let again = replicas(&disk, dir.path());
     again.reopen().await.expect("listed");
@@ -271,13 +271,13 @@ async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
     until("its state", || (applied(&again) >= 4).then_some(())).await;
     again.shutdown().await;
     for bad in ["shard-0", "identity", "../shard-0.aside-2", "shard-0.aside-9"] {
-        aside::delete(&real, dir.path(), bad).expect_err(bad);
+        quarantine::delete(&real, dir.path(), bad).expect_err(bad);
     }
-    aside::delete(&real, dir.path(), "shard-0.aside-2").expect("a person's word");
+    quarantine::delete(&real, dir.path(), "shard-0.aside-2").expect("a person's word");
     assert_eq!(folders(dir.path()), ["shard-0"]);
 }
 
-/// A host with so many MiB free, of 3200: 100 of them stay in reserve.
+/// A host with this many MiB free, of 3200; 100 of them stay in reserve.
 fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
     let free = free.clone();
     Room::with(move || {
@@ -286,7 +286,7 @@ fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
     })
 }
 
-/// Shards of a job that needs some 32 MiB of each for its log.
+/// Shards of a job that needs about 32 MiB of log for each.
 const SHARDS: u32 = 3;
 
 async fn with_job(replicas: &Replicas, shard: JobShard, durability: Durability) -> Result<(), String> {
@@ -305,10 +305,10 @@ fn here(replicas: &Replicas) -> Vec<u32> {
     replicas.all().into_iter().map(|(s, _)| s.number()).collect()
 }
 
-/// Of three replicas on disk two fit after a restart: the first two, each time, and the third waits and comes when there is
-/// room. Nothing of it is read before.
+/// Of three replicas on disk, two fit after a restart: the first two, each time. The third waits, unread,
+/// until there is room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_room() {
+async fn replicas_start_in_shard_order_until_room_ends_rest_wait() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let first = replicas(&disk, dir.path());
     for shard in (0..SHARDS).rev().map(JobShard::from_number) {
@@ -344,8 +344,8 @@ async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_ro
     }
 }
 
-/// Nobody has written down what they need, as in folders of an earlier release: they are opened, and still none takes what
-/// another is promised.
+/// Their need is not recorded, as in folders of an earlier release: they are opened, and still none takes
+/// memory that is promised to another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_opened_in_vain_waits_without_being_opened_again() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
@@ -360,7 +360,7 @@ async fn what_was_opened_in_vain_waits_without_being_opened_again() {
     tokio::spawn(again.clone().supervise());
     let stopped = until("it to find no room", || again.stopped().pop()).await.1;
     assert!(stopped.why.starts_with("shard 0 needs 32"), "{}", stopped.why);
-    // Whoever opens it from here on finds it damaged.
+    // From here on, every open finds it damaged.
     let (log, elsewhere) = (dir.path().join("log"), dir.path().join("elsewhere"));
     std::fs::rename(&log, &elsewhere).expect("moved");
     until("another try", || again.stopped().pop().filter(|(_, w)| w.pause > stopped.pause * 2)).await;
@@ -371,9 +371,10 @@ async fn what_was_opened_in_vain_waits_without_being_opened_again() {
     again.shutdown().await;
 }
 
-/// A replica with its log in memory that cannot begin its job leaves its place empty, and no other begins in vain there.
+/// A replica with its log in memory that cannot begin its job leaves its place empty, and no other starts
+/// there in vain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_in_memory_without_room_is_not_hosted_anew_before_there_is_some() {
+async fn memory_replica_without_room_waits_until_there_is_room() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let free = Arc::new(AtomicU64::new(110));
     let replicas = replicas_within(host(&free), &disk, dir.path());
@@ -391,7 +392,7 @@ async fn a_replica_in_memory_without_room_is_not_hosted_anew_before_there_is_som
     until("its place to be free", || replicas.stopped().is_empty().then_some(())).await;
     replicas.host(S0, SHARDS, Durability::QuorumMemory, 7).await.expect("hosted");
     assert_eq!(replicas.room().promised_to(|_| true) >> 20, 32, "and what it will need is its own");
-    // Of another founding nothing is known.
+    // Nothing is known of another founding.
     free.store(100, Relaxed);
     replicas.host(S0, SHARDS, Durability::QuorumMemory, 8).await.expect("hosted");
     until("the promise to end", || (replicas.room().promised_to(|_| true) == 0).then_some(())).await;

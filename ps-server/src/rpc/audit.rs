@@ -1,5 +1,5 @@
-//! The audit log: every administrative act that this server was asked for, by whom, and what became of it. One line of JSON each, in
-//! `audit.jsonl` of the data folder; nothing reads it back.
+//! The audit log: every administrative request to this server, its caller, and its outcome. One line of JSON
+//! each, in `audit.jsonl` of the data folder; no code reads it.
 
 use crate::{connections::Visitor, files::DataFile};
 use paraft_store::{Access, Disk, DiskFile};
@@ -12,9 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Of an act that was not done so much is written, and so many of them in a second.
-const MOST_CHARS: usize = 300;
-const REFUSED_A_SECOND: u32 = 20;
+/// Maximum characters of a line about a refused request, and maximum number of those lines per second.
+const MAX_REFUSAL_CHARS: usize = 300;
+const MAX_REFUSALS_PER_SECOND: u32 = 20;
 
 #[derive(Serialize)]
 struct Act<'a> {
@@ -27,7 +27,7 @@ struct Act<'a> {
     why_not: Option<&'a str>,
 }
 
-/// The open file. A line that was written in part has the next one begin anew.
+/// The open file. After a partly written line, the next one starts a new line.
 struct Lines {
     file: Box<dyn DiskFile>,
     end: u64,
@@ -55,36 +55,37 @@ impl Lines {
     }
 }
 
-/// See the module.
+/// The audit log. See the module.
 pub struct Audit {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     file: Mutex<Option<Lines>>,
-    /// Since when, how many that were not done.
+    /// Start of the current second, and the number of refused requests in it.
     refused: Mutex<(Instant, u32)>,
 }
 
 impl Audit {
-    /// That of a data folder.
+    /// The audit log of a data folder.
     pub fn of(disk: Arc<dyn Disk>, data: &Path) -> Self {
         let path = data.join(DataFile::Audit.name());
         Self { disk, path, file: Mutex::default(), refused: Mutex::new((Instant::now(), 0)) }
     }
 
-    /// Somebody asked for something; `why_not`: it was not done.
+    /// Records a request; `why_not`: it was refused.
     pub fn note(&self, by: &Visitor, act: impl AsRef<str>, why_not: Option<&str>) {
-        let short =
-            |text: &str| text.chars().take(MOST_CHARS).collect::<String>().replace(char::is_control, "?");
+        let short = |text: &str| {
+            text.chars().take(MAX_REFUSAL_CHARS).collect::<String>().replace(char::is_control, "?")
+        };
         let (act, why_not) = (short(act.as_ref()), why_not.map(short));
         let (act, why_not) = (act.as_str(), why_not.as_deref());
-        // What is not done may be asked for without end.
+        // Refused requests may arrive without end.
         if why_not.is_some() {
             let mut refused = self.refused.lock();
             if refused.0.elapsed() >= Duration::from_secs(1) {
                 *refused = (Instant::now(), 0);
             }
             refused.1 += 1;
-            if refused.1 > REFUSED_A_SECOND {
+            if refused.1 > MAX_REFUSALS_PER_SECOND {
                 return;
             }
         }
@@ -104,7 +105,8 @@ impl Audit {
         }
     }
 
-    /// What was asked for goes on: a full disk must not keep an operator from draining its server. The line is in the log too.
+    /// The request itself continues: a full disk must not prevent an operator from draining its server. The
+    /// line is in the log, too.
     fn fails(&self, error: &std::io::Error) {
         tracing::error!(path = %self.path.display(), %error, "the audit log cannot be written");
     }

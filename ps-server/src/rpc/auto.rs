@@ -1,4 +1,4 @@
-//! The rule that chooses a job's staleness bound, between servers: what it goes by, and what it wants.
+//! The rule that chooses a job's staleness bound, on the wire: its input, and its switches.
 
 use super::convert::MAX_SWITCHES;
 use paraft_common::{
@@ -30,7 +30,7 @@ pub fn to_report(r: &Report) -> AutoReport {
     }
 }
 
-/// A report from the wire; `None`: nothing that a rule could go by.
+/// A report from the wire; `None`: unusable for a rule.
 pub fn from_report(r: AutoReport) -> Option<Report> {
     let rule = r.rule?;
     let rule = AutoConfig { min_staleness: rule.min_staleness, max_staleness: rule.max_staleness };
@@ -43,7 +43,7 @@ pub fn from_report(r: AutoReport) -> Option<Report> {
         losses: (r.loss_sum.is_finite().then_some(r.loss_sum)?, r.losses),
         lead: r.lead,
     };
-    let number = (r.number < MAX_SWITCHES).then_some(r.number)?; // there is a next one
+    let number = (r.number < MAX_SWITCHES).then_some(r.number)?; // so that the next one exists
     let (mode, loosest) = (r.mode.parse().ok()?, r.loosest.parse().ok()?);
     Some(Report { term: r.term, rule, number, mode, loosest, members: r.members, counted })
 }
@@ -53,7 +53,7 @@ pub fn to_switch(s: Switch) -> AutoSwitch {
     AutoSwitch { number: s.number, mode: s.mode.to_string(), loosest: s.loosest.to_string() }
 }
 
-/// A switch from the wire; `None`: one that there cannot be, or to a mode that this version does not know.
+/// A switch from the wire; `None`: an impossible one, or one to an unknown mode.
 pub fn from_switch(s: &AutoSwitch) -> Option<Switch> {
     let number = (1..=MAX_SWITCHES).contains(&s.number).then_some(s.number)?;
     Some(Switch { number, mode: s.mode.parse().ok()?, loosest: s.loosest.parse().ok()? })
@@ -64,7 +64,7 @@ pub mod tests {
     use super::*;
     use paraft_common::Mode;
 
-    /// A report of which no value is a default.
+    /// A report in which no value is a default.
     pub fn report() -> Report {
         let rule = AutoConfig { min_staleness: 1, max_staleness: 9 };
         let counted = Counted {

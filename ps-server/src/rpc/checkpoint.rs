@@ -1,7 +1,7 @@
-//! A shard's part of a checkpoint on its way to the worker that writes it.
+//! A shard's part of a checkpoint, in flight to the worker that writes it.
 //!
-//! One message for each vector of a bucket, made when the stream asks for it: what is on the way is bounded by
-//! the connection's window, not by the shard.
+//! One message for each vector of a bucket, made when the stream asks for it. So the connection's window
+//! bounds what is in flight, not the shard's size.
 
 use crate::{
     replicas::Replica,
@@ -20,16 +20,16 @@ use std::{pin::Pin, sync::Arc};
 use tokio::sync::oneshot;
 use tonic::Status;
 
-/// What the call answers.
+/// The stream that answers the call.
 pub type Parts = Pin<Box<dyn Stream<Item = Result<WithBulk<CheckpointPart>, Status>> + Send>>;
 
-/// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
+/// Answers one call; `hosted` is the requested replica, or why there is none here.
 pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequest) -> Parts {
     match fetch(hosted, &request).await {
         Ok((part, founding)) => {
             let first = header(&part, founding);
-            // The part goes when the last piece is made, not when the transport lets the stream go: whoever has read
-            // that piece may ask for the next part at once.
+            // The part is released when the last piece is made, not when the transport drops the stream: a
+            // client that has read that piece may ask for the next part at once.
             let pieces = stream::unfold(Some((part, 0, 0)), |state| async move {
                 let (part, bucket, slot) = state?;
                 let (id, data) = part.bucket(bucket)?;

@@ -1,8 +1,8 @@
 //! The service that forms the fleet, and its wire types.
 //!
-//! - `convert`: reports, directives and settings; `describe`: the fleet as it is.
-//! - `jobs`: those that come and go.
-//! - `calls`, `join`: the other side, as a server asks it.
+//! - `convert`: reports, directives and settings; `describe`: the fleet's state.
+//! - `jobs`: submission and end of jobs.
+//! - `calls`, `join`: the client's side, in a server.
 
 mod calls;
 mod convert;
@@ -13,7 +13,7 @@ mod join;
 use super::{audit::Audit, groups, jobs as checkpoints, memory, rights::visitor};
 use crate::{
     connections::{self, Rank, Visitor},
-    control::{Advice, Agent, Command, NotTaken, Order, Outcome, Refused},
+    control::{Advice, Agent, Command, Order, Outcome, Refused, ReportRefusal},
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
@@ -36,9 +36,9 @@ use tonic::{Request, Response, Status};
 /// The service.
 #[derive(Clone)]
 pub struct ControlService {
-    /// This server's part.
+    /// This server's agent.
     pub agent: Arc<Agent>,
-    /// What is asked of the fleet by people, and of new servers.
+    /// Records the orders of people and the joins of servers.
     pub audit: Arc<Audit>,
 }
 
@@ -51,7 +51,7 @@ impl ControlService {
         }
     }
 
-    /// Has an order carried out, and writes down that it was asked for. Only a server that surely leads refuses it for good.
+    /// Executes an order, and records it. Only a server that certainly leads refuses it for good.
     async fn ordered<T>(
         &self,
         by: &Visitor,
@@ -75,7 +75,7 @@ impl ControlService {
         outcome
     }
 
-    /// One that was deposed and does not know it yet has refused by what it knew before.
+    /// A deposed leader that does not know it yet would refuse by outdated state.
     async fn surely(&self, refusal: RefusalKind) -> RefusalKind {
         match self.agent.group().barrier().await {
             Ok(()) => refusal,
@@ -99,7 +99,7 @@ pub fn may_be_joined(address: &str) -> Result<(), String> {
     }
 }
 
-/// A host's name has 255 at most.
+/// A host name has at most 255 bytes.
 const MAX_ADDRESS_BYTES: usize = 264;
 
 const NO_LEADER: &str = "this server does not lead the control group";
@@ -143,9 +143,9 @@ impl Control for ControlService {
         }
         let number = report.number;
         let reply = match self.agent.take_report(from_report(report)) {
-            Err(NotTaken::Whole) => ReportReply { whole: true, ..refuse(String::new()) },
-            Err(NotTaken::NotLeader) => refuse(String::new()),
-            Err(NotTaken::Another(why)) => refuse(why),
+            Err(ReportRefusal::Whole) => ReportReply { whole: true, ..refuse(String::new()) },
+            Err(ReportRefusal::NotLeader) => refuse(String::new()),
+            Err(ReportRefusal::Another(why)) => refuse(why),
             Ok(directives) => {
                 visitor.inspect(|v| v.is(Rank::Server));
                 ReportReply {
@@ -193,7 +193,7 @@ impl Control for ControlService {
                 ..refuse(String::new())
             },
             Ok(Outcome::Refused(why)) => refuse(why.to_string()),
-            // No refusal: it has lost its majority, and the next leader may take the server in.
+            // Not a refusal: this server has lost its majority, and the next leader may admit the new one.
             Err(why) => JoinReply { not_leader: true, ..refuse(why) },
             Ok(Outcome::Done | Outcome::Submitted(_) | Outcome::Ended(_)) => {
                 refuse("an answer of another kind".into())
@@ -247,7 +247,7 @@ impl Control for ControlService {
             .agent
             .agreed
             .read(|s| s.jobs.iter().find(|(_, j)| j.founding() == job).map(|(_, j)| j.name.clone()));
-        // One that nobody knows any more is refused below, to those who may do as much with any.
+        // An unknown job is refused below, for callers that may do this with any job.
         by.may(Need::Worker, &named.unwrap_or_default()).await?;
         let held = match checkpoints::held_in(request) {
             Ok(held) => held,
@@ -339,7 +339,7 @@ impl Control for ControlService {
         connections::mark(request.extensions(), Rank::Reader);
         let by = visitor(request.extensions())?;
         let mut all = describe::reply(&self.agent, self.leader());
-        if !by.sees_all() {
+        if !by.may_read_all() {
             all.keep_jobs(|name| by.sees(name));
         }
         Ok(Response::new(all))

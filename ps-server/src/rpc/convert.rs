@@ -1,5 +1,5 @@
-//! Wire to domain and back. Everything that can be refused without the leader's state is refused here, off the
-//! leader's task: length, bucket, NaN.
+//! Converts between wire and domain types. Whatever can be refused without the leader's state is refused
+//! here, off the leader's task: length, bucket, NaN.
 
 use crate::shard::{
     Shard,
@@ -16,7 +16,7 @@ use paraft_common::{
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 use paraft_trace::Moment;
 
-/// Checks a message that follows Open; `None`: it says nothing but that its worker lives.
+/// Checks a message that follows Open; `None`: it only shows that its worker is alive.
 pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Message>, Refusal> {
     let WithBulk { message, bulk } = message;
     let payload = bulk.into_iter().next().unwrap_or_default();
@@ -30,14 +30,15 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
 pub fn about(h: &wire::Heartbeat) -> WorkerInfo {
     const WORD: usize = 64;
     const LINES: (usize, usize) = (20, 240);
-    // A terminal would obey control characters, and show what stands between the others in another order.
+    // A terminal would obey control characters, and these marks change the order of the characters between
+    // them.
     let plain = |c: char| if c.is_control() || is_invisible(c) { '\u{fffd}' } else { c };
     let short = |text: &str, most: usize| text.chars().take(most).map(plain).collect::<String>();
     let said = h.said.iter().rev().take(LINES.0).rev().map(|l| short(l, LINES.1)).collect();
     WorkerInfo { host: short(&h.host, WORD), device: short(&h.device, WORD), said }
 }
 
-/// Marks that show nothing and change how others are shown: directions, joiners, separators of lines.
+/// Marks that show nothing and change how other characters are shown: directions, joiners, line separators.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
@@ -134,7 +135,7 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
     }
 }
 
-/// The rate that a push says, where its bucket is trained.
+/// The rate of a push, if its bucket is trained.
 fn rate(shard: &Shard, bucket: usize, rate: Option<f64>) -> Result<Option<f64>, RefusalKind> {
     let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
     let target = &conf.buckets[bucket];
@@ -155,7 +156,7 @@ fn rate(shard: &Shard, bucket: usize, rate: Option<f64>) -> Result<Option<f64>, 
 /// More switches than a job's operators can make, so that the next number always exists.
 pub const MAX_SWITCHES: u64 = 1 << 53;
 
-/// No mode, in the words that were sent, so far as they are to be shown.
+/// The refusal of an unknown mode, with as much of the sent text as may be shown.
 pub fn bad_mode(got: &str) -> RefusalKind {
     const SHOWN: usize = 40;
     RefusalKind::BadMode(got.chars().filter(|c| !c.is_control()).take(SHOWN).collect())
@@ -182,7 +183,7 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
     })
 }
 
-/// Checks what a reader wants. The shard has a job.
+/// Checks a reader's request. The shard has a job.
 pub fn read(shard: &Shard, m: wire::ReadRequest) -> Result<Read, Refusal> {
     versions(shard, "at_least", &m.at_least)?;
     let only = only(shard, &m.only)?;
@@ -198,7 +199,7 @@ fn versions(shard: &Shard, field: &'static str, list: &[u64]) -> Result<(), Refu
     Err(RefusalKind::BadVersions { field, shard: shard.id(), buckets, got }.into())
 }
 
-/// The places of these buckets on the shard, by rising number.
+/// The indices of these buckets on the shard, in rising order.
 fn only(shard: &Shard, buckets: &[u32]) -> Result<Vec<usize>, Refusal> {
     if !buckets.is_sorted_by(|a, b| a < b) {
         return Err(RefusalKind::BadOnly.into());
@@ -214,14 +215,14 @@ fn no_chunks(message: &'static str) -> Refusal {
     RefusalKind::NoChunks { message, why: "this job gives out no chunks of its data" }.into()
 }
 
-/// The bucket's place on this shard.
+/// The bucket's index on this shard.
 fn local(shard: &Shard, id: BucketId) -> Result<usize, Refusal> {
     let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
     conf.local(id).ok_or_else(|| RefusalKind::WrongBucket { bucket: id, shard: shard.id() }.into())
 }
 
-/// The bucket's place on this shard, if the payload fits it and is finite. A push (which has a step) is in the encoding
-/// that the job has for the bucket, initial state in f32.
+/// The bucket's index on this shard, if the payload fits it and is finite. A push (which has a step) is in
+/// the job's encoding for the bucket, initial state in f32.
 fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> Result<usize, Refusal> {
     let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
     let local = local(shard, id)?;
@@ -238,7 +239,7 @@ fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> 
     }
 }
 
-/// The place of the bucket of a push that skips it.
+/// The index of the bucket of a push that skips it.
 fn nothing(shard: &Shard, id: BucketId, payload: &Payload) -> Result<usize, Refusal> {
     if !payload.is_empty() {
         let why = format!("it is skipped, and has {} bytes", payload.len());
@@ -247,7 +248,7 @@ fn nothing(shard: &Shard, id: BucketId, payload: &Payload) -> Result<usize, Refu
     local(shard, id)
 }
 
-/// To the wire.
+/// Converts a reply to its wire form.
 pub fn reply(server: u64, reply: Reply) -> FromShard {
     use from_shard::Kind;
     let kind = match reply.taken() {
@@ -498,7 +499,7 @@ mod tests {
                 }
                 Ok(_) => {}
                 Err(refusal) => {
-                    // A refused push names itself, so that the stream goes on.
+                    // A refusal names the refused push, so that the stream stays open.
                     let seq = match m.kind { Some(to_shard::Kind::Push(p)) => p.seq, _ => 0 };
                     prop_assert_eq!(refusal.seq, seq);
                 }

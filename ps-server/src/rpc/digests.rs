@@ -1,5 +1,5 @@
-//! Digests that are asked for. Each reads a whole state: of a replica one is made at a time, whoever asks meanwhile
-//! shares the next, and the thread that makes it is none of the runtime's.
+//! Digests of replicas. Each reads a whole state: only one is computed at a time for a replica, callers that
+//! come meanwhile share the next one, and it is computed off the runtime's threads.
 
 use crate::{
     compute,
@@ -10,14 +10,14 @@ use paraft_common::JobShard;
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-/// The last digest of each replica that was asked for one.
+/// The last digest of each replica.
 #[derive(Debug, Default)]
 pub struct Digests {
-    of: Mutex<BTreeMap<(JobShard, ReplicaId), Arc<Asked>>>,
+    of: Mutex<BTreeMap<(JobShard, ReplicaId), Arc<DigestSlot>>>,
 }
 
-/// Whoever holds the lock makes a digest; the others wait.
-type Asked = tokio::sync::Mutex<Option<CachedDigest>>;
+/// The holder of the lock computes a digest; the others wait.
+type DigestSlot = tokio::sync::Mutex<Option<CachedDigest>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CachedDigest {
@@ -28,12 +28,12 @@ struct CachedDigest {
 }
 
 impl Digests {
-    /// The log index and the digest of a replica's state at it, not older than the call. `None`: it has stopped, or the
-    /// digest could not be made.
+    /// A replica's log index and its digest there, no older than the call. `None`: it has stopped, or the
+    /// digest failed.
     pub async fn of(&self, shard: JobShard, group: &Group) -> Option<(u64, u64)> {
         let asked = {
             let mut of = self.of.lock();
-            // Replicas that were replaced go.
+            // Drop entries of replaced replicas.
             of.retain(|(s, node), _| *s != shard || *node == group.me());
             of.entry((shard, group.me())).or_default().clone()
         };
@@ -42,13 +42,17 @@ impl Digests {
     }
 }
 
-async fn share<F>(asked: &Asked, applied: impl Fn() -> u64, read: impl FnOnce() -> F) -> Option<(u64, u64)>
+async fn share<F>(
+    asked: &DigestSlot,
+    applied: impl Fn() -> u64,
+    read: impl FnOnce() -> F,
+) -> Option<(u64, u64)>
 where
     F: Future<Output = Option<(u64, RawImage)>>,
 {
     let came = Instant::now();
     let mut last = asked.lock().await;
-    // CachedDigest while this call waited, or still that of the state.
+    // Computed while this call waited, or still that of the current state.
     if let Some(made) = last.filter(|m| m.since >= came || m.index == applied()) {
         return Some((made.index, made.digest));
     }
@@ -66,14 +70,14 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     #[tokio::test]
-    async fn a_crowd_shares_a_digest_and_nobody_gets_one_that_is_older_than_the_question() {
-        let (asked, applied, reads) = (Asked::default(), AtomicU64::new(1), AtomicU64::new(0));
+    async fn concurrent_callers_share_a_digest_no_older_than_the_call() {
+        let (asked, applied, reads) = (DigestSlot::default(), AtomicU64::new(1), AtomicU64::new(0));
         let ask = || {
             share(
                 &asked,
                 || applied.load(Relaxed),
                 || async {
-                    // The state goes on while it is read, as in training.
+                    // The state changes while it is read, as in training.
                     let index = applied.fetch_add(1, Relaxed);
                     reads.fetch_add(1, Relaxed);
                     tokio::task::yield_now().await;

@@ -44,20 +44,20 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, body::Body};
 use tower::Service;
 
-/// Answers that may wait for a slow reader, beyond those for each bucket.
+/// Bound on the replies that wait for a slow reader, besides those for each bucket.
 const REPLY_QUEUE: usize = 64;
 
-/// Entries that may wait to be applied when an initial state goes on; of the largest buckets, as many bytes as a
-/// worker may have pushed without an ack.
+/// Bound on unapplied entries while an initial state comes in. With the largest buckets, they hold as many
+/// bytes as a worker may push without an ack.
 pub(super) const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKET_BYTES) as u64;
-/// Between two looks.
+/// Pause between two checks of that bound.
 pub(super) const INIT_PAUSE: Duration = Duration::from_millis(1);
 
-/// A stream must say what it wants within this time: its client does as soon as it has the stream.
-const OPEN_PATIENCE: Duration = Duration::from_secs(10);
-/// Streams of a server that have not said what they want, at most. A connection has a bound of its own; this one is for
-/// many of them that together would have a million.
-pub const UNOPENED: usize = 4096;
+/// Timeout for a stream's first message: its client sends it as soon as it has the stream.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of streams without a first message, over all connections. Each connection has a bound of
+/// its own, but many connections together would reach a million streams.
+pub const MAX_UNOPENED_STREAMS: usize = 4096;
 
 /// The service for workers.
 #[derive(Clone)]
@@ -66,19 +66,19 @@ pub struct ShardsService {
     pub server: u64,
     /// The shards hosted here.
     pub replicas: Arc<Replicas>,
-    /// Knows where the others are.
+    /// Knows the addresses of the other servers.
     pub agent: Arc<Agent>,
     /// Answers Status.
     pub status: StatusService,
     /// Numbers the streams.
     pub streams: Arc<AtomicU64>,
-    /// Room for those that have not said what they want: [`UNOPENED`].
+    /// Permits for streams without a first message: [`MAX_UNOPENED_STREAMS`].
     pub unopened: Arc<Semaphore>,
-    /// Those who read weights.
+    /// The readers of weights.
     pub readers: Arc<Readers>,
-    /// What is asked of jobs by people.
+    /// Records what people ask of jobs.
     pub audit: Arc<Audit>,
-    /// How other servers are reached, for weights of theirs.
+    /// How to reach other servers, to fetch their weights.
     pub access: Access,
 }
 
@@ -91,8 +91,8 @@ impl Shards for ShardsService {
             let StatusRequest { digest, logs } = request.into_inner();
             self.status.reply(digest, logs).await
         };
-        if !by.sees_all() {
-            // One that has not begun has no name yet, and nothing to be seen.
+        if !by.may_read_all() {
+            // A job that has not begun has no name yet, and nothing to show.
             all.shards.retain(|s| by.sees(&s.job_name));
             all.stopped.clear();
         }
@@ -109,7 +109,7 @@ impl Shards for ShardsService {
         let hosted = self.may(&by, Need::Submit, &request.job, request.shard).await;
         let reply = switch::reply(hosted, &request).await;
         let why = reply.refused.as_ref().map(|r| r.message.as_str());
-        // Who does not lead the shard refuses, and knows nothing of it.
+        // A server that does not lead the shard refuses, and knows nothing of the order.
         if reply.refused.as_ref().is_none_or(|r| r.leader.is_empty()) {
             let act =
                 format!("switch of job `{}`, shard {}, to {}", request.job, request.shard, request.mode);
@@ -136,7 +136,7 @@ impl Shards for ShardsService {
     }
 }
 
-/// Has a checkpoint of now written; gives who writes it.
+/// Asks a worker for a checkpoint of the current step; returns that worker.
 fn save(hosted: &Replica, request: &SaveRequest) -> Result<WorkerId, RefusalKind> {
     if request.protocol != PROTOCOL {
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
@@ -201,12 +201,12 @@ impl Handler for ShardsService {
     }
 }
 
-/// A request whose connection the door doesn't know.
+/// The refusal of a request whose connection is unknown to the door.
 pub(super) fn nobody() -> RefusalKind {
     RefusalKind::Denied("nobody knows who asks".into())
 }
 
-/// What is wrong with a message's bytes, or with its connection.
+/// The refusal for an unreadable message or a broken connection.
 pub(super) fn unreadable(status: Status) -> RefusalKind {
     RefusalKind::Unreadable(status.message().to_string())
 }
@@ -217,7 +217,7 @@ enum Source {
     Many(mpsc::Receiver<Reply>, Reader),
 }
 
-/// Who reads a stream.
+/// The reader of a stream.
 #[derive(Clone)]
 pub(super) struct Reader {
     pub shard: ShardId,
@@ -225,19 +225,19 @@ pub(super) struct Reader {
     pub stages: Arc<Stages>,
     /// The shard's state.
     pub state: Arc<Shard>,
-    /// Told when the stream is open.
+    /// Notified when the stream is open.
     pub opened: Arc<Notify>,
 }
 
 impl Reader {
-    /// What a worker of this host pulls from now on it reads where it lies.
+    /// From now on, a worker on this host reads its pulled weights in place.
     fn shares(&self, with: &Shared) {
         if let Some(memory) = self.state.configured().as_ref().and_then(|conf| conf.share()) {
             with.offer(memory);
         }
     }
 
-    /// A reply is taken to be sent.
+    /// Notes that a reply is about to be sent.
     pub fn takes(&self, reply: &Reply) {
         if let Reply::Opened { .. } = reply {
             self.opened.notify_one();
@@ -257,11 +257,11 @@ impl Reader {
     }
 }
 
-/// What goes out on a stream.
+/// The messages that go out on a stream.
 pub(super) type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
 
 impl ShardsService {
-    /// `shared`: what the worker reads where it lies, once the shard has a job.
+    /// `shared`: the memory in which the worker reads weights in place, once the shard has a job.
     pub(super) fn exchange(
         &self,
         mut inbound: Incoming<ToShard>,
@@ -270,7 +270,7 @@ impl ShardsService {
     ) -> Replies {
         let conn = self.streams.fetch_add(1, Relaxed) + 1;
         let service = self.clone();
-        // Nothing is awaited before the response goes out: the worker sends Open only once it has the stream.
+        // No await before the response goes out: the worker sends Open only once it has the stream.
         let (tx, rx) = mpsc::channel(1);
         tokio::spawn(async move {
             if let Err(refusal) = service.serve(conn, &mut inbound, visitor, &tx).await {
@@ -278,8 +278,8 @@ impl ShardsService {
             }
         });
         let server = self.server;
-        // One source, then the end: a stream whose leader has let it go must end for its worker too, or the worker
-        // would wait on it for ever.
+        // One source, then the end. When a leader releases a stream, the stream must end for its worker, too;
+        // otherwise the worker would wait for ever.
         let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Replies {
             match source {
                 Source::One(m) => Box::pin(futures::stream::iter([Ok((*m).into())])),
@@ -299,22 +299,22 @@ impl ShardsService {
         Box::pin(replies)
     }
 
-    /// Waits for what a stream wants to say first: not for ever, and not with too many others.
+    /// Waits for a stream's first message, with a timeout and a bound on streams that wait.
     async fn opened<T>(&self, says: impl Future<Output = T>) -> Result<T, RefusalKind> {
         let Ok(_waits) = self.unopened.try_acquire() else {
-            let why = format!("{UNOPENED} streams of this server have not said what they want");
+            let why = format!("{MAX_UNOPENED_STREAMS} streams of this server have not said what they want");
             return Err(RefusalKind::Overloaded(why));
         };
-        tokio::time::timeout(OPEN_PATIENCE, says).await.map_err(|_| RefusalKind::NotOpened)
+        tokio::time::timeout(OPEN_TIMEOUT, says).await.map_err(|_| RefusalKind::NotOpened)
     }
 
-    /// The first message of a stream; `None`: it has no kind, or there is none.
+    /// The first message of a stream; `None`: it has no kind, or the stream has ended.
     async fn first(&self, inbound: &mut Incoming<ToShard>) -> Result<Option<to_shard::Kind>, Refusal> {
         let first = self.opened(inbound.message()).await?.map_err(unreadable)?;
         Ok(first.and_then(|m| m.message.kind))
     }
 
-    /// The only message of a request, or what is wrong with it, as a response.
+    /// The only message of a request, or the error as a response.
     async fn only<M: bulk::Bulk>(&self, request: http::Request<Body>) -> Result<M, http::Response<Body>> {
         let only = services::only(request, limits::MAX_MESSAGE_BYTES);
         let not_heard = |kind: RefusalKind| {
@@ -338,7 +338,7 @@ impl ShardsService {
         checkpoint::parts(hosted, request).await
     }
 
-    /// The replica here of a job's shard, if who asks may do that with the job.
+    /// The local replica of a job's shard, if the caller may do this with the job.
     pub(super) async fn may(
         &self,
         by: &Visitor,
@@ -347,8 +347,8 @@ impl ShardsService {
         shard: u32,
     ) -> Result<Replica, RefusalKind> {
         let denied = |_| RefusalKind::Denied(DENIED.into());
-        // By the name that was asked for, before it is said whether there is such a job; and by that of what was found, which may be
-        // another where none was named.
+        // Check the requested name before the reply reveals whether the job exists. Then check the name of
+        // the job found, which may differ if the request named none.
         if !job.is_empty() {
             by.may(need, job).await.map_err(denied)?;
         }
@@ -364,7 +364,7 @@ impl ShardsService {
             by.may(need, &found).await.map_err(denied)?;
         }
         hosted.map_err(|why| match why {
-            // Of other jobs they hear no names.
+            // Callers do not learn the names of jobs that they may not see.
             RefusalKind::NoJob { asked, there } => {
                 RefusalKind::NoJob { asked, there: there.into_iter().filter(|name| by.sees(name)).collect() }
             }
@@ -372,7 +372,7 @@ impl ShardsService {
         })
     }
 
-    /// The replica here of a job's shard; `job` is its name.
+    /// The local replica of a job's shard; `job` is the job's name.
     pub(super) fn hosted(&self, job: &str, shard: u32) -> Result<Replica, RefusalKind> {
         let shard = ShardId(shard);
         let Some(id) = self.agent.job_named(job) else { return Err(self.no_such_job(job, shard)) };
@@ -380,14 +380,14 @@ impl ShardsService {
         if let Some(replica) = self.replicas.get(name) {
             return Ok(replica);
         }
-        // Where it is, if that is agreed on, and why its replica here does not run, if there is one.
+        // The server that hosts it, if agreed on, and why the local replica does not run, if there is one.
         let (leader, stopped) = (self.agent.host_of(name), self.replicas.why_stopped(name));
         Err(match self.agent.shape_of(id) {
             _ if leader.is_some() || stopped.is_some() => RefusalKind::NotLeader { shard, leader, stopped },
             Some(shape) if shard.0 < shape.shards => {
                 RefusalKind::Unavailable(format!("{name} has no replicas yet"))
             }
-            // It may be another job of this name that this server knows: an earlier one, if it was away since.
+            // This server may know an earlier job of this name, if it was away since.
             Some(_) => self.surely(shard, || RefusalKind::WrongShard { shard }),
             None => self.no_such_job(job, shard),
         })
@@ -397,8 +397,8 @@ impl ShardsService {
         self.surely(shard, || RefusalKind::NoJob { asked: asked.into(), there: self.agent.job_names() })
     }
 
-    /// Refuses, where this server leads the control group, which knows all jobs. Another may not have heard of one that was submitted a
-    /// moment ago.
+    /// Refuses, if this server leads the control group, which knows all jobs. Another server may not know yet
+    /// of a job that was just submitted.
     fn surely(&self, shard: ShardId, refusal: impl FnOnce() -> RefusalKind) -> RefusalKind {
         let (leads, known) = (self.agent.leads(), self.agent.fleet() != 0);
         let leader = self.agent.group().leader_address().filter(|_| !leads);
@@ -431,17 +431,17 @@ impl ShardsService {
         let hosted = self.may(by, Need::Worker, &job.name, open.shard).await?;
         let (name, shard) = (hosted.shard.name(), hosted.shard.id());
         if open.founding != 0 && open.founding != hosted.founding {
-            // What this client was told is in, is not: going on would hide that.
+            // The servers acknowledged pushes to this client that are gone: continuing would hide that.
             return Err(RefusalKind::StateLost(shard).into());
         }
         if WorkerId(open.worker) == FLEET {
             return Err(RefusalKind::BadJob(format!("no worker has the number {}", open.worker)).into());
         }
-        // A worker may have weights outstanding for each bucket, and an ack for each of the steps that it may be ahead
-        // of what is replicated, the one that it is in, and one more that came again.
+        // A worker may await weights for each bucket, and an ack for each step that it may be ahead of
+        // replication, for the step that it is in, and for one push that was sent again.
         let running = hosted.shard.view(|conf, m| conf.map(|c| (c.job == job, m.job.clone())));
         let text = match &running {
-            // What has begun goes on, also where a later version of the servers would not let it begin.
+            // A running job continues, even if a later version of the servers would refuse to start it.
             Some((true, running)) => running.clone(),
             _ => {
                 job.validate().map_err(bad)?;
@@ -456,7 +456,7 @@ impl ShardsService {
             ))
             .into());
         }
-        // The level decides where the replicas' logs are, and those were there before the job.
+        // The durability level decides where the replicas' logs are, and the logs exist before the job.
         if job.durability.on_disk() != hosted.folder.is_some() {
             let kept =
                 if hosted.folder.is_some() { Durability::QuorumDisk } else { Durability::QuorumMemory };
@@ -476,7 +476,8 @@ impl ShardsService {
         if running.is_none() && hosted.group.leadership().borrow().leads {
             self.agent.admit(&job, &text).await.map_err(RefusalKind::NoRoom)?;
         }
-        // Each worker is told what stands in the way; one asks for the weights, as one brings those of the seed.
+        // Each worker is told why the job cannot start; only worker 0 asks for the initial weights, as only
+        // one worker sends those of the seed.
         let source = self.source(by, &job, &hosted).await?.filter(|_| open.worker == 0);
         visitor.iter().for_each(|v| v.is(Rank::Worker));
         let buckets = job.buckets() + 2;
@@ -500,7 +501,7 @@ impl ShardsService {
         if hosted.leader.send(event).await.is_err() {
             return Ok(()); // shutting down
         }
-        // Ends with this stream.
+        // These tasks end with this stream.
         let mut copies = JoinSet::new();
         if let Some(source) = source {
             let (service, hosted, alive) = (self.clone(), hosted.clone(), weak.clone());
@@ -514,7 +515,7 @@ impl ShardsService {
                 Ok(Some(m)) => m,
                 Ok(None) => break,
                 Err(status) => {
-                    // Of a connection that broke, nobody hears it.
+                    // On a broken connection nothing receives the refusal.
                     if let Some(tx) = weak.upgrade() {
                         let _ = tx.try_send(Reply::Refused(unreadable(status).into()));
                     }
@@ -542,8 +543,8 @@ impl ShardsService {
             let finish = matches!(m, Message::Finish);
             liveness.waits(true);
             if matches!(m, Message::Init { .. }) {
-                // Nobody acknowledges them, so no window of the worker's holds them back: a large model would pile up
-                // here, as fast as the network brings it, while the disk takes it in.
+                // Initial state is not acknowledged, so no window holds the worker back. A large model would
+                // pile up here at the network's speed, while the disk writes it.
                 while hosted.group.unapplied() > MAX_INITS && weak.strong_count() > 0 {
                     tokio::time::sleep(INIT_PAUSE).await;
                 }

@@ -4,10 +4,11 @@ use crate::control::{Agent, Answer, Heartbeat, JoinRequest, Key, Overview, Refus
 use paraft_proto::{GroupHeartbeatReply, GroupHeartbeatRequest, GroupInfo, JoinGroupReply, JoinGroupRequest};
 use std::time::{Duration, Instant};
 
-/// Who is not assigned within this time asks again, so that it notices when this server does not lead any more.
-const ANSWER: Duration = Duration::from_secs(1);
-/// Ranks come at any moment, and so does the timeout.
-const LOOK: Duration = Duration::from_millis(10);
+/// A rank that is not assigned within this time asks again, so that it notices when this server no longer
+/// leads.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval of checks: ranks come at any moment, and so does the timeout.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Waits for an assignment.
 pub async fn join(
@@ -24,15 +25,15 @@ pub async fn join(
         match answer {
             Answer::Assigned(s) => return Ok(JoinGroupReply { assignment: Some(s.into()), ..accepted }),
             Answer::Over => return Ok(JoinGroupReply { over: true, ..accepted }),
-            Answer::Wait { here, why } if now - began >= ANSWER || !leads() => {
+            Answer::Wait { here, why } if now - began >= ANSWER_TIMEOUT || !leads() => {
                 return Ok(JoinGroupReply { waiting: here, why: why.unwrap_or_default(), ..accepted });
             }
-            Answer::Wait { .. } => tokio::time::sleep(LOOK).await,
+            Answer::Wait { .. } => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }
 
-/// What a process asks that wants to be in a group.
+/// The request of a process that wants to join a group.
 pub fn asks_of(request: JoinGroupRequest) -> (Key, JoinRequest) {
     let key = Key { job: request.job, worker: request.worker };
     let asks = JoinRequest {
@@ -48,7 +49,7 @@ pub fn asks_of(request: JoinGroupRequest) -> (Key, JoinRequest) {
     (key, asks)
 }
 
-/// All groups, for people: what names a process stays between it and the control group.
+/// All groups, for people: the tokens of processes are left out.
 pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
     let info = |mut o: Overview| {
         o.assignment.ranks.iter_mut().for_each(|r| r.token = 0);
@@ -64,14 +65,14 @@ pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
     agent.groups.lock().overview(Instant::now()).into_iter().map(info).collect()
 }
 
-/// A leader's sign of life.
+/// Takes a heartbeat of a group's leader.
 pub fn hold(agent: &Agent, request: GroupHeartbeatRequest) -> Result<GroupHeartbeatReply, String> {
     let (key, holds) = holds_of(request);
     let waiting = agent.groups.lock().hold(&key, holds, Instant::now())?;
     Ok(GroupHeartbeatReply { accepted: true, waiting, ..GroupHeartbeatReply::default() })
 }
 
-/// What a leader says of its group.
+/// The heartbeat of a group's leader.
 pub fn holds_of(request: GroupHeartbeatRequest) -> (Key, Heartbeat) {
     let key = Key { job: request.job, worker: request.worker };
     let holds = Heartbeat {

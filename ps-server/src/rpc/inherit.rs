@@ -1,8 +1,8 @@
-//! Weights for a job that begins with another's (`start.from = "job:NAME"`): each shard's leader has them read where they lie, in a
-//! replica here or at another server, and takes them as it takes those that a worker brings.
+//! Weights for a job that starts from another's (`start.from = "job:NAME"`). Each shard's leader reads them
+//! from a local replica or another server, and takes them as it takes those that a worker sends.
 //!
-//! Nothing of it is kept: what was copied is in the shard's log, and where a leader dies on the way its successor copies the rest, since
-//! the worker opens its stream there.
+//! The leader keeps no state of its own for this: copied weights are in the shard's log. If a leader dies
+//! meanwhile, its successor copies the rest, since the worker opens its stream there.
 
 use super::{
     exchange::{INIT_PAUSE, MAX_INITS, ShardsService},
@@ -29,29 +29,29 @@ use std::{collections::BTreeMap, time::Duration};
 use tokio::{sync::mpsc, time::timeout};
 use tonic::Status;
 
-/// Between two rounds, while what was copied is applied, or because a server did not answer.
+/// Pause between two rounds, while copied weights are applied, or because a server did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
-/// For a server's next weights, before another is asked.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for a server's next weights, before another server is asked.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Under which name this server is among its readers.
-const OWN: &str = "this server";
+/// This server's name among its readers.
+const OWN_READER: &str = "this server";
 
-/// Whose weights they are.
+/// The job that the weights come from.
 pub(super) struct Source(String);
 
-/// What stands in the way.
+/// Why copying fails.
 enum Trouble {
-    /// It may go by.
+    /// Temporary.
     Passing(String),
-    /// It will not.
+    /// Permanent.
     Lasting(String),
-    /// Nobody waits any more.
+    /// The worker's stream has ended.
     Over,
 }
 
 impl ShardsService {
-    /// Whose weights the shard still needs to begin: who asks may read them, and they fit.
+    /// The job whose weights the shard still needs to begin, if the caller may read them and they fit.
     pub(super) async fn source(
         &self,
         by: &Visitor,
@@ -65,7 +65,7 @@ impl ShardsService {
             return Err(RefusalKind::BadJob(format!("job `{name}` can't begin with its own weights")));
         }
         by.may(Need::Reader, name).await.map_err(|_| RefusalKind::Denied(DENIED.into()))?;
-        // Who does not lead may be behind, and may lead by the time that the stream is open.
+        // A follower may be behind, and may lead by the time the stream is open.
         if hosted.group.leadership().borrow().leads {
             let (id, _) = self.found(name).map_err(RefusalKind::BadJob)?;
             let replicas = self.replicas.all();
@@ -77,9 +77,10 @@ impl ShardsService {
         Ok(Some(Source(name.into())))
     }
 
-    /// The other job, and its shards. A server that knows the job which is to begin knows whichever was submitted before it.
+    /// The other job's id and number of shards. A server that knows the starting job knows every job that was
+    /// submitted before it.
     fn found(&self, name: &str) -> Result<(JobId, u32), String> {
-        self.agent.job_that_is(name).ok_or_else(|| {
+        self.agent.job_with_shards(name).ok_or_else(|| {
             format!("job `{name}`, with whose weights it is to begin, is not there, or its weights are gone")
         })
     }
@@ -100,7 +101,7 @@ impl ShardsService {
             };
             let mut missing = BTreeMap::<ShardId, Vec<u32>>::new();
             if let Some(conf) = hosted.shard.configured() {
-                let layout = conf.job.layout(); // the other job is cut as this one
+                let layout = conf.job.layout(); // both jobs have the same layout
                 for bucket in conf.buckets.iter().filter(|b| !b.initialised()) {
                     missing
                         .entry(placement::shard_of(&layout, bucket.id, shards))
@@ -109,7 +110,7 @@ impl ShardsService {
                 }
                 if missing.is_empty() {
                     let shard = hosted.shard.id().0;
-                    return tracing::info!(shard, from, "begins with the weights of another job");
+                    return tracing::info!(shard, from, "starts from the weights of another job");
                 }
             }
             for (shard, buckets) in missing {
@@ -146,9 +147,9 @@ impl ShardsService {
         let request =
             ReadRequest { protocol: PROTOCOL, shard: shard.0, only, job: from.into(), ..Default::default() };
         if let Some(here) = self.replicas.get(name) {
-            let (tx, mut rx) = mpsc::channel(reads::QUEUE);
-            let reader = self.readers.reader(OWN).map_err(|full| passing(&full.to_string()))?;
-            let pours = tokio::spawn(async move { reads::pour(&here, request, &reader, &tx).await });
+            let (tx, mut rx) = mpsc::channel(reads::MAX_WAITING_COPIES);
+            let reader = self.readers.reader(OWN_READER).map_err(|full| passing(&full.to_string()))?;
+            let pours = tokio::spawn(async move { reads::send_weights(&here, request, &reader, &tx).await });
             while let Some(reply) = rx.recv().await {
                 if let Reply::Weights(w) = reply {
                     give(to, w.bucket, w.payload.into(), from).await?;
@@ -161,11 +162,11 @@ impl ShardsService {
             };
         }
         let hosts = self.agent.hosts_of(name);
-        if hosts.is_empty() && self.agent.job_that_is(from).is_none_or(|(known, _)| known != id) {
+        if hosts.is_empty() && self.agent.job_with_shards(from).is_none_or(|(known, _)| known != id) {
             return Err(lasting());
         }
         let mut why = passing("nobody has this shard now");
-        // One of them may be down. What comes twice is taken once.
+        // One of them may be down. Weights that arrive twice are taken once.
         for address in hosts {
             match self.copy_from(&address, &request, from, to).await {
                 Err(Trouble::Passing(cause)) => why = passing(&format!("{address}: {cause}")),
@@ -183,13 +184,13 @@ impl ShardsService {
         from: &str,
         to: (&Replica, ConnId, &mpsc::WeakSender<Reply>),
     ) -> Result<(), Trouble> {
-        let silent = |_| Trouble::Passing(format!("silent for {} s", PATIENCE.as_secs()));
+        let silent = |_| Trouble::Passing(format!("silent for {} s", READ_TIMEOUT.as_secs()));
         let status = |s: Status| Trouble::Passing(s.message().into());
         let channel = channel(address, &self.access).map_err(Trouble::Passing)?;
-        let read = timeout(PATIENCE, services::read(&channel, request.clone())).await.map_err(silent)?;
+        let read = timeout(READ_TIMEOUT, services::read(&channel, request.clone())).await.map_err(silent)?;
         let mut read = read.map_err(status)?;
         loop {
-            let next = timeout(PATIENCE, read.message()).await.map_err(silent)?.map_err(status)?;
+            let next = timeout(READ_TIMEOUT, read.message()).await.map_err(silent)?.map_err(status)?;
             let Some(mut m) = next else { return Ok(()) };
             match m.message.kind {
                 Some(from_shard::Kind::Weights(w)) => {
@@ -209,7 +210,7 @@ async fn refuse(alive: &mpsc::WeakSender<Reply>, why: String) {
     }
 }
 
-/// Whether the weights of one job can be those of another.
+/// Whether the weights of one job fit another.
 fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKind> {
     if there.all_reduce {
         let why = format!("the weights of job `{name}` are with its ranks and not on the servers");
@@ -238,7 +239,7 @@ fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKi
     )))
 }
 
-/// Gives a bucket's weights to the shard's leader, as the worker of this stream would.
+/// Passes a bucket's weights to the shard's leader, as the worker of this stream would.
 async fn give(
     (hosted, conn, alive): (&Replica, ConnId, &mpsc::WeakSender<Reply>),
     bucket: BucketId,
@@ -253,7 +254,7 @@ async fn give(
             "{bucket} has {len} bytes of weights, and in job `{from}` {got}"
         )));
     }
-    // As those that a worker sends: nobody acknowledges them.
+    // As with weights from a worker: they are not acknowledged.
     while hosted.group.unapplied() > MAX_INITS {
         if alive.strong_count() == 0 {
             return Err(Trouble::Over);

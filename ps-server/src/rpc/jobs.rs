@@ -8,7 +8,7 @@ use paraft_common::{
 };
 use paraft_proto::{CheckpointInfo, JobInfo, NoteCheckpointsRequest};
 
-/// For the wire.
+/// Converts a report to its wire form.
 pub fn to_report(job: &JobReport) -> paraft_proto::JobReport {
     paraft_proto::JobReport {
         name: job.facts.name.clone(),
@@ -21,7 +21,7 @@ pub fn to_report(job: &JobReport) -> paraft_proto::JobReport {
     }
 }
 
-/// A report from the wire; `None`: of a kind that this version does not know.
+/// A report from the wire; `None`: of an unknown kind.
 pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
     Some(JobReport {
         facts: JobFacts {
@@ -36,7 +36,7 @@ pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
     })
 }
 
-/// All jobs, for whoever asks; `bytes` says what all servers hold of one.
+/// All jobs, for any caller; `bytes` gives the bytes that all servers hold of one.
 pub fn to_info(jobs: &Jobs, bytes: impl Fn(JobId) -> u64) -> Vec<JobInfo> {
     let job = |(id, j): (JobId, &Job)| JobInfo {
         job: id.0,
@@ -59,7 +59,7 @@ pub fn to_info(jobs: &Jobs, bytes: impl Fn(JobId) -> u64) -> Vec<JobInfo> {
     jobs.iter().map(job).collect()
 }
 
-/// What a worker tells, checked: the agreed state must not grow with what anyone sends.
+/// Checks a worker's list of checkpoints: the agreed state must not grow with what clients send.
 pub fn held_in(request: NoteCheckpointsRequest) -> Result<Vec<KnownCheckpoint>, String> {
     let NoteCheckpointsRequest { folder, held, .. } = request;
     if held.len() > MAX_KNOWN_CHECKPOINTS {

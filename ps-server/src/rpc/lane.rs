@@ -16,17 +16,17 @@ use std::{future::ready, sync::Arc, time::Duration};
 use tokio::{io::AsyncWriteExt, sync::oneshot};
 use tonic::Status;
 
-/// What was said last may still be on its way when the other side has gone silent, or has said its last.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time for the last messages to go out after the peer has fallen silent, or has ended.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is served over lanes.
+/// The services over lanes.
 #[derive(Clone)]
 pub struct Lanes {
     /// Workers.
     pub shards: ShardsService,
     /// Leaders of groups with a replica here.
     pub peers: PeersService,
-    /// Buffers for what they send.
+    /// Buffers for their messages.
     pub pool: Arc<Pool>,
 }
 
@@ -34,7 +34,7 @@ impl Lanes {
     /// Answers a lane until it ends.
     pub async fn serve(self, lane: Lane) {
         let (purpose, visitor) = (lane.purpose, lane.visitor());
-        let ((read, mut write, shared), must_go) = lane.parts();
+        let ((read, mut write, shared), until_closing) = lane.parts();
         let serves = async {
             let need = match purpose {
                 Purpose::Exchange => Need::Worker,
@@ -59,7 +59,7 @@ impl Lanes {
             served = serves => if let Err(error) = served {
                 tracing::debug!(%error, "a lane ended");
             },
-            () = must_go => {}
+            () = until_closing => {}
         }
     }
 
@@ -72,7 +72,7 @@ impl Lanes {
         visitor: Visitor,
     ) -> Result<(), LaneError> {
         let (over, ended) = oneshot::channel::<()>();
-        // Who lets the stream go lets `over` go with it.
+        // Dropping the stream drops `over` with it.
         let messages = self.messages::<ToShard>(read, limits::MAX_MESSAGE_BYTES).inspect(move |_| {
             let _ = &over;
         });
@@ -80,7 +80,7 @@ impl Lanes {
         let sends = send(write, shared, watched(replies.filter_map(|r| ready(r.ok())), &visitor));
         let ended = async {
             let _ = ended.await;
-            tokio::time::sleep(LAST_WORDS).await;
+            tokio::time::sleep(FLUSH_TIMEOUT).await;
         };
         tokio::select! { sent = sends => sent, () = ended => Ok(()) }
     }

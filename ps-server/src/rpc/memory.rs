@@ -1,4 +1,4 @@
-//! What servers tell each other of memory: wire types.
+//! Memory of servers: wire types.
 
 use crate::admission::Answer;
 use paraft_common::{ServerId, need::Need};
@@ -21,7 +21,7 @@ pub fn to_reply(answer: Answer) -> RoomReply {
     }
 }
 
-/// And back; `server` is who was asked.
+/// From the wire; `server` is the server that was asked.
 pub fn from_reply(server: ServerId, reply: RoomReply) -> Answer {
     let MemoryNeed { weights, slots, kept, staged, log, copies, queued, tables } =
         reply.need.unwrap_or_default();

@@ -1,15 +1,15 @@
 //! The gRPC services. Wire types stop here.
 //!
-//! - [`rights`]: which request needs which role; [`audit`]: what was asked for.
+//! - [`rights`]: the role that each request needs; [`audit`]: the record of requests.
 //! - `checkpoint`: a shard's part of a checkpoint, to the worker that writes it.
-//! - `auto`: the rule that chooses a job's staleness bound, between servers.
+//! - `auto`: the rule that chooses a job's staleness bound, on the wire.
 //! - [`control`]: how servers form a fleet.
 //! - [`jobs`]: jobs and checkpoints of the control group.
-//! - [`digests`]: digests of states, shared by those who ask.
+//! - [`digests`]: digests of states, shared by concurrent callers.
 //! - [`exchange`]: a worker's stream to a shard; `lane`: this and the peers' appends over lanes.
-//! - `inherit`: weights for a job that begins with another's.
+//! - `inherit`: weights for a job that starts from another's.
 //! - [`peers`]: Raft messages of the other servers.
-//! - `reads`: weights for readers, from a replica that need not lead; [`readers`]: what they may hold.
+//! - `reads`: weights for readers, from any replica; [`readers`]: bounds on their memory.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 

@@ -1,4 +1,4 @@
-//! Raft messages of the other servers, handed to the right group.
+//! Raft messages of the other servers, passed to the right group.
 
 use crate::{
     connections::{self, Rank, Visitor},
@@ -24,14 +24,14 @@ pub struct PeersService {
     pub replicas: Arc<Replicas>,
     /// The control group's replica.
     pub control: Arc<ControlReplica>,
-    /// Which fleet this is.
+    /// The connections to other servers, which know this fleet.
     pub peers: Arc<Peers>,
 }
 
 /// A peer's message holds up to 1 MiB of entries, or one larger entry, and their headers.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * limits::MAX_MESSAGE_BYTES;
 
-/// A message must be here whole within this time; who sent it has given up before.
+/// A message must be complete within this time; its sender gives up earlier.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Handler for PeersService {
@@ -65,7 +65,7 @@ impl Handler for PeersService {
 }
 
 impl PeersService {
-    /// Only what a replica has answered shows that a member of its group asks.
+    /// Marks the connection as a server's: only an answer of a replica shows that a member of its group asks.
     fn answered(&self, visitor: Option<&Visitor>, from: ServerId) {
         let Some(visitor) = visitor else { return };
         visitor.is(Rank::Server);
@@ -79,7 +79,8 @@ impl PeersService {
         requests: Incoming<PeerRequest>,
         visitor: Visitor,
     ) -> impl Stream<Item = WithBulk<PeerReply>> + Send {
-        // Its end says nothing of the process: a lane without work ends. Heartbeats keep a connection of their own.
+        // The end of a lane says nothing of the process: an idle lane ends. Heartbeats have a connection of
+        // their own.
         visitor.when_closed(|| ());
         let answers = self.appends(requests, Some(visitor));
         answers.scan(false, |over, answer| {
@@ -129,7 +130,7 @@ impl PeersService {
     async fn call(&self, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
         let refused = |e: WireError| Status::invalid_argument(e.to_string());
         let group = match self.group(&request.message) {
-            // Also of a server that was started again and has not been given a replica yet.
+            // Also for a restarted server that has no replica yet.
             Err(e) if e.code() == Code::NotFound && self.is_asked_for_its_end(&request.message) => {
                 return Ok(PeerReply {
                     header: ended_here(&self.peers).map_err(refused)?,
@@ -147,11 +148,11 @@ impl PeersService {
         message.call() == PeerCall::Ended && ReplicaId(message.to).server() == server
     }
 
-    /// The replica here of the group that a message is for, which must be one of this fleet and from a member.
+    /// The local replica of a message's group, if the message is of this fleet and from a member.
     fn group(&self, message: &PeerRequest) -> Result<Group, Status> {
         let id = GroupId::from_wire(message.group);
         let (own, theirs) = (self.peers.fleet(), message.fleet);
-        // Before the founding nobody has a fleet, and only the control group talks.
+        // Before the founding no server has a fleet, and only the control group communicates.
         let founding = id == GroupId::Control && (own == 0 || theirs == 0);
         if own != theirs && !founding {
             return Err(Status::permission_denied(format!(

@@ -1,8 +1,9 @@
-//! What readers of a server may hold of its memory: all together, and those with one certificate.
+//! Bounds on the memory of readers: of all readers of a server, and of those with one certificate.
 //!
-//! A reader gets copies: it holds nothing of a shard's state, so that no update waits for it or copies for it. The copies that wait for
-//! their readers have `BYTES` at most, half of it those of one certificate. A reader that finds no room waits for its turn; one that takes
-//! nothing loses its connection ([`crate::connections::TAKE_TIMEOUT`]), and with it its copies.
+//! A reader gets copies: it holds nothing of a shard's state, so no update waits or copies for it. All copies
+//! that wait for their readers have at most `MAX_COPY_BYTES`, half of it for one certificate. A reader without room
+//! waits; one that reads nothing loses its connection ([`crate::connections::TAKE_TIMEOUT`]), and with it its
+//! copies.
 
 use paraft_proto::{RefusalKind, limits::MAX_BUCKET_BYTES};
 use parking_lot::Mutex;
@@ -12,12 +13,13 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Copies that wait for their readers, of all shards of a server. What admission leaves free of each host's memory has room for it.
-const BYTES: usize = 32 * MAX_BUCKET_BYTES;
-/// Streams of readers; each takes some 20 KiB beside its copies.
-const STREAMS: usize = 256;
-/// What one certificate may have of both: so one reader that misbehaves is not alone.
-const SHARE: usize = 2;
+/// Maximum bytes of copies that wait for their readers, over all shards of a server. What admission leaves
+/// free of each host's memory has room for it.
+const MAX_COPY_BYTES: usize = 32 * MAX_BUCKET_BYTES;
+/// Maximum number of readers' streams; each takes about 20 KiB besides its copies.
+const MAX_STREAMS: usize = 256;
+/// One certificate may have `1 / SHARE_DIVISOR` of both, so that one bad reader leaves room for others.
+const SHARE_DIVISOR: usize = 2;
 
 /// All readers of a server.
 pub struct Readers {
@@ -26,27 +28,27 @@ pub struct Readers {
     of: Mutex<HashMap<String, Weak<Share>>>,
 }
 
-/// What those with one certificate may hold.
+/// The share of one certificate.
 struct Share {
     bytes: Arc<Semaphore>,
     streams: Arc<Semaphore>,
 }
 
-/// A stream of a reader.
+/// A reader's stream.
 pub struct Reader {
     all: Arc<Semaphore>,
     share: Arc<Share>,
     _streams: [OwnedSemaphorePermit; 2],
 }
 
-/// Room for a copy; it is given back with it.
+/// Room for a copy; dropping it frees the room.
 pub struct Room {
     _bytes: [OwnedSemaphorePermit; 2],
 }
 
 impl Default for Readers {
     fn default() -> Self {
-        let [bytes, streams] = [BYTES, STREAMS].map(|most| Arc::new(Semaphore::new(most)));
+        let [bytes, streams] = [MAX_COPY_BYTES, MAX_STREAMS].map(|most| Arc::new(Semaphore::new(most)));
         Self { bytes, streams, of: Mutex::default() }
     }
 }
@@ -55,7 +57,7 @@ impl Readers {
     /// A stream for a reader with this certificate.
     ///
     /// # Errors
-    /// There are as many as there may be.
+    /// The maximum is reached.
     pub fn reader(&self, certificate: &str) -> Result<Reader, RefusalKind> {
         let share = self.share(certificate);
         let full = |most: usize, whose: &str| {
@@ -65,8 +67,8 @@ impl Readers {
             RefusalKind::Overloaded(why)
         };
         let own = share.streams.clone().try_acquire_owned();
-        let own = own.map_err(|_| full(STREAMS / SHARE, " with this certificate"))?;
-        let any = self.streams.clone().try_acquire_owned().map_err(|_| full(STREAMS, ""))?;
+        let own = own.map_err(|_| full(MAX_STREAMS / SHARE_DIVISOR, " with this certificate"))?;
+        let any = self.streams.clone().try_acquire_owned().map_err(|_| full(MAX_STREAMS, ""))?;
         Ok(Reader { all: self.bytes.clone(), share, _streams: [own, any] })
     }
 
@@ -76,7 +78,8 @@ impl Readers {
             return share;
         }
         of.retain(|_, share| share.strong_count() > 0);
-        let [bytes, streams] = [BYTES, STREAMS].map(|most| Arc::new(Semaphore::new(most / SHARE)));
+        let [bytes, streams] =
+            [MAX_COPY_BYTES, MAX_STREAMS].map(|most| Arc::new(Semaphore::new(most / SHARE_DIVISOR)));
         let share = Arc::new(Share { bytes, streams });
         of.insert(certificate.into(), Arc::downgrade(&share));
         share
@@ -84,15 +87,16 @@ impl Readers {
 
     /// Bytes of copies that wait for their readers.
     pub fn held(&self) -> usize {
-        BYTES - self.bytes.available_permits()
+        MAX_COPY_BYTES - self.bytes.available_permits()
     }
 }
 
 impl Reader {
-    /// Waits for room for a copy of so many bytes.
+    /// Waits for room for a copy of this many bytes.
     pub async fn room(&self, bytes: usize) -> Room {
-        let bytes = bytes.clamp(1, BYTES / SHARE) as u32;
-        // Neither is ever closed. The own share first: who waits for it holds nothing of the others'.
+        let bytes = bytes.clamp(1, MAX_COPY_BYTES / SHARE_DIVISOR) as u32;
+        // Neither semaphore is ever closed. The own share first: a reader that waits for it holds nothing of
+        // the others'.
         let own = self.share.bytes.clone().acquire_many_owned(bytes).await;
         let all = self.all.clone().acquire_many_owned(bytes).await;
         Room { _bytes: [own, all].map(|permit| permit.expect("no semaphore of readers is closed")) }
@@ -114,10 +118,16 @@ mod tests {
                 Err(refused) => break refused.to_string(),
             }
         };
-        assert!(hostile.len() == STREAMS / SHARE && refused.contains("with this certificate"), "{refused}");
+        assert!(
+            hostile.len() == MAX_STREAMS / SHARE_DIVISOR && refused.contains("with this certificate"),
+            "{refused}"
+        );
         let rooms: Vec<Room> =
             hostile.iter().filter_map(|reader| reader.room(MAX_BUCKET_BYTES).now_or_never()).collect();
-        assert_eq!((rooms.len() * MAX_BUCKET_BYTES, readers.held()), (BYTES / SHARE, BYTES / SHARE));
+        assert_eq!(
+            (rooms.len() * MAX_BUCKET_BYTES, readers.held()),
+            (MAX_COPY_BYTES / SHARE_DIVISOR, MAX_COPY_BYTES / SHARE_DIVISOR)
+        );
         let honest = readers.reader("honest").expect("the other half");
         let room = honest.room(MAX_BUCKET_BYTES).now_or_never().expect("there is room");
         drop((rooms, room));
@@ -129,7 +139,7 @@ mod tests {
     #[test]
     fn streams_of_all_certificates_together_have_a_bound() {
         let readers = Readers::default();
-        let all: Vec<_> = (0..2 * STREAMS).map(|i| readers.reader(&i.to_string())).collect();
-        assert_eq!(all.iter().filter(|r| r.is_ok()).count(), STREAMS);
+        let all: Vec<_> = (0..2 * MAX_STREAMS).map(|i| readers.reader(&i.to_string())).collect();
+        assert_eq!(all.iter().filter(|r| r.is_ok()).count(), MAX_STREAMS);
     }
 }

@@ -1,4 +1,4 @@
-//! Weights for readers, from a replica that need not lead.
+//! Weights for readers, from any replica.
 
 use super::{
     convert,
@@ -16,15 +16,15 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
-/// Copies that wait in a stream for the transport: the room of all is bounded, and this is a stream's part.
-pub(super) const QUEUE: usize = 1;
-/// A reader that waits for a version looks again this long after something was applied: many readers are not to wake as often as there
-/// are updates.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// Copies in a stream that wait for the transport: this is a stream's part of the common bound.
+pub(super) const MAX_WAITING_COPIES: usize = 1;
+/// A reader that waits for a version checks this long after an entry was applied: many readers must not wake
+/// as often as there are updates.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl ShardsService {
     pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
-        let (tx, rx) = mpsc::channel(QUEUE);
+        let (tx, rx) = mpsc::channel(MAX_WAITING_COPIES);
         let (service, server) = (self.clone(), self.server);
         tokio::spawn(async move {
             if let Err(refusal) = service.serve_read(request, visitor, &tx).await {
@@ -47,17 +47,18 @@ impl ShardsService {
         let hosted = self.may(by, Need::Reader, &request.job, request.shard).await?;
         let shard = hosted.shard.id();
         if request.founding != 0 && request.founding != hosted.founding {
-            // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
+            // This replica cannot tell which of the two foundings is the current one: its own may be
+            // outdated.
             return Err(RefusalKind::OtherFounding(shard).into());
         }
         let reader = self.readers.reader(&by.rights().to_string())?;
         visitor.iter().for_each(|v| v.is(Rank::Reader));
-        pour(&hosted, request, &reader, out).await
+        send_weights(&hosted, request, &reader, out).await
     }
 }
 
-/// Hands out weights of a replica, as they are there, until there are no more or the client has gone.
-pub(super) async fn pour(
+/// Sends the current weights of a replica, until all are sent or the client is gone.
+pub(super) async fn send_weights(
     hosted: &Replica,
     request: ReadRequest,
     reader: &Reader,
@@ -70,10 +71,10 @@ pub(super) async fn pour(
     let mut read = convert::read(&hosted.shard, request)?;
     let mut applied = hosted.applied.clone();
     loop {
-        // Before it looks: what is applied while it does is news.
+        // Before it reads: an entry applied meanwhile must wake it again.
         applied.mark_unchanged();
         while let Some(due) = read.due(&hosted.shard) {
-            // A copy is made when there is room for it, and the client has taken the one before.
+            // A copy is made when there is room for it, and the client has read the one before.
             let Ok(place) = out.reserve().await else { return Ok(()) };
             let room = tokio::select! {
                 room = reader.room(due.bytes) => room,
@@ -92,6 +93,6 @@ pub(super) async fn pour(
             })?,
             () = out.closed() => return Ok(()),
         }
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -1,7 +1,7 @@
-//! Which request needs which role.
+//! The role that each request needs.
 //!
-//! The table is complete: what is not in it is refused. Where a role is for jobs, a request passes here if it is for some job, and
-//! its handler asks again once it knows for which ([`Visitor::may`]).
+//! The table is complete: any other method is refused. If a role is limited to jobs, a request passes here if
+//! the role covers some job. Its handler checks again once it knows the job ([`Visitor::may`]).
 
 use super::audit::Audit;
 use crate::connections::{self, Visitor, WatchedBody};
@@ -41,15 +41,16 @@ pub const NEEDS: &[(&str, Need)] = &[
     (APPEND, Need::Peer),
 ];
 
-/// Administrative acts: whoever asks for one, also in vain, is written down.
-const ACTS: [&str; 8] = ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode", "Save"];
+/// Administrative acts: each request for one is recorded, even a refused one.
+const ADMINISTRATIVE_METHODS: [&str; 8] =
+    ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode", "Save"];
 
-/// What a method needs; `None`: there is no such method.
+/// The need of a method; `None`: there is no such method.
 pub fn need_of(path: &str) -> Option<Need> {
     NEEDS.iter().find(|(p, _)| *p == path).map(|(_, need)| *need)
 }
 
-/// What who asked for it is told.
+/// The refusal for the caller.
 fn refusal(visitor: &Visitor, need: Need) -> Status {
     Status::permission_denied(format!(
         "{DENIED}: this needs the role {need}, and it is of {}",
@@ -58,56 +59,56 @@ fn refusal(visitor: &Visitor, need: Need) -> Status {
 }
 
 impl Visitor {
-    /// Whether it may do this with a job.
+    /// Checks whether the caller may do this with a job.
     ///
     /// # Errors
-    /// It may not; it was noted and held for a while.
+    /// It may not; this was logged, and its connection held for a while.
     pub async fn may(&self, need: Need, job: &str) -> Result<(), Status> {
         if self.rights().are_enough_for(need, Some(job)) {
             return Ok(());
         }
-        // Whether there is such a job it does not hear.
+        // The caller must not learn whether there is such a job.
         let shown: String = job.chars().take(100).collect();
         self.denied(&format!("job `{}`", shown.escape_debug()), need).await;
         Err(refusal(self, need))
     }
 
-    /// Whether it may look at a job, without a word about it.
+    /// Whether the caller may read of a job; logs nothing.
     pub fn sees(&self, job: &str) -> bool {
-        self.rights().are_enough_for(Need::Reader, Some(job)) || self.sees_all()
+        self.rights().are_enough_for(Need::Reader, Some(job)) || self.may_read_all()
     }
 
-    /// Whether it may look at whatever there is.
-    pub fn sees_all(&self) -> bool {
+    /// Whether the caller may read of all jobs.
+    pub fn may_read_all(&self) -> bool {
         self.rights().are_for_all(Need::Reader) || self.rights().are_for_all(Need::Peer)
     }
 }
 
-/// Who made a request.
+/// The caller of a request.
 ///
 /// # Errors
-/// Nobody of whom the door knows.
+/// The door does not know the caller.
 pub fn visitor(extensions: &http::Extensions) -> Result<Visitor, Status> {
     connections::of(extensions).ok_or_else(|| Status::unauthenticated("nobody knows who asks"))
 }
 
-/// Puts the table before a router.
+/// Puts the table of needs before a router.
 #[derive(Clone)]
-pub struct Guard(pub Arc<Audit>);
+pub struct RightsLayer(pub Arc<Audit>);
 
-impl<S> Layer<S> for Guard {
-    type Service = Guarding<S>;
+impl<S> Layer<S> for RightsLayer {
+    type Service = RightsService<S>;
 
-    fn layer(&self, inner: S) -> Guarding<S> {
-        Guarding(inner, self.0.clone())
+    fn layer(&self, inner: S) -> RightsService<S> {
+        RightsService(inner, self.0.clone())
     }
 }
 
-/// See [`Guard`].
+/// See [`RightsLayer`].
 #[derive(Clone)]
-pub struct Guarding<S>(S, Arc<Audit>);
+pub struct RightsService<S>(S, Arc<Audit>);
 
-impl<S> Service<Request<Body>> for Guarding<S>
+impl<S> Service<Request<Body>> for RightsService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
@@ -134,16 +135,16 @@ where
         match refused {
             None => {
                 let watched = need_of(path).zip(connections::of(request.extensions()));
-                // Answers to other servers have times of their own.
+                // Answers to other servers have timeouts of their own.
                 let Some((need, visitor)) = watched.filter(|(need, _)| *need != Need::Peer) else {
                     return Box::pin(self.0.call(request));
                 };
-                // The service that was found ready takes it, and leaves a copy.
+                // The ready service takes the request, and leaves a clone.
                 let mut inner = self.0.clone();
                 std::mem::swap(&mut inner, &mut self.0);
                 Box::pin(async move {
                     let answer = match need {
-                        Need::Any | Need::Reader => visitor.answer_question().await,
+                        Need::Any | Need::Reader => visitor.answer_request().await,
                         _ => visitor.answer(),
                     };
                     Ok(inner.call(request).await?.map(|body| WatchedBody::of(body, answer)))
@@ -154,7 +155,11 @@ where
                     Err(status) => status,
                     Ok((visitor, need, path)) => {
                         let refusal = refusal(&visitor, need);
-                        if path.rsplit('/').next().is_some_and(|method| ACTS.contains(&method)) {
+                        if path
+                            .rsplit('/')
+                            .next()
+                            .is_some_and(|method| ADMINISTRATIVE_METHODS.contains(&method))
+                        {
                             audit.note(
                                 &visitor,
                                 path.trim_start_matches("/paraft.v1."),

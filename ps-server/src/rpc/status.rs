@@ -1,4 +1,4 @@
-//! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
+//! This server's view of its shards, for `paraft status`, the launcher and Prometheus.
 
 use super::digests::Digests;
 use crate::{
@@ -31,7 +31,7 @@ use std::{
 pub struct StatusService {
     /// This server.
     pub server: u64,
-    /// Where it listens.
+    /// Its address.
     pub address: String,
     /// host:port of the page that this process serves.
     pub page: String,
@@ -55,7 +55,7 @@ impl StatusService {
         }
     }
 
-    /// The reply; with `digest`, the whole state is read and hashed; with `logs`, workers' last lines are in it.
+    /// The reply; `digest`: reads and hashes the whole state; `logs`: includes the workers' last lines.
     pub async fn reply(&self, digest: bool, logs: bool) -> StatusReply {
         let usage = paraft_host::usage();
         let (storage_free, storage_size) = paraft_host::storage(&self.data).unwrap_or_default();
@@ -138,14 +138,14 @@ fn staleness((worker, of): (WorkerId, PushStaleness)) -> WorkerStaleness {
     }
 }
 
-/// Of so many pairs of workers, those that have waited longest.
-const WAITS: usize = 1024;
+/// Maximum number of pairs of workers: those that have waited longest.
+const MAX_WAITS: usize = 1024;
 
 fn who_waits(progress: &Progress) -> Vec<proto::Wait> {
     let mut all: Vec<_> = progress.waits().collect();
-    if all.len() > WAITS {
-        all.select_nth_unstable_by_key(WAITS, |(.., waited)| std::cmp::Reverse(waited.time));
-        all.truncate(WAITS);
+    if all.len() > MAX_WAITS {
+        all.select_nth_unstable_by_key(MAX_WAITS, |(.., waited)| std::cmp::Reverse(waited.time));
+        all.truncate(MAX_WAITS);
     }
     let wait = |(worker, of, waited): (WorkerId, WorkerId, WaitTotal)| proto::Wait {
         worker: worker.0,
@@ -156,7 +156,7 @@ fn who_waits(progress: &Progress) -> Vec<proto::Wait> {
     all.into_iter().map(wait).collect()
 }
 
-/// With what the workers have logged, where `logs`.
+/// A shard's status; `logs`: includes the workers' log lines.
 fn shard_status(w: &Replica, logs: bool) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
     let staged = w.shard.staged_bytes();
@@ -210,7 +210,7 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<ShardConfig>>, m: &Meta, c: &C
             said,
         }
     };
-    // What a checkpoint says of evaluations every shard has; workers report to the first alone.
+    // Every shard has what a checkpoint says of evaluations; workers report only to the first.
     let is_first = shard == ShardId(0);
     ShardStatus {
         shard: shard.0,

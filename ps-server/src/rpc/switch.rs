@@ -1,4 +1,4 @@
-//! The live switch of the mode, as it is asked for from outside.
+//! The live switch of the mode, requested from outside.
 
 use super::convert::{MAX_SWITCHES, bad_mode};
 use crate::{
@@ -9,7 +9,7 @@ use paraft_common::{InForce, ModeChoice, ShardId};
 use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
 use tokio::sync::oneshot;
 
-/// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
+/// Answers one call; `hosted` is the requested replica, or why there is none here.
 pub async fn reply(hosted: Result<Replica, RefusalKind>, request: &SwitchModeRequest) -> SwitchModeReply {
     match switch(hosted, request).await {
         Ok(now) => SwitchModeReply { number: now.number, mode: now.mode.to_string(), refused: None },

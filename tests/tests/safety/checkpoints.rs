@@ -1,4 +1,4 @@
-//! Checkpoints: a job that goes on from one is the job that was never stopped.
+//! Checkpoints: a job that continues from one equals a job that was never stopped.
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::{Checkpoint, Folder, compare, tensors::TensorFile, weights};
@@ -23,7 +23,7 @@ use std::{
 
 const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24, 16]";
 const CONVNET: &str = "[model]\nkind = \"convnet\"";
-/// Everything with a memory: two slots, a clock, a warm-up, the global norm.
+/// Everything with a state: two slots, a clock, a warm-up, the global norm.
 const STATEFUL: &str = "[optimizer]\nkind = \"adam\"\nlr = 0.004\n[schedule]\nkind = \"cosine\"\nsteps = 60\nwarmup = 9\n[clip]\nnorm = 0.4";
 
 const ONE: FleetOptions = FleetOptions {
@@ -45,8 +45,9 @@ const THREE_SHARDS: FleetOptions = FleetOptions {
     closed: false,
 };
 
-/// A job with checkpoints in `dir`, by default every ten steps (but none while another is being written: only the
-/// first and the last are sure), on a fleet of its own; the fleet ends with the guard.
+/// A job with checkpoints in `dir`, by default every ten steps, on a fleet of its own; the fleet ends with
+/// the guard. No checkpoint starts while another is being written, so only the first and the last are
+/// certain.
 fn begin(fleet: FleetOptions, dir: &Path, text: &str, set: &[&str]) -> Result<(Fleet, Job)> {
     let fleet = Fleet::start(fleet)?;
     let place = format!("checkpoint.dir=\"{}\"", dir.display());
@@ -93,7 +94,7 @@ fn a_synchronous_job_goes_on_bit_for_bit() -> Result<()> {
             let rest = resume(fleet, b.path(), &step(a.path(), from), &text, &[&workers, &every])?;
             ensure!(bits(&whole) == bits(&rest), "{workers} from step {from}");
         }
-        // The optimizer's state too, and what comes later says the same of itself.
+        // The optimizer's state is equal, too, and later checkpoints have the same facts.
         for piece in ["model.safetensors", "optimizer.safetensors"] {
             let (x, y) = (step(a.path(), 50).join(piece), step(b.path(), 50).join(piece));
             ensure!(same_files(&x, &y)?, "{piece} of step 50");
@@ -101,7 +102,7 @@ fn a_synchronous_job_goes_on_bit_for_bit() -> Result<()> {
         let (x, y) = (Checkpoint::open(&step(a.path(), 50))?, Checkpoint::open(&step(b.path(), 50))?);
         assert_eq!(x.manifest().buckets, y.manifest().buckets);
         assert!(x.manifest().buckets.iter().all(|s| s.version == 50 && s.clock == 50.0));
-        // The test must be able to fail: another beginning ends elsewhere.
+        // The test must be able to fail: another start gives other weights.
         ensure!(!same_files(
             &step(a.path(), 10).join("model.safetensors"),
             &step(a.path(), 40).join("model.safetensors")
@@ -113,7 +114,7 @@ fn a_synchronous_job_goes_on_bit_for_bit() -> Result<()> {
 #[test]
 fn it_goes_on_with_other_shards_and_buckets() -> Result<()> {
     let (a, b) = (tempfile::tempdir()?, tempfile::tempdir()?);
-    // Without the global norm, whose sum is added up bucket by bucket, no bit depends on how buckets are cut.
+    // Without the global norm, whose sum goes bucket by bucket, no bit depends on how buckets are cut.
     let text =
         format!("{MLP}\n[optimizer]\nkind = \"adam\"\nlr = 0.004\n[schedule]\nkind = \"step\"\nevery = 15");
     let set = ["train.workers=2"];
@@ -148,7 +149,8 @@ fn running_statistics_go_on_with_the_weights() -> Result<()> {
 #[test]
 fn early_stopping_goes_on_where_it_was() -> Result<()> {
     let (a, b) = (tempfile::tempdir()?, tempfile::tempdir()?);
-    // No evaluation beats the first by 100: the rule fires after the fourth, whatever is stopped in between.
+    // No evaluation is better than the first by 100: the rule fires after the fourth, whatever stops in
+    // between.
     let rule = "eval.early_stop={ patience = 3, min_delta = 100.0 }";
     let set = [
         "train.workers=2",
@@ -173,7 +175,7 @@ fn early_stopping_goes_on_where_it_was() -> Result<()> {
 }
 
 #[test]
-fn asynchronous_jobs_state_their_versions_and_go_on_from_the_slowest() -> Result<()> {
+fn asynchronous_jobs_continue_from_the_slowest_version() -> Result<()> {
     for mode in ["ssp:2", "asp"] {
         let (a, b) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let mode = format!("train.mode={mode}");
@@ -187,7 +189,8 @@ fn asynchronous_jobs_state_their_versions_and_go_on_from_the_slowest() -> Result
         let slowest = m.clocks.iter().map(|c| c.step).min().context("clocks")?;
         assert_eq!(m.resume_step, slowest);
         assert!(m.buckets.iter().all(|s| s.version >= 10 && s.version <= 60), "{:?}", m.buckets);
-        // Other shards, another mode, another number of workers: the epoch stays, the position in it is mapped.
+        // Other shards, another mode, another number of workers: the epoch stays, and the position in it is
+        // mapped.
         for other in [
             &["train.workers=2", "train.max_steps=30", "train.mode=bsp"][..],
             &["train.workers=1", "train.max_steps=60"],
@@ -204,7 +207,7 @@ fn what_servers_hold_after_a_resume_is_what_the_checkpoint_says() -> Result<()> 
     let text = format!("{MLP}\n[optimizer]\nkind = \"adagrad\"\nlr = 0.01");
     run(ONE, dir.path(), &text, &["train.workers=1", "train.max_steps=30"])?;
     let from = Checkpoint::open(&step(dir.path(), 30))?; // the last
-    // One step with a rate of 0 changes neither weights nor where the job is; the version counts it.
+    // One step with rate 0 changes neither weights nor the job's position; the version counts it.
     let other = tempfile::tempdir()?;
     let set = ["train.workers=1", "train.max_steps=31", "optimizer.lr=0", "checkpoint.every_steps=1"];
     let (fleet, job) = begin(ONE, other.path(), &text, &set)?;
@@ -258,12 +261,12 @@ fn checkpoints_are_made_after_a_leader_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// The leader keeps one image: as long as somebody fetches it, no other is cut, or memory would grow with every
-/// writer that is slow.
+/// The leader keeps one image. While a reader fetches it, no other image is cut; otherwise memory would grow
+/// with every slow writer.
 #[test]
 fn no_second_image_while_one_is_being_fetched() -> Result<()> {
     let fleet = Fleet::start(ONE)?;
-    // More than what the windows of a connection let through to a reader that does not read.
+    // More than the windows of a connection let through to a reader that does not read.
     let ledger = Ledger { bucket_len: 1 << 18, extra: 16 << 20, ..Ledger::new(Mode::Bsp, 1, 9) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
@@ -307,8 +310,8 @@ fn no_second_image_while_one_is_being_fetched() -> Result<()> {
     Ok(())
 }
 
-/// Whoever asks for an image of now, between two of its steps, gets exactly its step's, whatever the others have pushed since: there is none
-/// of a step that somebody has not done.
+/// A worker that asks for an image between two of its steps gets exactly its step's, whatever other workers
+/// have pushed since: no image contains a step that some worker has not done.
 #[test]
 fn an_image_of_now_is_of_the_askers_step() -> Result<()> {
     let fleet = Fleet::start(THREE_SHARDS)?;
@@ -322,7 +325,7 @@ fn an_image_of_now_is_of_the_askers_step() -> Result<()> {
     early.push();
     late.push();
     let (_, _) = (early.pull()?, late.pull()?);
-    // On its way, and not complete without the other's.
+    // In flight, and not complete without the other worker's push.
     early.push();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let take = |step: u64| {
@@ -359,7 +362,7 @@ fn an_image_of_now_is_of_the_askers_step() -> Result<()> {
 }
 
 #[test]
-fn a_checkpoint_of_another_model_or_optimizer_is_refused_with_the_difference() -> Result<()> {
+fn checkpoint_of_another_model_is_refused_with_difference() -> Result<()> {
     let dir = tempfile::tempdir()?;
     run(ONE, dir.path(), MLP, &["train.workers=1", "train.max_steps=10"])?;
     let from = step(dir.path(), 10);
@@ -378,7 +381,7 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused_with_the_difference() -
     let error = resume(ONE, dir.path(), &from, MLP, &["train.workers=1", "train.max_steps=10"]);
     let error = format!("{:#}", error.expect_err("nothing is left"));
     ensure!(error.contains("nothing is left to train"), "{error}");
-    // Another rate is fine.
+    // Another rate is allowed.
     resume(
         ONE,
         dir.path(),

@@ -1,4 +1,5 @@
-//! Replicas hash their states at the same log indices; one that differs from the majority is stopped and replaced.
+//! Replicas hash their states at the same log indices; a replica that differs from the majority is stopped
+//! and replaced.
 
 use anyhow::{Result, ensure};
 use paraft_common::{Durability, Mode, ShardId};
@@ -9,7 +10,7 @@ use paraft_tests::{
 };
 use std::sync::Arc;
 
-/// Flips a bit of one weight of a replica, as failing memory does: no entry of the log says so.
+/// Flips a bit of one weight of a replica, as failing memory does: no log entry records it.
 fn flip(fleet: &Fleet, server: u32, shard: ShardId) -> Result<()> {
     let replica = fleet.replica(server, shard)?;
     let mut image = replica.shard.image();

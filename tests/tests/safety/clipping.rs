@@ -1,5 +1,5 @@
-//! Workers whose ranks have a part of the model each, and clip by the norm of the whole gradient, of which each rank sees a part: what they learn is
-//! what a worker with the whole model learns, whoever dies.
+//! Workers whose ranks each have a part of the model, and clip by the norm of the whole gradient, of which
+//! each rank sees a part: they learn what a worker with the whole model learns, whichever rank dies.
 
 use super::{
     pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits},
@@ -17,22 +17,22 @@ use std::thread;
 
 const CLIP: &str = "clip.norm=0.05";
 
-/// No optimizer that looks at a gradient's direction only: it would not see a factor.
+/// Not an optimizer that uses only a gradient's direction: it would not notice a factor.
 const SET: [&str; 2] = ["optimizer.kind=momentum", "optimizer.lr=0.05"];
 
-/// What slices and meshes add up comes in another order.
-const NEAR: f64 = 2e-3;
+/// Slices and meshes sum in another order.
+const TOLERANCE: f64 = 2e-3;
 
 fn clipped(at: &At, more: &[&str]) -> Result<Job> {
     on_digits(at, MLP, &[&SET[..], &[CLIP], more].concat())
 }
 
-/// As a worker with the whole model learns it; without the bound it learns something else.
+/// Learned by a worker with the whole model; without the bound the weights differ.
 fn whole(more: &[&str]) -> Result<Vec<f32>> {
     let whole = train(&clipped(&fleet(4)?.at, more)?)?;
     let free = train(&on_digits(&fleet(4)?.at, MLP, &[&SET[..], more].concat())?)?;
     let far = distance(&free, &whole);
-    ensure!(far > 20.0 * NEAR, "{more:?}: without clipping it is {far} away");
+    ensure!(far > 20.0 * TOLERANCE, "{more:?}: without clipping it is {far} away");
     Ok(whole)
 }
 
@@ -54,7 +54,7 @@ fn a_pipeline_clips_by_the_norm_of_the_whole_gradient() -> Result<()> {
             let far = distance(&one, &whole);
             assert!(one == whole, "{set:?}, {stages} stages: other bits, {far} away");
             let far = distance(&with(&["parallel.micro_batches=5", "parallel.schedule=gpipe"])?, &whole);
-            assert!(far < NEAR, "{set:?}, {stages} stages: {far} away");
+            assert!(far < TOLERANCE, "{set:?}, {stages} stages: {far} away");
         }
     }
     Ok(())
@@ -67,7 +67,7 @@ fn slices_and_meshes_clip_by_the_norm_of_the_whole_gradient() -> Result<()> {
         for mesh in [&["parallel.tensor=2"][..], &["parallel.tensor=2", "parallel.pipeline=2"]] {
             let set = [&["train.workers=1", mode][..], mesh].concat();
             let far = distance(&learn(&clipped(&fleet(4)?.at, &set)?)?, &alone);
-            assert!(far < NEAR, "{mode}, {mesh:?}: {far} away");
+            assert!(far < TOLERANCE, "{mode}, {mesh:?}: {far} away");
         }
     }
     // A round's mean is over meshes or over workers.
@@ -79,12 +79,12 @@ fn slices_and_meshes_clip_by_the_norm_of_the_whole_gradient() -> Result<()> {
     ] {
         let set = [&["train.workers=1", "train.group_size=2"][..], mesh].concat();
         let far = distance(&learn(&clipped(&fleet(4)?.at, &set)?)?, &two);
-        assert!(far < NEAR, "{mesh:?}: {far} away");
+        assert!(far < TOLERANCE, "{mesh:?}: {far} away");
     }
     Ok(())
 }
 
-/// One worker gets the same bits in every mode, also where its ranks hear of a switch at different steps.
+/// One worker gets the same bits in every mode, even if its ranks learn of a switch at different steps.
 #[test]
 fn a_switch_of_the_mode_changes_no_bit_of_one_worker() -> Result<()> {
     let long = ["train.workers=1", "train.max_steps=400", "train.epochs=99"];
@@ -114,7 +114,7 @@ fn a_switch_of_the_mode_changes_no_bit_of_one_worker() -> Result<()> {
     Ok(())
 }
 
-/// The next one closes its rounds again and asks for the norm again.
+/// The next leader closes its rounds again, and asks for the norm again.
 #[test]
 fn a_leader_that_dies_changes_no_bit() -> Result<()> {
     let long = ["train.max_steps=200", "train.epochs=99"];

@@ -6,7 +6,7 @@ use paraft_proto::{Connections, limits, services, shards_client::ShardsClient};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
-    raw::{Call, Flooded},
+    raw::{Call, FloodResult},
     wait,
 };
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ fn connections(fleet: &Fleet, server: u32) -> Result<Connections> {
 }
 
 #[test]
-fn two_thousand_silent_connections_are_closed_while_a_worker_trains() -> Result<()> {
+fn two_thousand_silent_connections_are_closed_in_training() -> Result<()> {
     const CROWD: usize = 2000;
     // Both ends are in this process.
     let limit = paraft_host::raise_descriptor_limit();
@@ -52,14 +52,14 @@ fn two_thousand_silent_connections_are_closed_while_a_worker_trains() -> Result<
 }
 
 #[test]
-fn streams_beyond_the_bound_of_a_connection_are_refused_and_the_others_are_served() -> Result<()> {
+fn streams_beyond_connection_bound_are_refused() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Asp, 1, 40) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
     let seen = Call::flood(&fleet.at.addresses[0], services::EXCHANGE, 50_000)?;
-    let Flooded { taken, refused, closed } = seen;
-    assert!((1..=limits::STREAMS).contains(&taken), "{seen:?}");
+    let FloodResult { taken, refused, closed } = seen;
+    assert!((1..=limits::MAX_STREAMS).contains(&taken), "{seen:?}");
     assert!(refused > 0 || closed, "{seen:?}");
     page.step()?;
     assert_eq!(page.run()?, vec![-1.0; ledger.len()]);
@@ -67,7 +67,7 @@ fn streams_beyond_the_bound_of_a_connection_are_refused_and_the_others_are_serve
 }
 
 #[test]
-fn a_server_tells_its_connections_apart_and_says_what_it_has_left() -> Result<()> {
+fn server_counts_connections_by_rank_and_free_places() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Bsp, 1, 8) };
     let mut page = ledger.join(&fleet.at, 0)?;
@@ -84,9 +84,9 @@ fn a_server_tells_its_connections_apart_and_says_what_it_has_left() -> Result<()
     Ok(())
 }
 
-/// Digests are asked for in a crowd: everybody gets one, and of the same state the same.
+/// Many clients ask for digests at once: each gets one, and the same one of the same state.
 #[test]
-fn crowd_that_asks_for_digests_is_answered_and_training_continues() -> Result<()> {
+fn crowd_asking_for_digests_is_answered_during_training() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let ledger = Ledger { bucket_len: 1 << 16, ..Ledger::new(Mode::Bsp, 1, 1 << 20) };
     let mut page = ledger.join(&fleet.at, 0)?;

@@ -1,4 +1,5 @@
-//! Every file that a server writes fails for a while, alone and with all others: every replica comes back by itself.
+//! Every file that a server writes fails for a while, alone and together with all others: every replica
+//! recovers by itself.
 
 use anyhow::{Context, Result};
 use paraft_client::Order;
@@ -24,14 +25,14 @@ use std::{
 const ERRORS: [i32; 5] = [5, 28, 24, 30, 122];
 const ASK: Duration = Duration::from_secs(5);
 const SERVERS: u32 = 4;
-/// Joined, and so knows its fleet's settings from others.
+/// A server that joined, and so learned its fleet's settings from others.
 const JOINED: u32 = 3;
 /// The first job that is submitted. No worker begins it.
 const STAYS: JobId = JobId(0);
-/// Is emptied in the second half.
+/// Drained in the second half.
 const DRAINED: u32 = 1;
 
-/// What fails, with which error, and where.
+/// Which file fails, with which error, and where.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     /// `None`: every file.
@@ -39,17 +40,17 @@ struct Cell {
     number: i32,
     /// `None`: on every server.
     server: Option<u32>,
-    /// It is killed meanwhile, and started again on its failing disk.
+    /// A server that is killed meanwhile, and starts again on its failing disk.
     killed: u32,
 }
 
-/// Every file alone, with one of the errors in turn; and all at once with each, on one server and on all. Each kind of server is
-/// killed in turn.
+/// Each file alone, with one of the errors in turn; and all together with each error, on one server and on
+/// all. Each kind of server is killed in turn.
 fn cells() -> Vec<Cell> {
     let turn = |i: usize| (ERRORS[i % ERRORS.len()], (i % SERVERS as usize) as u32);
     let alone = DataFile::ALL.iter().enumerate().map(|(i, file)| {
         let (number, killed) = turn(i);
-        // On one of three, the others can go on without it.
+        // On one of three, the others can continue without it.
         let server = (i % 3 == 2).then_some(killed);
         Cell { file: Some(*file), number, server, killed }
     });
@@ -64,7 +65,7 @@ fn ledger(name: &'static str) -> Ledger {
     Ledger { name, durability: Durability::QuorumDisk, grace_ms: 60_000, ..Ledger::new(Mode::Asp, 1, 6) }
 }
 
-/// A job of its own: it is submitted while nothing can be written, perhaps, and trained when it can.
+/// Trains a job of its own: it may be submitted while nothing can be written, and is trained when it can.
 fn train_a_job(fleet: &Fleet, name: &'static str) -> JoinHandle<Result<Vec<f32>>> {
     let (at, shape) = (
         At { shards: 2, ..fleet.at.clone() },
@@ -95,7 +96,8 @@ fn train_a_job(fleet: &Fleet, name: &'static str) -> JoinHandle<Result<Vec<f32>>
     })
 }
 
-/// So many entries that the group writes a snapshot. They change nothing: they are of another kind of group.
+/// Enough entries that the group writes a snapshot. They change nothing, since they are of another kind of
+/// group.
 async fn fill(group: Group) {
     for _ in 0..4200 {
         let entry = Change::Control(Command::Forget { server: ServerId(u64::MAX) });
@@ -116,7 +118,7 @@ fn set(fleet: &Fleet, cell: Cell, fails: bool) {
     }
 }
 
-/// Nothing of a server waits for its storage any more.
+/// Fails if anything of a server still waits for its storage.
 fn none_waits(fleet: &Fleet) -> Result<()> {
     for id in 0..SERVERS {
         let status = fleet.status(id, false)?;
@@ -129,7 +131,7 @@ fn none_waits(fleet: &Fleet) -> Result<()> {
 fn suffer(fleet: &mut Fleet, cell: Cell, name: &'static str, lasting: Duration) -> Result<()> {
     set(fleet, cell, true);
     let trained = train_a_job(fleet, name);
-    // Refused, and written down.
+    // Refused, and recorded.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for address in &fleet.at.addresses {
         let order = Order::Drain { server: ServerId(99), undo: true };
@@ -155,7 +157,7 @@ fn suffer(fleet: &mut Fleet, cell: Cell, name: &'static str, lasting: Duration) 
     Ok(())
 }
 
-/// What was changed, by its path within the data folder.
+/// The changed files, by path within the data folder.
 fn changed(fleet: &Fleet) -> BTreeSet<String> {
     let of = |id: u32| {
         let (paths, data) = (fleet.disk(id).recorded(), fleet.data(id));
@@ -165,7 +167,7 @@ fn changed(fleet: &Fleet) -> BTreeSet<String> {
 }
 
 fn start() -> Result<Fleet> {
-    // It is founded for no job: all are submitted.
+    // The fleet is founded for no job: all are submitted.
     let options = FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(0) };
     let mut fleet = Fleet::bind(options)?;
     (0..JOINED).for_each(|id| fleet.disk(id).record());
@@ -194,19 +196,20 @@ fn every_file_failing_alone_or_with_all_heals_by_itself() -> Result<()> {
     }
     fleet.drain(DRAINED, true)?;
     fleet.replicas_agree()?;
-    // An error that passes puts nothing aside.
+    // A temporary error quarantines nothing.
     for id in 0..SERVERS {
         let names = std::fs::read_dir(fleet.data(id))?.map(|f| Ok(f?.file_name().display().to_string()));
         let aside: Vec<String> =
             names.filter(|n| n.as_ref().is_ok_and(|n| n.contains(".aside-"))).collect::<Result<_>>()?;
         assert!(aside.is_empty(), "server {id} has put aside {aside:?}");
     }
-    // What nobody has named here has failed in none of them.
+    // A file missing from the list has failed in no cell.
     let changed = changed(&fleet);
     let file_of = |path: &String| DataFile::of(std::path::Path::new(path));
     let unknown: Vec<_> = changed.iter().filter(|p| file_of(p).is_none() && !is_a_folder(p)).collect();
     assert!(unknown.is_empty(), "these files are not in ps-server/src/files.rs: {unknown:?}");
-    // Spares and cuts take long logs and leaders that lost; the store's own tests have every byte of them fail.
+    // Spares and cuts need long logs and leaders that lost; the store's own tests make every byte of them
+    // fail.
     let written: BTreeSet<DataFile> = changed.iter().filter_map(file_of).collect();
     let rare = BTreeSet::from([DataFile::LogSpare, DataFile::LogCut]);
     let all: BTreeSet<DataFile> = DataFile::ALL.iter().copied().collect();
@@ -215,7 +218,7 @@ fn every_file_failing_alone_or_with_all_heals_by_itself() -> Result<()> {
     Ok(())
 }
 
-/// A replica's folder, or an own log's, which is removed or renamed as a whole.
+/// Whether it is a replica's folder, or a log's own, which is removed or renamed as a whole.
 fn is_a_folder(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name == "control" || name == "log" || name.starts_with("shard-")
@@ -237,7 +240,7 @@ fn disks_failing_for_a_minute_heal_by_themselves() -> Result<()> {
     Ok(())
 }
 
-/// The finding: a joined server, started again on a disk that has no room for a vote, leads its shards and refuses every
+/// Regression: a joined server restarts on a disk without room for a vote, leads its shards and refuses every
 /// session.
 #[test]
 fn joined_server_restarted_on_a_full_disk_serves_what_it_leads() -> Result<()> {
@@ -255,7 +258,7 @@ fn joined_server_restarted_on_a_full_disk_serves_what_it_leads() -> Result<()> {
     set(&fleet, cell, true);
     fleet.kill(JOINED);
     fleet.restart_on_its_disk(JOINED, true)?;
-    // A server that leads a shard serves it, whatever this one has read of what is agreed.
+    // A server that leads a shard serves it, however much of the agreed state this one has read.
     train(&fleet)?;
     for shard in JobShard::all(job, 2).chain(JobShard::all(STAYS, 2)) {
         let (leader, _) = fleet.leader_of(shard);

@@ -1,4 +1,4 @@
-//! The level `leader`, under leaders that die.
+//! The level `leader`, with leaders that die.
 
 use anyhow::{Context, Result, ensure};
 use paraft_common::{Durability, LeaderWindow, Mode, ShardId};
@@ -23,8 +23,8 @@ fn ledger(mode: Mode, workers: u32, steps: u64) -> Ledger {
     Ledger { durability: Durability::Leader, ..Ledger::new(mode, workers, steps) }
 }
 
-/// Trains the ledger on three servers; at step `at` of any worker, the leader of `shard` dies. Gives each worker's final
-/// weights, and the fleet.
+/// Trains the ledger on three servers; at step `at` of any worker, the leader of `shard` dies. Returns each
+/// worker's final weights, and the fleet.
 fn leader_dies(ledger: Ledger, shards: u32, shard: u32, at: u64) -> Result<(Vec<Vec<f32>>, Fleet)> {
     let mut fleet = Fleet::start(FleetOptions::replicated(shards))?;
     let furthest = Arc::new(AtomicU64::new(0));
@@ -40,10 +40,10 @@ fn leader_dies(ledger: Ledger, shards: u32, shard: u32, at: u64) -> Result<(Vec<
             }
             Ok(page.finish()?)
         };
-        // Not joined: a worker that waits for ever must fail the test, not hold it.
+        // Not joined: a worker that waits for ever must fail the test, not block it.
         thread::spawn(move || tell.send(work()));
     }
-    // Asked for before, so that nothing lies between the moment and the kill.
+    // Looked up before, so that nothing delays the kill.
     let (leader, _) = fleet.leader(ShardId(shard));
     wait::until("the job to get going", || furthest.load(SeqCst), |f| *f >= at);
     fleet.kill(leader);
@@ -59,9 +59,9 @@ fn leader_dies(ledger: Ledger, shards: u32, shard: u32, at: u64) -> Result<(Vec<
 }
 
 #[test]
-fn what_the_level_leader_loses_is_within_its_window_and_reported_push_for_push() -> Result<()> {
-    // One bucket holds the ledger, so every push has its own place. The window is so long in time that the count
-    // decides: nothing is replicated before half of it is full.
+fn level_leader_loses_at_most_its_window_and_reports_it() -> Result<()> {
+    // One bucket holds the ledger, so every push has its own place. The window's time is so long that its
+    // count decides: nothing is replicated before half of it is full.
     const WINDOW: u64 = 64;
     let mut seen = 0;
     for (mode, at) in [(Mode::Asp, 40), (Mode::Ssp(3), 70), (Mode::Asp, 111), (Mode::Asp, 150)] {
@@ -103,7 +103,8 @@ fn the_level_leader_loses_nothing_when_no_leader_dies() -> Result<()> {
     Ok(())
 }
 
-/// A leader whose followers are dead gets this many pushes, one a step. Gives the acks that it sends before it gives up.
+/// A leader whose followers are dead gets this many pushes, one for each step. Returns the acks that it sends
+/// before it gives up.
 fn pushed_to_a_leader_alone(ledger: Ledger, pushes: u64) -> Result<Vec<u64>> {
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
     let (leader, _) = fleet.leader(ShardId(0));
@@ -129,7 +130,7 @@ fn pushed_to_a_leader_alone(ledger: Ledger, pushes: u64) -> Result<Vec<u64>> {
 }
 
 #[test]
-fn a_leader_without_a_majority_acknowledges_no_more_than_its_window() -> Result<()> {
+fn leader_without_majority_acknowledges_at_most_its_window() -> Result<()> {
     for window in [1, 4] {
         let ledger = Ledger {
             bucket_len: 16,

@@ -16,7 +16,7 @@ use std::{
     thread,
 };
 
-/// Two workers that push until they are told to stop.
+/// Two workers that push until the test stops them.
 struct Load {
     ledger: Ledger,
     stop: Arc<AtomicBool>,
@@ -47,13 +47,13 @@ impl Load {
         Self { ledger, stop, steps, ended }
     }
 
-    /// So many steps more.
+    /// Waits for this many more steps.
     fn goes_on(&self, more: u64) {
         let upto = self.steps.load(SeqCst) + more;
         wait::until("the workers to go on", || self.steps.load(SeqCst), |s| *s >= upto);
     }
 
-    /// Ends the job: everything that was pushed must be in once, and nothing else.
+    /// Ends the job: every push must be applied once, and nothing else.
     fn ends(self, fleet: &Fleet) -> Result<()> {
         self.stop.store(true, SeqCst);
         let mut done = [0; 2];
@@ -85,28 +85,28 @@ fn replicas_on(fleet: &Fleet, server: u32) -> usize {
 }
 
 #[test]
-fn a_server_that_joins_under_load_takes_its_share_of_the_replicas() -> Result<()> {
+fn server_joining_under_load_takes_its_share_of_replicas() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(3))?;
     let load = Load::start(&fleet.at);
     load.goes_on(20);
     let new = fleet.join_server()?;
-    // Nine replicas on four servers: two each, and one has three.
+    // Nine replicas on four servers: two each, and three on one.
     wait::until("its share", || replicas_on(&fleet, new), |n| *n == 2);
     let d = fleet.whole()?;
     for s in &d.shards {
         ensure!(s.voters.len() == 3 && s.learners.is_empty(), "{s:?}");
     }
     load.goes_on(20);
-    // Its replicas are as good as the others': each shard is left with a majority that may hold one of them.
+    // Its replicas are as good as the others': each shard keeps a majority that may include one of them.
     let (leader, _) = fleet.leader(ShardId(0));
     fleet.kill(leader);
     load.goes_on(20);
     load.ends(&fleet)
 }
 
-/// The server that leads a shard is emptied and stopped while workers push.
+/// The server that leads a shard is drained and stopped while workers push.
 #[test]
-fn a_leaders_server_is_drained_under_load_and_stopped_without_a_push_lost() -> Result<()> {
+fn leaders_server_drained_under_load_loses_no_push() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions { servers: 4, ..FleetOptions::replicated(3) })?;
     let load = Load::start(&fleet.at);
     load.goes_on(20);
@@ -128,7 +128,7 @@ fn a_drain_that_is_taken_back_leaves_the_server_in_use() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(3))?;
     let load = Load::start(&fleet.at);
     load.goes_on(20);
-    // Three servers for three replicas: it can give its leadership away, and nothing else.
+    // Three servers for three replicas: it can transfer its leadership, but not its replicas.
     fleet.drain(0, false)?;
     let leads = || {
         let shards = fleet.status(0, false).map(|s| s.shards).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Gradients that travel in fewer bytes than they have.
+//! Gradients in compressed encodings.
 
 use anyhow::{Context, Result};
 use paraft_proof::Order;
@@ -8,13 +8,14 @@ use paraft_tests::{
 };
 use std::thread;
 
-/// Those that keep residuals are the last three.
+/// The last three keep residuals.
 const ENCODINGS: [&str; 7] = ["f32", "bf16", "f16", "int8", "sign", "top-k:0.02", "powersgd:2"];
 
-/// Decoded by the servers while they apply, on any replica, a push is what one process makes
-/// of the same bytes: decode, add up, apply. In BSP the log holds them one by one where that is fewer bytes. BatchNorm's statistics (the convnet has some) are not encoded.
+/// The servers decode a push while they apply it, on any replica: the result is that of one process that
+/// decodes, sums and applies the same bytes. In BSP the log holds pushes one by one if that is fewer bytes.
+/// BatchNorm's statistics (the convnet has some) are not encoded.
 #[test]
-fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes() -> Result<()> {
+fn encoded_pushes_are_applied_as_by_one_process() -> Result<()> {
     let mlp = "[model]\nkind = \"mlp\"\nhidden = [24, 16]";
     for encoding in ENCODINGS {
         for (model, workers, mode, optimizer, clip) in [
@@ -41,7 +42,8 @@ fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes()
             let single = paraft_proof::oracle(&job, Order::Shares)?;
             let differ = cluster.iter().zip(&single).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
             assert_eq!(differ, 0, "{set:?}: {:e} apart", distance(&single, &cluster));
-            // If nothing were encoded, the oracle that rounds nothing would be as near as the order of its sums (3e-7).
+            // If nothing were encoded, the oracle that rounds nothing would be as near as the order of its
+            // sums (3e-7).
             let apart = distance(&oracle(&job)?, &cluster);
             assert!(encoding == "f32" || apart > 5e-6, "{set:?}: {apart:e} from training in f32");
         }
@@ -49,8 +51,9 @@ fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes()
     Ok(())
 }
 
-/// What rounding costs in training (docs/convergence.md has the encodings that leave most of a gradient out): f32 gets 342 of the 360 held-out digits right, and the others may get 0.02 fewer or
-/// more of them (seven digits).
+/// The cost of rounding in training (docs/convergence.md has the encodings that leave most of a gradient
+/// out): f32 gets 342 of the 360 held-out digits right, and the others may get 0.02 fewer or more of them
+/// (seven digits).
 #[test]
 fn the_digits_are_learned_as_well_in_every_encoding_that_rounds() -> Result<()> {
     const MARGIN: f64 = 0.02;

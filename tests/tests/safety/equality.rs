@@ -12,8 +12,8 @@ const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24, 16]";
 const AUTOENCODER: &str = "[model]\nkind = \"autoencoder\"\nhidden = [16]";
 const CONVNET: &str = "[model]\nkind = \"convnet\"";
 
-/// Each with a rate that trains, and the distance from the oracle that is allowed after 50 steps, as a share of
-/// the largest weight.
+/// Each with a rate that trains, and the allowed distance from the oracle after 50 steps, as a share of the
+/// largest weight.
 const OPTIMIZERS: [(&str, &str, f64); 7] = [
     ("sgd", "lr = 0.1", LINEAR),
     ("momentum", "lr = 0.02", LINEAR),
@@ -23,12 +23,12 @@ const OPTIMIZERS: [(&str, &str, f64); 7] = [
     ("adam", "lr = 0.005", ADAPTIVE),
     ("adamw", "lr = 0.005", ADAPTIVE),
 ];
-/// The mean of n means and the mean over the union are the same sum in another order: they differ by a few units
-/// in the last place of an f32 (6e-8), and where the update is linear in the gradient that error only adds up.
-/// Measured: 3e-7 at most.
+/// The mean of n means and the mean over the union are the same sum in another order: they differ by a few
+/// units in the last place of an f32 (6e-8). If the update is linear in the gradient, that error only adds
+/// up. Measured: 3e-7 at most.
 const LINEAR: f64 = 1e-6;
-/// These divide by the root of a mean square: where a gradient cancels to nearly nothing, its rounding error is as
-/// large as itself, and the quotient passes it on at the size of the rate. Measured: 4e-6 at most.
+/// These divide by the root of a mean square: if a gradient cancels to nearly nothing, its rounding error is
+/// as large as itself, and the quotient passes it on at the size of the rate. Measured: 4e-6 at most.
 const ADAPTIVE: f64 = 1e-4;
 
 fn run(fleet: FleetOptions, text: &str, set: &[&str]) -> Result<(Vec<f32>, Vec<f32>)> {
@@ -45,7 +45,7 @@ fn initial(model: &str) -> Result<Vec<f32>> {
     oracle(&job(&nowhere, model, &["train.max_steps=1", "optimizer.kind=sgd", "optimizer.lr=0"])?)
 }
 
-/// The oracle must be able to fail: an error in one worker's share has to show.
+/// The oracle must be able to fail: an error in one worker's share must show.
 #[test]
 fn a_worker_that_saw_other_samples_would_be_noticed() -> Result<()> {
     let nowhere =
@@ -66,7 +66,7 @@ fn bsp_equals_the_oracle(model: &str) -> Result<()> {
             let set = [workers.as_str(), &kind, &rate, "cluster.bucket_bytes=1024"];
             let (cluster, single) = run(FleetOptions::default(), model, &set)?;
             let apart = distance(&single, &cluster);
-            // A trainer that does nothing would be equal too.
+            // A trainer that does nothing would be equal, too.
             let moved = distance(&single, &initial(model)?);
             assert!(moved > 0.05, "{set:?}: it moved by {moved:e} only");
             if apart > allowed {
@@ -79,22 +79,22 @@ fn bsp_equals_the_oracle(model: &str) -> Result<()> {
 }
 
 #[test]
-fn n_workers_in_bsp_train_logistic_regression_as_one_process_with_n_times_the_batch() -> Result<()> {
+fn bsp_logistic_regression_equals_one_process() -> Result<()> {
     bsp_equals_the_oracle(LOGISTIC)
 }
 
 #[test]
-fn n_workers_in_bsp_train_an_mlp_as_one_process_with_n_times_the_batch() -> Result<()> {
+fn bsp_mlp_equals_one_process() -> Result<()> {
     bsp_equals_the_oracle(MLP)
 }
 
 #[test]
-fn n_workers_in_bsp_train_an_autoencoder_as_one_process_with_n_times_the_batch() -> Result<()> {
+fn bsp_autoencoder_equals_one_process() -> Result<()> {
     bsp_equals_the_oracle(AUTOENCODER)
 }
 
 #[test]
-fn shards_replicas_clipping_and_a_schedule_do_not_change_what_is_learned() -> Result<()> {
+fn shards_replicas_clipping_and_schedule_change_no_weights() -> Result<()> {
     let schedule =
         "[schedule]\nkind = \"cosine\"\nsteps = 40\nmin_factor = 0.1\nwarmup = 5\nscale = \"linear\"";
     let text = format!("{MLP}\n[optimizer]\nkind = \"momentum\"\nlr = 0.01\n[clip]\nnorm = 0.5\n{schedule}");

@@ -1,4 +1,5 @@
-//! Held-out evaluations: each sample once an epoch, the final weights once, seen while they last, and over at once.
+//! Held-out evaluations: each sample once an epoch, the final weights once; visible while they last, and
+//! ended at once.
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::Folder;
@@ -29,19 +30,20 @@ const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \
 const HELD_OUT: u64 = 360;
 
 /// The job's model, which counts the samples that it evaluates.
-struct Counting {
+struct CountingModel {
     model: Box<dyn Model>,
     evaluated: Arc<AtomicU64>,
     /// Set when it has evaluated once.
     interrupt: Option<Arc<AtomicBool>>,
     takes: Duration,
-    says: Says,
+    says: LossScript,
 }
 
-/// The mean loss of each evaluation, instead of the right one; none: it fails. Behind the last of them all are right.
-type Says = Arc<Mutex<VecDeque<Option<f64>>>>;
+/// The mean loss that each evaluation returns instead of the true one; `None`: it fails. After the last entry
+/// all are true.
+type LossScript = Arc<Mutex<VecDeque<Option<f64>>>>;
 
-impl Model for Counting {
+impl Model for CountingModel {
     fn tensors(&self) -> Vec<paraft_common::TensorSpec> {
         self.model.tensors()
     }
@@ -85,7 +87,7 @@ struct Run {
     takes: Duration,
     dir: Option<PathBuf>,
     resume: Option<PathBuf>,
-    says: Says,
+    says: LossScript,
 }
 
 impl Run {
@@ -96,12 +98,12 @@ impl Run {
             takes: Duration::ZERO,
             dir: None,
             resume: None,
-            says: Says::default(),
+            says: LossScript::default(),
         }
     }
 
     fn worker(&self, job: &Job, rank: u32) -> Result<Result<WorkerReport, WorkerError>> {
-        let mut model = Counting {
+        let mut model = CountingModel {
             model: built(job)?,
             evaluated: self.evaluated.clone(),
             interrupt: self.interrupt.clone(),
@@ -132,7 +134,8 @@ impl Run {
     }
 }
 
-/// Trains two workers: how many samples were evaluated. The reported evaluation is that of the final weights.
+/// Trains two workers; returns the number of evaluated samples. The reported evaluation is that of the final
+/// weights.
 fn evaluated(set: &[&str]) -> Result<u64> {
     let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
     let all = [&["train.batch=35", "train.epochs=3", "cluster.bucket_bytes=1024"], set].concat();
@@ -174,11 +177,12 @@ fn the_final_weights_are_evaluated_once() -> Result<()> {
 }
 
 #[test]
-fn a_job_that_stops_early_evaluates_the_weights_that_it_stopped_at_once() -> Result<()> {
+fn early_stopped_job_evaluates_its_final_weights_once() -> Result<()> {
     let stops = "eval.early_stop={patience=1,min_delta=100.0}";
     for mode in ["train.mode=bsp", "train.mode=asp"] {
         let n = evaluated(&[mode, "eval.every_epoch=true", "train.epochs=30", stops])?;
-        // In asp a worker may hear of the end before its share of an epoch that the other has evaluated.
+        // In asp a worker may learn of the end before it evaluates its share of an epoch that the other has
+        // evaluated.
         let share = if mode.ends_with("asp") { HELD_OUT / 2 } else { HELD_OUT };
         ensure!(n < 6 * HELD_OUT && n.is_multiple_of(share), "{mode}: {n} samples");
     }
@@ -193,7 +197,7 @@ fn an_evaluation_that_is_interrupted_ends_at_once() -> Result<()> {
     let ended = run.worker(&job, 0)?;
     let code = ended.as_ref().err().map(WorkerError::exit_code);
     ensure!(code == Some(exit::INTERRUPTED), "{ended:?}");
-    // What a worker evaluates between two looks.
+    // The samples that a worker evaluates between two checks for an interrupt.
     ensure!(run.evaluated.load(SeqCst) == 256, "{} samples", run.evaluated.load(SeqCst));
     Ok(())
 }
@@ -215,7 +219,8 @@ fn an_evaluation_that_takes_long_says_how_far_it_is() -> Result<()> {
     Ok(())
 }
 
-/// The epochs of the evaluations of which the workers that wrote into this folder heard, but for that of the final weights.
+/// The epochs of the evaluations that the workers writing to this folder received, except that of the final
+/// weights.
 fn heard(folder: &Path) -> Result<Vec<(u64, u64)>> {
     let events = read_events(folder.join(METRICS_FILE))?;
     let of_shares = events.iter().filter_map(|e| match e {
@@ -228,7 +233,7 @@ fn heard(folder: &Path) -> Result<Vec<(u64, u64)>> {
 }
 
 #[test]
-fn a_job_that_goes_on_from_a_checkpoint_hears_of_no_evaluation_before_it() -> Result<()> {
+fn resumed_job_receives_no_evaluation_before_checkpoint() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [first, then] = ["first", "then"].map(|name| folder.path().join(name));
     let checkpoints = first.join("checkpoints");
@@ -245,7 +250,7 @@ fn a_job_that_goes_on_from_a_checkpoint_hears_of_no_evaluation_before_it() -> Re
     }
     let twice = |epochs: &[u64]| epochs.iter().flat_map(|epoch| [(*epoch, HELD_OUT); 2]).collect::<Vec<_>>();
     ensure!(heard(&first)? == twice(&[1, 2]), "{:?}", heard(&first)?);
-    // The checkpoint was cut before its own weights were evaluated, so that is done again.
+    // The checkpoint was cut before its own weights were evaluated, so that evaluation is repeated.
     ensure!(heard(&then)? == twice(&[2, 3, 4]), "{:?}", heard(&then)?);
     Ok(())
 }
@@ -258,7 +263,7 @@ fn who_is_left_evaluates_the_share_of_a_worker_that_is_gone() -> Result<()> {
         let job = job(&fleet.at, MLP, &set)?;
         let folder = tempfile::tempdir()?;
         let stays = Run { dir: Some(folder.path().to_path_buf()), ..Run::new() };
-        // It goes behind its first evaluation.
+        // It leaves after its first evaluation.
         let goes = Run { interrupt: Some(Arc::default()), evaluated: stays.evaluated.clone(), ..Run::new() };
         thread::scope(|s| -> Result<()> {
             let (stays, goes, job) = (&stays, &goes, &job);
@@ -278,7 +283,8 @@ fn who_is_left_evaluates_the_share_of_a_worker_that_is_gone() -> Result<()> {
                 _ => None,
             })
             .collect();
-        // One bound ahead, who is fastest may have come to the second epoch's end with all three there.
+        // With a staleness bound of one, the fastest worker may have reached the second epoch's end while all
+        // three were in the job.
         let whole = if mode.ends_with("bsp") { 1 } else { 3 };
         let short = counts.iter().any(|(epoch, count)| *epoch >= whole && *count != HELD_OUT);
         ensure!(!short && counts.iter().any(|(epoch, _)| *epoch == 3), "{mode}: {counts:?}");
@@ -289,14 +295,14 @@ fn who_is_left_evaluates_the_share_of_a_worker_that_is_gone() -> Result<()> {
 }
 
 #[test]
-fn a_checkpoint_is_not_the_best_by_what_is_left_of_an_evaluation() -> Result<()> {
+fn incomplete_evaluation_makes_no_checkpoint_the_best() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let folder = tempfile::tempdir()?;
     let place = format!("checkpoint.dir=\"{}\"", folder.path().display());
     let set =
         ["train.batch=35", "train.epochs=4", "eval.every_epoch=true", "checkpoint.every_epochs=1", &place];
     let job = job(&fleet.at, MLP, &set)?;
-    // Its share of the second epoch is easy; from then on all samples are its own.
+    // Its share of the second epoch is easy; from then on it has all samples.
     let stays = Run::new();
     stays.says.lock().expect("held by nobody who panicked").extend([2.0, 0.5].map(Some));
     let goes = Run::new();

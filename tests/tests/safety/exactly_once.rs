@@ -1,4 +1,4 @@
-//! An acknowledged push is applied exactly once, whoever dies.
+//! An acknowledged push is applied exactly once, whichever server dies.
 
 use anyhow::{Context, Result};
 use paraft_common::{Mode, ShardId, Step};
@@ -18,8 +18,8 @@ use std::{
     thread,
 };
 
-/// Trains the ledger with two workers on three servers; once the job has come to step `at`, the leader of
-/// `shard` dies.
+/// Trains the ledger with two workers on three servers; once the job reaches step `at`, the leader of `shard`
+/// dies.
 fn leader_dies(mode: Mode, shard: u32, at: u64) -> Result<()> {
     const STEPS: u64 = 60;
     let mut fleet = Fleet::start(FleetOptions::replicated(3))?;
@@ -73,8 +73,8 @@ fn ssp_pushes_are_applied_exactly_once_when_a_leader_dies() -> Result<()> {
     leader_dies(Mode::Ssp(2), 0, 23)
 }
 
-/// Trains on three servers; with `kill`, the leader of that shard dies once its buckets have been updated often
-/// enough.
+/// Trains on three servers; with `kill`, the leader of that shard dies once its buckets have this many
+/// updates.
 fn train_through(set: &[&str], kill: Option<(u32, u64)>) -> Result<Vec<f32>> {
     let text =
         "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \"adam\"\nlr = 0.01\n[clip]\nnorm = 0.3";
@@ -97,9 +97,9 @@ fn train_through(set: &[&str], kill: Option<(u32, u64)>) -> Result<Vec<f32>> {
 }
 
 #[test]
-fn a_job_that_loses_a_leader_learns_the_same_bits_as_one_that_does_not() -> Result<()> {
-    // BSP with two workers, and every mode with one, depend on nothing but the data; the norm of the whole
-    // gradient crosses all three shards at every step.
+fn lost_leader_changes_no_bit_of_the_weights() -> Result<()> {
+    // BSP with two workers, and every mode with one, depend only on the data; the norm of the whole gradient
+    // crosses all three shards at every step.
     for set in [["train.mode=bsp", "train.workers=2"], ["train.mode=asp", "train.workers=1"]] {
         let calm = train_through(&set, None)?;
         for kill in [(0, 5), (1, 20), (2, 40)] {
@@ -112,7 +112,7 @@ fn a_job_that_loses_a_leader_learns_the_same_bits_as_one_that_does_not() -> Resu
 }
 
 #[test]
-fn a_push_that_is_sent_again_is_applied_once_in_flight_and_afterwards() -> Result<()> {
+fn repeated_push_is_applied_once_in_flight_and_later() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Bsp, 2, 2) };
     let address = &fleet.at.addresses[0];
@@ -124,12 +124,12 @@ fn a_push_that_is_sent_again_is_applied_once_in_flight_and_afterwards() -> Resul
     for _ in 0..3 {
         a.send(to_shard::Kind::Push(push(1, 1, 0, 1.0, 4)));
     }
-    // One stream keeps its order: when this refusal is here, the pushes before it were looked at.
+    // A stream keeps its order: once this refusal arrives, the pushes before it were handled.
     a.send(to_shard::Kind::Push(push(9, 9, 0, 1.0, 4)));
     assert_eq!(a.refused()?.seq, 9);
     b.send(to_shard::Kind::Push(push(1, 1, 0, 3.0, 4)));
     assert_eq!((a.ack()?, b.ack()?), ((1, 1), (1, 1)));
-    // Afterwards: acknowledged again, with the version that it is in, and not applied.
+    // Afterwards: acknowledged again, with its original version, and not applied.
     a.send(to_shard::Kind::Push(push(1, 1, 0, 1.0, 4)));
     assert_eq!(a.ack()?, (1, 1));
     let weights = a.pull(1)?;
@@ -140,7 +140,7 @@ fn a_push_that_is_sent_again_is_applied_once_in_flight_and_afterwards() -> Resul
 }
 
 #[test]
-fn a_push_that_is_sent_again_after_a_break_is_acknowledged_and_not_applied() -> Result<()> {
+fn repeated_push_after_a_break_is_acknowledged_not_applied() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Asp, 1, 4) };
     let address = &fleet.at.addresses[0];

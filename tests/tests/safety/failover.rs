@@ -1,4 +1,5 @@
-//! Failover on evidence: a leader whose process has ended is replaced at once, and evidence that is false loses nothing.
+//! Failover on evidence: a leader whose process has ended is replaced at once, and false evidence loses
+//! nothing.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use paraft_common::{Durability, Mode, ShardId, Step};
@@ -18,13 +19,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A follower that waits for silence stands after three to four times this long: longer than any test waits.
-const NEVER: Duration = Duration::from_secs(25);
+/// A follower that waits for silence starts an election after three to four times this long: longer than any
+/// test waits.
+const LONG_ELECTION: Duration = Duration::from_secs(25);
 
 /// A worker that trains: what it did, and its last weights.
 type Training = JoinHandle<Result<(u64, Vec<f32>, u64)>>;
 
-/// Two workers with more steps than they will make; they stop when they are told to.
+/// Two workers with more steps than they will make, until the test stops them.
 struct Work {
     ledger: Ledger,
     furthest: Arc<AtomicU64>,
@@ -35,8 +37,8 @@ struct Work {
 impl Work {
     fn begin(fleet: &Fleet, durability: Durability) -> Self {
         const STEPS: u64 = 4_000;
-        // Nobody may lose its session: it would go on at the other's step, and of a step that is made again, or passed over, the
-        // weights can't tell whose fault it was.
+        // No worker may lose its session: it would continue at the other's step. After a repeated or skipped
+        // step the weights cannot show whose fault it was.
         let ledger = Ledger { durability, grace_ms: 60_000, ..Ledger::new(Mode::Asp, 2, STEPS) };
         let (furthest, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let workers = (0..2)
@@ -58,13 +60,13 @@ impl Work {
         Self { ledger, furthest, stop, workers }
     }
 
-    /// Returns when a worker has made so many steps more.
+    /// Returns when a worker has made this many more steps.
     fn goes_on(&self, steps: u64) {
         let from = self.furthest.load(SeqCst);
         wait::until("the workers to go on", || self.furthest.load(SeqCst), |f| *f >= from + steps);
     }
 
-    /// Ends it; every push must have been applied exactly once.
+    /// Ends the workers; every push must have been applied exactly once.
     fn ends(self) -> Result<()> {
         self.stop.store(true, SeqCst);
         let ends = self.workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
@@ -88,9 +90,10 @@ fn fleet(options: FleetOptions) -> Result<Fleet> {
 }
 
 #[test]
-fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()> {
+fn leader_with_ended_process_is_replaced_without_timer() -> Result<()> {
     for durability in [Durability::QuorumMemory, Durability::QuorumDisk] {
-        let mut fleet = fleet(FleetOptions { shards: 3, durability, election: NEVER, ..Default::default() })?;
+        let mut fleet =
+            fleet(FleetOptions { shards: 3, durability, election: LONG_ELECTION, ..Default::default() })?;
         let work = Work::begin(&fleet, durability);
         work.goes_on(5);
         let (leader, before) = fleet.leader(ShardId(0));
@@ -99,7 +102,7 @@ fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()
         let (next, after) = fleet.leader(ShardId(0));
         assert_ne!(next, leader);
         assert!(after.term > before.term);
-        // All its groups had to find another, and each found one.
+        // All its groups had to find another leader, and each found one.
         for shard in 1..3 {
             assert_ne!(fleet.leader(ShardId(shard)).0, leader);
         }
@@ -111,8 +114,8 @@ fn a_leader_whose_process_has_ended_is_replaced_without_any_timer() -> Result<()
 }
 
 #[test]
-fn the_control_group_and_those_that_sleep_find_a_leader_without_any_timer() -> Result<()> {
-    let mut fleet = fleet(FleetOptions { shards: 2, election: NEVER, ..Default::default() })?;
+fn control_and_sleeping_groups_find_leader_without_timer() -> Result<()> {
+    let mut fleet = fleet(FleetOptions { shards: 2, election: LONG_ELECTION, ..Default::default() })?;
     let asleep = |fleet: &Fleet| {
         let all = fleet.alive().into_iter().flat_map(|id| [(id, ShardId(0)), (id, ShardId(1))]);
         all.into_iter().all(|(id, s)| fleet.replica(id, s).is_ok_and(|r| r.group.is_asleep()))
@@ -122,13 +125,13 @@ fn the_control_group_and_those_that_sleep_find_a_leader_without_any_timer() -> R
     let leads = fleet.at.addresses.iter().position(|a| *a == leads).context("its address is of the list")?;
     fleet.kill(leads as u32);
     fleet.describe().context("the control group")?;
-    // Whoever comes for the shards wakes them, and they find out then.
+    // A worker wakes the shards, and they notice it then.
     let work = Work::begin(&fleet, Durability::default());
     work.goes_on(5);
     work.ends()
 }
 
-/// Who was seen to lead in which term; fails where a term has two.
+/// The leaders seen in each term; fails if a term has two.
 #[derive(Default)]
 struct Leaders(BTreeMap<u64, BTreeSet<u64>>);
 
@@ -152,8 +155,9 @@ impl Leaders {
     }
 }
 
-/// Pushes go on while all connections are reset every so often, and, with `refuse`, the leader's address refuses others for
-/// some time: the leader lives, and everything speaks against it. Gives the terms that began, and the seconds that it took.
+/// Pushes continue while all connections are reset again and again and, with `refuse`, the leader's address
+/// refuses others for a while: the leader lives, and all evidence is against it. Returns the number of new
+/// terms, and the seconds that it took.
 fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
     let mut fleet = fleet(FleetOptions { shards: 1, proxies: true, ..Default::default() })?;
     let work = Work::begin(&fleet, Durability::default());
@@ -166,7 +170,7 @@ fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
         if refuse {
             faults.refused.insert(leader);
             fleet.put(&faults);
-            thread::sleep(Duration::from_millis(20)); // until nobody listens
+            thread::sleep(Duration::from_millis(20)); // until no process listens
         }
         (0..3).for_each(|server| *faults.resets.entry(server).or_default() += 1);
         fleet.put(&faults);
@@ -189,9 +193,9 @@ fn under_false_evidence(refuse: bool) -> Result<(u64, f64)> {
     Ok((leaders.terms(), took))
 }
 
-/// Its streams are well; nothing that is pushed on them can be taken.
+/// Its streams work, but no push on them can be committed.
 #[test]
-fn who_pushes_to_a_leader_that_has_lost_its_majority_is_sent_away_and_gives_up() -> Result<()> {
+fn worker_of_leader_without_majority_gives_up() -> Result<()> {
     let durability = Durability::QuorumDisk;
     let mut fleet = fleet(FleetOptions { shards: 1, durability, ..Default::default() })?;
     let ledger = Ledger { durability, ..Ledger::new(Mode::Asp, 1, 4) };
@@ -207,7 +211,7 @@ fn who_pushes_to_a_leader_that_has_lost_its_majority_is_sent_away_and_gives_up()
     let shard = || fleet.status(leads, false).ok().and_then(|s| s.shards.into_iter().next());
     let says = shard().context("its status")?;
     assert!(!says.leads, "{says:?}");
-    // With a majority it serves again, and what nobody knew the end of is in once.
+    // With a majority it serves again, and pushes of unknown outcome are applied once.
     others.iter().try_for_each(|id| fleet.restart_server(*id))?;
     fleet.whole()?;
     let mut page = ledger.join(&fleet.at, 0)?;
@@ -228,7 +232,7 @@ fn connections_that_are_reset_are_no_evidence() -> Result<()> {
 }
 
 #[test]
-fn evidence_that_is_false_costs_less_than_an_election_a_second_and_nothing_is_lost() -> Result<()> {
+fn false_evidence_causes_few_elections_and_loses_nothing() -> Result<()> {
     let (terms, took) = under_false_evidence(true)?;
     assert!(terms > 0, "it looked like the leader's end, and nobody stood");
     assert!((terms as f64) < took, "{terms} elections in {took:.1} s");

@@ -1,4 +1,4 @@
-//! A group of ranks is one worker.
+//! A group of ranks acts as one worker.
 
 use anyhow::{Context, Result};
 use paraft_tests::{
@@ -59,14 +59,14 @@ fn batch_norm_sees_the_batches_of_all_ranks() -> Result<()> {
     let (group, single) = with(&["train.workers=1", "train.group_size=2"])?;
     let apart = distance(&single, &group);
     assert!(apart < 2e-5, "{apart:e}");
-    // Workers that are no group each have statistics of their own.
+    // Workers that form no group each have their own statistics.
     let (workers, _) = with(&["train.workers=2"])?;
     let without = distance(&single, &workers);
     assert!(without > 100.0 * apart, "{without:e} and {apart:e}");
     Ok(())
 }
 
-/// Ranks of one worker in threads; `work` sees them run.
+/// Runs ranks of one worker in threads; `work` observes them.
 fn ranks(
     set: &[&str],
     leaves: &[(u32, Duration)],
@@ -96,7 +96,7 @@ fn ranks(
             stops[*rank as usize].store(true, Relaxed);
         }
         for rank in back {
-            // The one before it has ended: a rank is one process.
+            // Its predecessor has ended: a rank is one process.
             let (at, _) = threads.iter().enumerate().find(|(_, t)| t.0 == *rank).context("it was there")?;
             let (_, before) = threads.swap_remove(at);
             let ended = before.join().map_err(|_| anyhow::anyhow!("a rank panicked"))?;
@@ -146,7 +146,7 @@ fn who_comes_back_is_taken_in_and_ends_with_the_same_weights() -> Result<()> {
 }
 
 #[test]
-fn ranks_that_apply_the_gradients_themselves_learn_what_servers_would_have_learned() -> Result<()> {
+fn ranks_applying_gradients_learn_what_servers_learn() -> Result<()> {
     for (kind, more) in [
         ("momentum", "[clip]\nnorm = 0.5"),
         ("adamw", "[schedule]\nkind = \"cosine\"\nsteps = 40\nwarmup = 5"),
@@ -166,7 +166,7 @@ fn ranks_that_apply_the_gradients_themselves_learn_what_servers_would_have_learn
         let with = |exchange| run(&text, &[&set(exchange)[..], &[kind.as_str()]].concat());
         let (servers, _) = with("train.exchange=servers")?;
         let (own, single) = with("train.exchange=all-reduce")?;
-        // Clipping by the norm adds the squares up in another order.
+        // Clipping by the norm sums the squares in another order.
         let apart = distance(&servers, &own);
         assert!(apart <= if more.contains("norm") { 1e-6 } else { 0.0 }, "{kind}: {apart:e}");
         assert!(distance(&single, &own) < 1e-4, "{kind}: {:e}", distance(&single, &own));
@@ -179,7 +179,7 @@ fn ranks_that_apply_the_gradients_themselves_learn_what_servers_would_have_learn
 }
 
 #[test]
-fn ranks_with_weights_of_their_own_go_on_without_those_that_leave() -> Result<()> {
+fn ranks_with_own_weights_continue_without_leaving_ones() -> Result<()> {
     let soon = Duration::from_millis(500);
     let set = ["train.group_size=3", "train.max_steps=20000", "train.exchange=all-reduce"];
     for (leaves, back) in [(&[(0, soon), (1, soon)][..], &[][..]), (&[(0, soon)], &[0])] {

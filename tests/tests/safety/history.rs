@@ -1,6 +1,6 @@
-//! What real workers saw of a real shard while its leader died, checked by stateright against a sequential model: is
-//! there an order of all pushes and reads, in which each lies between its call and its answer, that one copy of the
-//! shard could have produced?
+//! What real workers saw of a real shard while its leader died, checked by stateright against a sequential
+//! model. Is there an order of all pushes and reads, each between its call and its answer, that one copy of
+//! the shard could have produced?
 
 use anyhow::{Result, ensure};
 use paraft_common::Mode;
@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A shard with one bucket: which pushes are in, and so its version.
+/// A shard with one bucket: the applied pushes, whose number is the version.
 #[derive(Clone, Debug, Default)]
 struct Model {
     applied: BTreeSet<usize>,
@@ -30,16 +30,16 @@ struct Model {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Op {
-    /// The push with the 1 at this place.
+    /// The push with the 1 at this index.
     Push(usize),
     Read,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum Ret {
-    /// Acknowledged; with the version that contains it, or a later one where it was sent again.
+    /// Acknowledged; with the version that contains it, or a later one if it was sent again.
     Pushed(u64),
-    /// The places that are not 0, and the version.
+    /// The indices that are not 0, and the version.
     Weights(BTreeSet<usize>, u64),
 }
 
@@ -82,7 +82,7 @@ fn new_history() -> History {
     LinearizabilityTester::new(Model::default())
 }
 
-/// A worker by hand: one push or read at a time, which it repeats, in the same session, until it is answered.
+/// A scripted worker: one push or read at a time, which it repeats in the same session until it is answered.
 struct Worker {
     id: u32,
     at: At,
@@ -96,7 +96,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// A stream with the session open, at whichever server leads.
+    /// A stream with an open session, at the current leader.
     fn stream(&mut self) -> Result<&mut Stream> {
         let began = Instant::now();
         while self.stream.is_none() {
@@ -132,12 +132,12 @@ impl Worker {
         Ok(Some(stream))
     }
 
-    /// Sends until `answer` has read what it wants.
+    /// Repeats the message until `answer` accepts a reply.
     fn ask<T>(&mut self, kind: to_shard::Kind, answer: impl Fn(&from_shard::Kind) -> Option<T>) -> Result<T> {
         loop {
             let stream = self.stream()?;
             stream.send(kind.clone());
-            // Anything else is the answer to an earlier try, or the end of this stream.
+            // Anything else answers an earlier try, or ends this stream.
             while let Ok(Some(message)) = stream.receive() {
                 if let Some(found) = answer(&message) {
                     return Ok(found);
@@ -204,7 +204,7 @@ impl Worker {
     }
 }
 
-/// The history of three workers; the shard's leader dies whenever the job has come to one of `kills` pushes.
+/// The history of three workers; the shard's leader dies whenever the job reaches one of `kills` pushes.
 fn history(kills: &[u64], steps: u64) -> Result<History> {
     const WORKERS: u32 = 3;
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
@@ -244,13 +244,13 @@ fn history(kills: &[u64], steps: u64) -> Result<History> {
 }
 
 #[test]
-fn what_workers_see_while_leaders_die_is_what_one_copy_could_have_shown() -> Result<()> {
+fn history_under_leader_deaths_is_linearizable() -> Result<()> {
     let history = history(&[12, 60], 40)?;
     assert!(history.is_consistent(), "no order explains it: {history:#?}");
     Ok(())
 }
 
-/// The check of the check.
+/// Checks the checker.
 #[test]
 fn histories_that_no_single_copy_could_have_shown_are_refused() {
     let play = |events: &[(u32, Result<Op, Ret>)]| {
@@ -267,7 +267,7 @@ fn histories_that_no_single_copy_could_have_shown_are_refused() {
     let (push, read) = (|p| Ok(Op::Push(p)), || Ok(Op::Read));
     let pushed = |v| Err(Ret::Pushed(v));
     let saw = |places: &[usize]| Err(weights(places));
-    // Right: a read while a push is under way may show it or not; an unanswered push may be in.
+    // Legal: a read during a push may show it or not; an unanswered push may be applied.
     assert!(play(&[(0, push(1)), (1, read()), (1, saw(&[])), (0, pushed(1)), (1, read()), (1, saw(&[1]))]));
     assert!(play(&[(0, push(1)), (1, read()), (1, saw(&[1])), (0, pushed(1))]));
     assert!(play(&[(0, push(1)), (1, read()), (1, saw(&[1]))]), "no answer came, and it is in");
@@ -275,10 +275,10 @@ fn histories_that_no_single_copy_could_have_shown_are_refused() {
     assert!(!play(&[(0, push(1)), (0, pushed(1)), (1, read()), (1, saw(&[]))]));
     // Seen, and then gone.
     assert!(!play(&[(0, push(1)), (1, read()), (1, saw(&[1])), (1, read()), (1, saw(&[]))]));
-    // Applied twice: a version too many.
+    // Applied twice: the version is one too high.
     let twice = Err(Ret::Weights(BTreeSet::from([1]), 2));
     assert!(!play(&[(0, push(1)), (0, pushed(1)), (0, read()), (0, twice)]));
-    // Two readers who disagree about the order of two pushes.
+    // Two readers that disagree about the order of two pushes.
     assert!(!play(&[
         (0, push(1)),
         (1, push(2)),
@@ -289,6 +289,6 @@ fn histories_that_no_single_copy_could_have_shown_are_refused() {
         (0, pushed(1)),
         (1, pushed(2)),
     ]));
-    // Nobody pushed it.
+    // No worker pushed it.
     assert!(!play(&[(0, read()), (0, saw(&[7]))]));
 }

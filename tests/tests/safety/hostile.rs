@@ -1,4 +1,4 @@
-//! Bad input is refused in words, changes nothing, and the server lives on.
+//! Bad input is refused with a reason and changes nothing, and the server keeps running.
 
 use anyhow::{Context, Result};
 use paraft_common::{Mode, ShardId};
@@ -23,7 +23,7 @@ fn fleet() -> Result<(Fleet, Ledger)> {
     Ok((fleet, Ledger { bucket_len: 4, grace_ms: 1, ..Ledger::new(Mode::Asp, 1, 12) }))
 }
 
-/// A well-behaved worker does the whole job.
+/// A correct worker does the whole job.
 fn serves_a_good_client(fleet: &Fleet, ledger: &Ledger) -> Result<()> {
     assert_eq!(ledger.join(&fleet.at, 0)?.run()?, vec![-1.0; ledger.len()]);
     Ok(())
@@ -142,7 +142,7 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
     assert_eq!(stream.ack()?, (1, 1));
     let status = fleet.leader(ShardId(0)).1;
     assert_eq!((status.refused, status.pushes), (count + 1, 1));
-    // Sums that overflow are a worker's nonsense, not the server's end.
+    // Sums that overflow are a worker's error, and must not end the server.
     for epoch in [1, 2] {
         stream.send(Kind::Report(Report { epoch, loss_sum: f64::MAX, correct: u64::MAX, count: u64::MAX }));
     }
@@ -154,7 +154,7 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
 }
 
 #[test]
-fn two_workers_whose_evaluations_overflow_do_not_stop_the_server() -> Result<()> {
+fn overflowing_evaluations_do_not_stop_the_server() -> Result<()> {
     let (fleet, ledger) = fleet()?;
     let address = &fleet.at.addresses[0];
     let (mut a, _) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
@@ -191,7 +191,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
         assert_eq!(stream.receive()?, None, "{words}: the stream ends");
         Ok(())
     };
-    // Before there is any job: none of these may configure one.
+    // Before there is a job: none of these may configure one.
     refused(Some(Kind::Push(push(1, 1, 0, 1.0, 4))), "must be Open")?;
     refused(None, "must be Open")?;
     refused(Some(Kind::Open(Open { protocol: 99, ..right.clone() })), "protocol 99")?;
@@ -210,7 +210,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
     let nan = paraft_common::optim::OptimizerConfig::sgd(f64::NAN);
     refused(Some(with_job(changed(&|j| j.optimizer = nan.clone())?)), "[optimizer] lr")?;
     assert_eq!(fleet.shard().buckets, 0, "no job was taken");
-    // With one.
+    // With a job.
     let (mut owner, opened) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
     refused(Some(with_job(changed(&|j| j.name = "another".into())?)), "trains job `ledger`, not `another`")?;
     refused(Some(with_job(changed(&|j| j.mode = Mode::Bsp.into())?)), "mode = \"bsp\"")?;
@@ -220,7 +220,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
         Some(Kind::Open(Open { worker: 1, session: opened.session, ..right.clone() })),
         "worker w1 has no",
     )?;
-    // And the one that was right is still there.
+    // The correct stream is still open.
     owner.pull(0)?;
     drop(owner);
     serves_a_good_client(&fleet, &ledger)
@@ -229,11 +229,11 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
 #[test]
 fn a_session_is_taken_up_again_only_by_who_was_told_its_number() -> Result<()> {
     let (fleet, ledger) = fleet()?;
-    let ledger = Ledger { grace_ms: 60_000, ..ledger }; // it says nothing for as long as the strangers take
+    let ledger = Ledger { grace_ms: 60_000, ..ledger }; // it is silent for as long as the strangers take
     let address = &fleet.at.addresses[0];
     let right = open(&ledger.job(), 0)?;
     let (mut owner, opened) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
-    // What a stranger may guess, and what anyone may read.
+    // Values that a stranger may guess, and values that any client may read.
     let shown: Vec<u64> =
         fleet.leader(ShardId(0)).1.members.iter().flat_map(|m| [m.session, m.session << 40]).collect();
     let near = [opened.session ^ 1, opened.session.wrapping_add(1)];
@@ -260,7 +260,7 @@ fn the_same_job_in_other_words_is_the_same_job() -> Result<()> {
     let address = &fleet.at.addresses[0];
     let (_owner, _) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
     let text = ledger.job().to_toml()?;
-    // Keys of the top level in another order; tables stay where they are.
+    // Top-level keys in another order; the tables stay in place.
     let top = text.find("\n[").expect("tables");
     let mut lines: Vec<&str> = text[..top].lines().collect();
     lines.reverse();
@@ -277,7 +277,7 @@ fn a_message_for_a_session_that_is_not_open_yet_is_refused() -> Result<()> {
     let (fleet, ledger) = fleet()?;
     let address = &fleet.at.addresses[0];
     drop(Stream::open(address, &ledger.job(), 3, &[(0, 4), (2, 4)])?);
-    // Sent right behind Open, before the server has said Opened: a join takes a proposal's time.
+    // Sent right after Open, before the server has sent Opened: a join takes as long as a proposal.
     let mut stream = Stream::connect(address)?;
     stream.send(Kind::Open(open(&ledger.job(), 4)?));
     stream.send(Kind::Push(push(1, 1, 0, 0.0, 4)));
@@ -285,20 +285,20 @@ fn a_message_for_a_session_that_is_not_open_yet_is_refused() -> Result<()> {
     while let Some(kind) = stream.receive()? {
         match kind {
             paraft_proto::from_shard::Kind::Refused(r) => words.push(r.message),
-            // Or the join was quicker than the push; then it is a push like any other.
+            // Or the join was faster than the push; then it is an ordinary push.
             paraft_proto::from_shard::Kind::Ack(_) => break,
             _ => {}
         }
     }
     assert!(words.iter().all(|w| w.contains("must be Open")), "{words:?}");
     drop(stream);
-    // Where the push went in, the good worker starts behind it.
+    // If the push was applied, the correct worker starts after it.
     ledger.join(&fleet.at, 0)?.run()?;
     Ok(())
 }
 
 #[test]
-fn bytes_that_are_no_messages_are_refused_and_the_server_lives_on() -> Result<()> {
+fn invalid_bytes_are_refused_and_the_server_keeps_running() -> Result<()> {
     let (fleet, ledger) = fleet()?;
     let address = &fleet.at.addresses[0];
     let unknown = b"cannot be read: ";
@@ -310,9 +310,9 @@ fn bytes_that_are_no_messages_are_refused_and_the_server_lives_on() -> Result<()
     exchange(&prefix(1 << 30), false)?.expect(unknown)?;
     exchange(&prefix(limits::MAX_MESSAGE_BYTES as u32 + 1), false)?.expect(unknown)?;
     exchange(&[&prefix(100)[..], &[0; 10]].concat(), true)?.expect(unknown)?; // truncated
-    exchange(&[&prefix(4)[..], &[0xff; 4]].concat(), false)?.expect(unknown)?; // no protobuf
-    exchange(&[1, 0, 0, 0, 1, 0], false)?.expect(unknown)?; // says that it is compressed
-    exchange(&[&prefix(2)[..], &[0x0d, 1]].concat(), false)?.expect(unknown)?; // Open as another wire type
+    exchange(&[&prefix(4)[..], &[0xff; 4]].concat(), false)?.expect(unknown)?; // not protobuf
+    exchange(&[1, 0, 0, 0, 1, 0], false)?.expect(unknown)?; // claims to be compressed
+    exchange(&[&prefix(2)[..], &[0x0d, 1]].concat(), false)?.expect(unknown)?; // Open with another wire type
     exchange(&[], true)?.expect(b"must be Open")?;
     let mut nonsense = Call::connect(address)?;
     nonsense.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")?;
@@ -364,7 +364,7 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
     expect(PeerRequest { fleet: 0, ..to(0, own) }, "belongs to another fleet");
     expect(PeerRequest { from: 1 << 32 | 7, ..to(0, own) }, "is no member of shard 0");
     expect(to(u32::MAX, own), "is no member of the control group");
-    // Valid messages of every kind, which would end the group for ever if they were believed.
+    // Valid messages of every kind. If a server believed them, they would end the group for ever.
     for term in [u64::MAX, 1 << 62, 1 << 40] {
         for (kind, header, bulk) in stranger::forged::<Change>(term, ReplicaId(member)) {
             let message = PeerRequest { call: kind as i32, header, ..to(0, own) };

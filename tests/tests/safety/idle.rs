@@ -1,4 +1,4 @@
-//! Groups that have nothing to do sleep, and nothing is lost by it.
+//! Groups without work sleep, and lose nothing by it.
 
 use anyhow::{Result, ensure};
 use paraft_common::ShardId;
@@ -35,7 +35,7 @@ fn groups_without_work_sleep_and_train_as_if_they_had_not() -> Result<()> {
     assert_eq!(trained(&fleet)?, trained(&Fleet::start(FleetOptions::replicated(SHARDS))?)?, "bit for bit");
     let after: Vec<u64> = (0..SHARDS).map(|s| fleet.leader(ShardId(s)).1.term).collect();
     assert_eq!(before, after, "nobody was elected: the leaders woke");
-    // The job is done: they sleep again, with what they have; also where somebody else has woken one.
+    // The job is done: they sleep again, with their state; even if another client has woken one.
     all_asleep(&fleet);
     let (leader, _) = fleet.leader(ShardId(1));
     fleet.replica(leader, ShardId(1))?.group.wake();
@@ -62,9 +62,9 @@ fn a_leader_that_dies_in_its_sleep_is_replaced() -> Result<()> {
     Ok(())
 }
 
-/// The followers sleep too when the leader dies and a worker comes at once: who is asked wakes.
+/// The followers sleep, too, when the leader dies and a worker comes at once: the server it asks wakes.
 #[test]
-fn a_worker_that_comes_right_after_a_sleeping_leader_died_finds_the_next() -> Result<()> {
+fn worker_finds_next_leader_after_a_sleeping_one_died() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(SHARDS))?;
     all_asleep(&fleet);
     fleet.kill(fleet.leader(ShardId(0)).0);

@@ -1,4 +1,4 @@
-//! Several jobs on one fleet: what happens to one of them is none of the others' affair.
+//! Several jobs on one fleet: no job is affected by another.
 
 use anyhow::{Context, Result};
 use paraft_client::ClientError;
@@ -26,7 +26,7 @@ fn standing(servers: u32) -> Result<Fleet> {
     Fleet::start(FleetOptions { servers, shards: 0, replicas: 3, ..FleetOptions::default() })
 }
 
-/// A ledger's workers, each in a thread, and how far they are.
+/// A ledger's workers, each in a thread, and their progress.
 struct Workers {
     furthest: Arc<AtomicU64>,
     threads: Vec<JoinHandle<Result<Vec<f32>, ClientError>>>,
@@ -56,7 +56,7 @@ impl Workers {
         wait::until("the job to get going", || self.furthest.load(SeqCst), |at| *at >= step);
     }
 
-    /// Every push was applied once.
+    /// Ends the workers, and checks that every push was applied once.
     fn end_exactly(self, ledger: &Ledger) -> Result<()> {
         let expected = if ledger.mode.averages() { -0.5 } else { -1.0 };
         for worker in self.threads {
@@ -74,7 +74,7 @@ fn held(fleet: &Fleet, server: u32) -> Result<BTreeSet<u32>> {
 }
 
 #[test]
-fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_is_deleted() -> Result<()> {
+fn jobs_stay_exact_while_servers_die_and_a_job_is_deleted() -> Result<()> {
     let mut fleet = standing(5)?;
     let names = ["bsp", "asp", "gone", "greedy"];
     let ids: Vec<JobId> = [(names[0], 2), (names[1], 3), (names[2], 2), (names[3], 2)]
@@ -94,7 +94,7 @@ fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_
     fleet.kill(fleet.leader_of(JobShard::first(ids[0])).0);
     bsp.come_to(30);
     fleet.end_job("gone", true)?;
-    // Before the next one dies, others have what the first one had: a shard survives one of its three.
+    // Before the next server dies, others have the replicas of the first: a shard survives one of its three.
     wait::until(
         "the dead server's replicas to be replaced",
         || fleet.describe(),
@@ -110,7 +110,7 @@ fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_
         let why = ended.expect_err("its job is gone").to_string();
         assert!(why.contains("no job `gone`"), "{why}");
     }
-    // Nothing of it is left, in memory or as files.
+    // Nothing of it is left, in memory or in files.
     for id in fleet.alive() {
         wait::until(
             "what is left of it to go",
@@ -131,9 +131,8 @@ fn jobs_are_exact_each_for_itself_beside_a_greedy_one_while_servers_die_and_one_
 }
 
 #[test]
-fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leader_dies_on_the_way()
--> Result<()> {
-    // Of five servers three have a replica: what a leader needs is often elsewhere.
+fn job_starts_from_anothers_weights_despite_leader_death() -> Result<()> {
+    // Three of five servers have a replica: a leader's source is often on another one.
     let mut fleet = standing(5)?;
     let text = "[model]\nkind = \"mlp\"\nhidden = [96]";
     let shards = |n| At { shards: n, ..fleet.at.clone() };
@@ -141,7 +140,7 @@ fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leade
     fleet.submit("first", 2)?;
     let learned =
         train(&job(&first, text, &["name=first", "train.workers=2", "cluster.bucket_bytes=1024"])?)?;
-    // Nothing is learned: what it ends with is what it began with.
+    // Nothing is learned: its final weights are its first.
     let like = |name: &str, more: &[&str]| {
         let name = format!("name={name}");
         let set = [&[&*name, "train.workers=2", "cluster.bucket_bytes=1024", "train.init=job:first"], more]
@@ -157,7 +156,7 @@ fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leade
     fleet.kill(fleet.leader_of(shard).0);
     let began = trains.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
     assert!(began == learned, "other weights");
-    // What does not fit, and what is not there, is said.
+    // The errors name what does not fit, and what is missing.
     fleet.submit("third", 5)?;
     let refused = |job: &Job| worker(job, 0).expect_err("refused");
     let larger = like("third", &["model.hidden=[97]"])?;
@@ -168,7 +167,7 @@ fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leade
     assert!(why.contains("job `first`") && why.contains("not there"), "{why}");
     let why = format!("{:#}", refused(&like("third", &["train.init=job:third"])?));
     assert!(why.contains("its own weights"), "{why}");
-    // Nobody waits for what nobody has begun.
+    // A job does not wait for another that no worker has begun.
     fleet.submit("fourth", 5)?;
     let why = format!("{:#}", refused(&like("fourth", &["train.init=job:third"])?));
     assert!(why.contains("job `third`") && why.contains("has not begun"), "{why}");
@@ -176,7 +175,7 @@ fn a_job_begins_with_the_weights_of_another_wherever_they_lie_also_where_a_leade
 }
 
 #[test]
-fn a_job_that_is_stopped_ends_where_it_is_and_its_neighbour_goes_on() -> Result<()> {
+fn stopped_job_ends_at_its_step_and_the_other_continues() -> Result<()> {
     let fleet = standing(3)?;
     let neighbour = Ledger { name: "b", ..Ledger::new(Mode::Bsp, 2, 100) };
     for name in ["bsp", "asp", "b"] {
@@ -221,7 +220,7 @@ fn a_worker_of_one_job_is_none_of_another() -> Result<()> {
     fleet.submit("b", 1)?;
     let address = || fleet.at.addresses[fleet.leader_of(JobShard::first(JobId(0))).0 as usize].clone();
     let ledger = |name| Ledger { name, ..Ledger::new(Mode::Asp, 1, 4) };
-    // Who leads the control group knows all names.
+    // The leader of the control group knows all names.
     let leader = fleet.describe()?.leader;
     let mut stranger = Stream::connect(&leader)?;
     stranger.send(to_shard::Kind::Open(open(&ledger("c").job(), 0)?));

@@ -1,4 +1,5 @@
-//! The ways between workers and servers: the same bits over each, and workers that misuse what they share.
+//! The transports between workers and servers: the same bits over each, and workers that misuse shared
+//! memory.
 
 use anyhow::{Context, Result, bail, ensure};
 use paraft_client::Transport;
@@ -34,31 +35,31 @@ use std::{
     time::Duration,
 };
 
-/// What was asked for through a proxy.
+/// Counts of what a proxy has passed.
 #[derive(Default)]
-struct Asked {
+struct ProxyCounts {
     exchanges: AtomicU64,
     appends: AtomicU64,
     /// Lanes of appends that have ended.
     ended: AtomicU64,
-    /// Connections that said nothing: somebody looked whether anyone listens.
+    /// Connections without data: checks whether a process listens.
     dials: AtomicU64,
 }
 
-/// What lies between does with what begins as a lane.
+/// What the proxy does with the start of a lane.
 #[derive(Clone, Copy, PartialEq)]
 enum Lanes {
     Passes,
-    /// As a proxy that only knows HTTP/2.
+    /// Closes it, like a proxy that only knows HTTP/2.
     Closes,
-    /// It keeps the connection, and says nothing.
+    /// Keeps the connection, and answers nothing.
     Swallows,
 }
 
-/// Passes bytes on to `to`. Gives its address, and counts lanes.
-fn between(to: String, lanes: Lanes) -> Result<(String, Arc<Asked>)> {
+/// Forwards bytes to `to`. Returns the proxy's address and its counts.
+fn between(to: String, lanes: Lanes) -> Result<(String, Arc<ProxyCounts>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let (address, asked) = (listener.local_addr()?.to_string(), Arc::new(Asked::default()));
+    let (address, asked) = (listener.local_addr()?.to_string(), Arc::new(ProxyCounts::default()));
     let count = asked.clone();
     thread::spawn(move || {
         for mut socket in listener.incoming().flatten() {
@@ -135,7 +136,7 @@ fn the_way_to_the_servers_changes_no_bit_of_what_is_learned() -> Result<()> {
 }
 
 /// Three servers, each behind a proxy.
-fn behind(shards: u32, lanes: Lanes) -> Result<(Fleet, Vec<Arc<Asked>>)> {
+fn behind(shards: u32, lanes: Lanes) -> Result<(Fleet, Vec<Arc<ProxyCounts>>)> {
     let mut fleet = Fleet::bind(FleetOptions::replicated(shards))?;
     let mut asked = Vec::new();
     for address in &mut fleet.at.addresses {
@@ -148,19 +149,19 @@ fn behind(shards: u32, lanes: Lanes) -> Result<(Fleet, Vec<Arc<Asked>>)> {
     Ok((fleet, asked))
 }
 
-fn sum(asked: &[Arc<Asked>], of: fn(&Asked) -> &AtomicU64) -> u64 {
+fn sum(asked: &[Arc<ProxyCounts>], of: fn(&ProxyCounts) -> &AtomicU64) -> u64 {
     asked.iter().map(|a| of(a).load(SeqCst)).sum()
 }
 
 #[test]
-fn a_lane_that_ends_because_nothing_is_pushed_makes_nobody_look_after_the_leader() -> Result<()> {
+fn ended_idle_lane_causes_no_check_of_the_leader() -> Result<()> {
     let (fleet, asked) = behind(1, Lanes::Passes)?;
-    // The worker stays, so that its shard does not sleep.
+    // The worker stays, so that its shard stays awake.
     let bulk = Ledger { bucket_len: VALUES, extra: VALUES - 8, ..Ledger::new(Mode::Asp, 1, 100) };
     let mut page = bulk.join(&fleet.at, 0)?;
     page.begin()?;
-    // The first bulk comes on a stream that began without any; while one follower changes to a lane the other's stream may take
-    // what comes, and its next may begin with an entry without bulk.
+    // The first bulk goes on a stream that began without any. While one follower changes to a lane, the
+    // other's stream may take it, and the follower's next stream may begin with an entry without bulk.
     let both = || sum(&asked, |a| &a.appends) >= 2;
     for _ in 0..90 {
         page.step()?;
@@ -171,7 +172,7 @@ fn a_lane_that_ends_because_nothing_is_pushed_makes_nobody_look_after_the_leader
     ensure!(both(), "bulk went over HTTP/2");
     let (lanes, dials) = (sum(&asked, |a| &a.appends), sum(&asked, |a| &a.dials));
     wait::until("the lanes to the followers to end", || sum(&asked, |a| &a.ended), |n| *n >= lanes);
-    // Who looks does so at once.
+    // A check happens at once.
     thread::sleep(Duration::from_millis(300));
     let dials = sum(&asked, |a| &a.dials) - dials;
     ensure!(dials == 0, "leaders were looked after {dials} times");
@@ -181,12 +182,12 @@ fn a_lane_that_ends_because_nothing_is_pushed_makes_nobody_look_after_the_leader
 }
 
 #[test]
-fn appends_go_over_lanes_and_over_http_where_nothing_else_comes_through() -> Result<()> {
+fn appends_use_lanes_and_fall_back_to_http() -> Result<()> {
     const SHARDS: u32 = 2;
-    // What is short goes over HTTP/2 anyway.
+    // Short messages go over HTTP/2 anyway.
     let text = "[model]\nkind = \"mlp\"\nhidden = [512]\n[optimizer]\nkind = \"adam\"\nlr = 0.01";
     let set = ["train.max_steps=40", "train.batch=16", "train.epochs=9", "train.mode=bsp", "train.workers=2"];
-    // Where lanes are swallowed each is waited for in vain, one after the other.
+    // A proxy that swallows lanes makes each one time out, one after the other.
     let set = [&set[..], &["cluster.timeout_ms=180000"]].concat();
     let learn = |lanes: Lanes| -> Result<(Vec<u32>, u64)> {
         let (fleet, asked) = behind(SHARDS, lanes)?;
@@ -199,14 +200,14 @@ fn appends_go_over_lanes_and_over_http_where_nothing_else_comes_through() -> Res
     ensure!(asked >= 2 * u64::from(SHARDS), "{asked} lanes for {SHARDS} shards with two followers each");
     let (http, asked) = learn(Lanes::Closes)?;
     ensure!(lanes == http, "HTTP/2 makes other weights than lanes");
-    // Each of three servers finds it out of each other one, and it may do so for all groups at once.
+    // Each of three servers learns it from each other server, possibly for all groups at once.
     ensure!((1..=6 * groups).contains(&asked), "{asked} lanes were tried in vain");
     ensure!(lanes == learn(Lanes::Swallows)?.0, "nor where they are swallowed");
     Ok(())
 }
 
-/// A worker's lane by hand, over shared memory that it goes on writing to.
-struct ByHand {
+/// A worker's lane made by hand, over shared memory that it keeps writing to.
+struct ScriptedLane {
     socket: UnixStream,
     memory: OwnedFd,
     read: Vec<u8>,
@@ -214,10 +215,10 @@ struct ByHand {
 
 const VALUES: usize = 1 << 16;
 
-/// The first number of a frame that says that the other side has mapped the memory.
+/// The first number of a frame that says that the peer has mapped the memory.
 const MAPPED: u32 = u32::MAX - 2;
 
-impl ByHand {
+impl ScriptedLane {
     fn open(address: &str, job: &ServerJob) -> Result<Self> {
         let path = paraft_host::socket_path(address).context("no socket")?;
         let mut socket = UnixStream::connect(path)?;
@@ -237,7 +238,7 @@ impl ByHand {
         Ok(hand)
     }
 
-    /// A frame that says that memory comes, with a descriptor.
+    /// Sends a frame that announces memory, with a descriptor.
     fn show(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -248,7 +249,7 @@ impl ByHand {
         Ok(())
     }
 
-    /// A message whose payload, if it has one, lies in its memory.
+    /// Sends a message; its payload, if any, lies in the shared memory.
     fn send(&self, kind: to_shard::Kind, payload: Option<(u32, u64)>) -> Result<()> {
         let header = ToShard { kind: Some(kind) }.encode_to_vec();
         let mut frame = [header.len() as u32, u32::from(payload.is_some())].map(u32::to_le_bytes).concat();
@@ -289,7 +290,7 @@ impl ByHand {
         }
     }
 
-    /// Opens a session and gives the shard its weights.
+    /// Opens a session and sends the shard its weights.
     fn begin(address: &str, job: &ServerJob) -> Result<Self> {
         for _ in 0..500 {
             let mut hand = Self::open(address, job)?;
@@ -317,12 +318,12 @@ fn one_bucket(workers: u32) -> ServerJob {
 }
 
 #[test]
-fn a_worker_that_writes_after_handing_over_makes_no_two_replicas_differ() -> Result<()> {
+fn worker_writing_after_handover_diverges_no_replicas() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let job = one_bucket(1);
     let (leader, _) = fleet.leader(ShardId(0));
-    let mut hand = ByHand::begin(&fleet.at.addresses[leader as usize], &job)?;
-    // The initial weights are in before it begins to write.
+    let mut hand = ScriptedLane::begin(&fleet.at.addresses[leader as usize], &job)?;
+    // The initial weights are in before it starts to write.
     hand.send(
         to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }),
         Some((VALUES as u32 * 4, 0)),
@@ -334,7 +335,7 @@ fn a_worker_that_writes_after_handing_over_makes_no_two_replicas_differ() -> Res
     let writes = thread::spawn(move || -> Result<u64> {
         let mut times = 0;
         while !stopped.load(SeqCst) {
-            // Finite most of the time: a push that is seen while it is NaN is refused, and that is all.
+            // Finite most of the time: a push that is read while it is NaN is only refused.
             let value = if times % 7 == 0 { f32::NAN } else { times as f32 };
             for at in (0..VALUES).step_by(1024) {
                 pwrite(&memory, &value.to_le_bytes().repeat(1024), at as u64 * 4)?;
@@ -371,7 +372,7 @@ fn a_place_that_is_not_there_ends_the_lane_and_nothing_else() -> Result<()> {
     let job = one_bucket(2);
     let bytes = VALUES as u32 * 4;
     for (len, place) in [(bytes, 4096), (bytes, 1 << 40), (bytes, u64::MAX - 4095), (100, 1)] {
-        let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+        let mut hand = ScriptedLane::begin(&fleet.at.addresses[0], &job)?;
         hand.send(to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }), Some((len, place)))?;
         match hand.receive()? {
             None | Some(from_shard::Kind::Refused(_)) => {}
@@ -382,13 +383,13 @@ fn a_place_that_is_not_there_ends_the_lane_and_nothing_else() -> Result<()> {
     let shrinks = memfd_create("shrinks", MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&shrinks, u64::from(bytes))?;
     for fd in [shrinks, tempfile::tempfile()?.into()] {
-        let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+        let mut hand = ScriptedLane::begin(&fleet.at.addresses[0], &job)?;
         hand.show(fd.as_fd())?;
         let _ = hand.send(to_shard::Kind::Heartbeat(Default::default()), None);
         let end = hand.receive();
         ensure!(matches!(end, Ok(None | Some(from_shard::Kind::Refused(_))) | Err(_)), "{end:?}");
     }
-    let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+    let mut hand = ScriptedLane::begin(&fleet.at.addresses[0], &job)?;
     hand.send(to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }), Some((bytes, 0)))?;
     let answer = hand.receive()?;
     ensure!(matches!(&answer, Some(from_shard::Kind::Ack(_))), "{answer:?}");
@@ -397,16 +398,16 @@ fn a_place_that_is_not_there_ends_the_lane_and_nothing_else() -> Result<()> {
 
 const CHILD: &str = "PARAFT_LANE_CHILD";
 const STEPS: u64 = 400;
-/// Each of two workers is killed so often, and another takes its place.
+/// Each of two workers is killed this often, and another takes its place.
 const KILLS: u32 = 12;
 
-/// Four buckets of 64 KiB; a page for every worker that comes, and one for who looks at them in the end.
+/// Four buckets of 64 KiB: a page for every worker that comes, and one for the final reader.
 fn wide() -> Ledger {
     let pages = 2 * (KILLS + 1) + 1;
     Ledger { pages, bucket_len: 1 << 14, extra: 3 << 14, ..Ledger::new(Mode::Asp, 2, STEPS) }
 }
 
-/// Not a test by itself: what a worker's process does that is killed.
+/// Not a test by itself: the process of a worker that is killed.
 #[test]
 fn a_worker_of_the_ledger() -> Result<()> {
     let Ok(addresses) = std::env::var(CHILD) else { return Ok(()) };
@@ -424,10 +425,11 @@ fn a_worker_of_the_ledger() -> Result<()> {
 }
 
 #[test]
-fn workers_that_are_killed_while_they_write_lose_no_acknowledged_push_and_double_none() -> Result<()> {
+fn workers_killed_while_writing_lose_and_double_no_push() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let addresses = fleet.at.addresses.join(" ");
-    // A worker's process; gives the steps whose pushes were acknowledged, since their pulls were answered.
+    // Runs a worker's process; returns the steps whose pushes were acknowledged, since their pulls were
+    // answered.
     let run = |worker: u32, kill_after: Option<usize>| -> Result<Vec<u64>> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--exact", "lanes::a_worker_of_the_ledger", "--nocapture"])

@@ -1,4 +1,4 @@
-//! The shape of the code: who may depend on whom. ARCHITECTURE.md says why.
+//! The structure of the code: which crate may depend on which. ARCHITECTURE.md says why.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -9,8 +9,8 @@ use std::{
     process::Command,
 };
 
-/// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
-/// to ARCHITECTURE.md.
+/// Our crates, and for each the crates that it may use. A missing name is a new crate: add it here and to
+/// ARCHITECTURE.md.
 const EDGES: [(&str, &[&str]); 32] = [
     ("simd", &[]),
     ("common", &["simd"]),
@@ -134,13 +134,13 @@ const EDGES: [(&str, &[&str]); 32] = [
     ),
 ];
 
-/// CUDA, one call of the allocator and one that maps a file, memory that two processes share, memory of Python's, and the Fakes of the
-/// CUDA libraries.
+/// Unsafe code: CUDA, one call of the allocator and one that maps a file, memory shared by two processes,
+/// Python's memory, and the fakes of the CUDA libraries.
 const MAY_BE_UNSAFE: [&str; 5] = ["host", "compute", "lanes", "python", "fake-cuda"];
 
 struct Package {
     dir: PathBuf,
-    /// Of ordinary and build dependencies: what a user of the crate gets.
+    /// Ordinary and build dependencies: what a user of the crate gets.
     dependencies: BTreeSet<String>,
 }
 
@@ -175,7 +175,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for path in entries.flatten().map(|e| e.path()) {
         let inner = path.file_name().is_some_and(|n| n == "target" || n.to_string_lossy().starts_with('.'));
-        // A folder with a manifest of its own is another crate.
+        // A folder with its own manifest is another crate.
         if path.is_dir() && !inner && !path.join("Cargo.toml").exists() {
             files.extend(sources(&path));
         } else if path.extension().is_some_and(|e| e == "rs") {
@@ -185,7 +185,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Lines of code, without comments and without what stands in quotes (a log filter may name a crate).
+/// Lines of code, without comments and quoted text (a log filter may name a crate).
 fn code(path: &Path) -> Result<Vec<(usize, String)>> {
     let text = fs::read_to_string(path)?;
     let cut = |l: &str| {
@@ -263,8 +263,8 @@ fn libraries_that_may_have_to_go_are_named_in_one_place() -> Result<()> {
     Ok(())
 }
 
-/// Wire types stop at `rpc/`, and at `raft/` those of Raft's own messages; refusals are domain types that know their form on
-/// the wire.
+/// Wire types stop at `rpc/`, and those of Raft's own messages at `raft/`. Refusals are domain types that
+/// know their wire form.
 #[test]
 fn wire_types_stay_at_the_doors_of_the_server() -> Result<()> {
     let server = root().join("ps-server/src");
@@ -301,7 +301,7 @@ fn wire_types_stay_at_the_doors_of_the_server() -> Result<()> {
     Ok(())
 }
 
-/// The rooms that a file uses: what stands after `path` (`crate::`, `super::`), also in a list.
+/// The modules that a file uses: the names after `path` (`crate::`, `super::`), also in a list.
 fn rooms_used(text: &str, path: &str) -> BTreeSet<String> {
     let mut used = BTreeSet::new();
     for (at, _) in text.match_indices(path) {
@@ -330,7 +330,7 @@ fn rooms_used(text: &str, path: &str) -> BTreeSet<String> {
     used
 }
 
-/// A room, and those that it uses directly or through others.
+/// A module, and those that it uses directly or through others.
 fn reached<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a str> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(room) = next.pop() {
@@ -343,14 +343,14 @@ fn reached<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> 
     seen
 }
 
-/// Tests may look anywhere.
+/// The code outside of tests, which may use any module.
 fn outside_tests(path: &Path) -> Result<String> {
     let lines = code(path)?.into_iter().map(|(_, line)| line).take_while(|l| l.trim() != "#[cfg(test)]");
     Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
 #[test]
-fn files_of_raft_and_of_the_store_s_log_do_not_need_each_other_in_circles() -> Result<()> {
+fn files_of_raft_and_store_log_have_no_cycles() -> Result<()> {
     for room in ["ps-server/src/raft", "ps-server/store/src/log"] {
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for path in sources(&root().join(room)) {
@@ -370,7 +370,7 @@ fn files_of_raft_and_of_the_store_s_log_do_not_need_each_other_in_circles() -> R
     Ok(())
 }
 
-/// A write past the store's `Disk` would be one that no test makes fail.
+/// A write that bypasses the store's `Disk` is one that no test can make fail.
 #[test]
 fn server_writes_files_only_through_the_store_disk() -> Result<()> {
     const WRITES: [&str; 12] = [
@@ -396,7 +396,7 @@ fn server_writes_files_only_through_the_store_disk() -> Result<()> {
         }
         seen += 1;
         for line in outside_tests(&path)?.lines() {
-            // A server's own socket is no file of its data folder.
+            // A server's own socket is not a file of its data folder.
             let socket = path.ends_with("src/server.rs") && line.contains("fs::remove_file(path)");
             let writes = WRITES.iter().find(|w| line.contains(**w) && !socket);
             assert!(writes.is_none(), "{} writes past the disk: {line}", path.display());
@@ -406,8 +406,8 @@ fn server_writes_files_only_through_the_store_disk() -> Result<()> {
     Ok(())
 }
 
-/// `raft/` replicates what it is given: of the rest of the server it uses a thread pool, a codec and the names of files, and its
-/// tests besides what logs of this server hold.
+/// `raft/` replicates opaque entries. Of the rest of the server it uses a thread pool, a codec and file
+/// names; its tests also use the contents of this server's logs.
 #[test]
 fn raft_does_not_know_what_it_replicates() -> Result<()> {
     let mut seen = 0;
@@ -433,7 +433,7 @@ fn raft_does_not_know_what_it_replicates() -> Result<()> {
 }
 
 #[test]
-fn commands_launchers_and_experiments_do_not_use_each_other_in_circles() -> Result<()> {
+fn commands_launchers_and_experiments_have_no_cycles() -> Result<()> {
     for name in ["deploy", "deploy/fleet", "lab", "worker/job"] {
         let src = root().join(name).join("src");
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -493,7 +493,7 @@ fn every_mutation_fits_the_code_that_it_breaks() -> Result<()> {
 }
 
 #[test]
-fn every_crate_that_has_code_has_a_first_line_that_says_what_it_is() -> Result<()> {
+fn every_source_file_starts_with_a_description() -> Result<()> {
     for (_, package) in packages()? {
         for path in sources(&package.dir.join("src")) {
             let text = fs::read_to_string(&path)?;

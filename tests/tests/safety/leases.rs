@@ -1,4 +1,4 @@
-//! Leases of workers, and the chunks of data that go with them.
+//! Leases of workers, and of their chunks of data.
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::{Checkpoint, Folder};
@@ -26,12 +26,12 @@ fn a_member_whose_process_hangs_loses_its_lease() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 1, replicas: 1, ..Default::default() })?;
     let ledger = Ledger { grace_ms: 50, ..Ledger::new(Mode::Bsp, 2, 4) };
     let buckets: Vec<_> = (0..).zip(ledger.job().layout().buckets().iter().map(|b| b.len)).collect();
-    // Its connection stays open and its kernel answers; only the worker says nothing.
+    // Its connection stays open and its kernel answers; only the worker is silent.
     let (mut hung, opened) = Stream::open_and_hang(&fleet.at.addresses[0], &ledger.job(), 1, &buckets)?;
     let weights = ledger.join(&fleet.at, 0)?.run()?;
     assert_eq!(weights[ledger.place(0, Step(4))], -1.0, "the others go on");
     assert_eq!(fleet.shard().workers_lost, 1);
-    // It wakes up: its stream is gone, and its session.
+    // It wakes up: its stream and its session are gone.
     ensure!(hung.receive()?.is_none(), "its stream has ended");
     let mut again = Stream::connect(&fleet.at.addresses[0])?;
     let open = paraft_tests::stream::open(&ledger.job(), 1)?;
@@ -49,7 +49,7 @@ fn a_long_step_is_no_silence() -> Result<()> {
     let other = thread::spawn(move || ledger.join(&at, 0)?.run());
     let mut page = ledger.join(&fleet.at, 1)?;
     page.begin()?;
-    // It computes for longer than two leases; nothing comes from this thread.
+    // It computes for longer than two leases; this thread sends nothing.
     thread::sleep(ledger.job().lease() * 5 / 2);
     let weights = page.run()?;
     assert_eq!(other.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??, weights);
@@ -65,13 +65,13 @@ const CHUNK: usize = 16 * BATCH;
 
 /// Sample i is the unit vector i, and the gradient of a minibatch is the sum of its samples: with plain SGD and rate 1,
 /// each weight is minus the times that its sample was trained (in BSP: divided by the members of each round).
-struct Counting {
+struct CountingModel {
     steps: u64,
     hook: Box<dyn FnMut(u64) + Send>,
     crash: Option<u64>,
 }
 
-impl Model for Counting {
+impl Model for CountingModel {
     fn tensors(&self) -> Vec<TensorSpec> {
         vec![TensorSpec::param("times", &[SAMPLES])]
     }
@@ -126,7 +126,7 @@ fn leased(fleet: &Fleet, mode: &str, set: &[&str]) -> Result<Job> {
     Ok(job)
 }
 
-struct Hooked {
+struct HookedWorker {
     rank: u32,
     interrupt: Arc<AtomicBool>,
     hook: Box<dyn FnMut(u64) + Send>,
@@ -134,17 +134,17 @@ struct Hooked {
     resume: Option<PathBuf>,
 }
 
-impl Hooked {
+impl HookedWorker {
     fn new(rank: u32) -> Self {
         Self { rank, interrupt: Arc::default(), hook: Box::new(|_| {}), crash: None, resume: None }
     }
 
-    /// It ends without a word to the servers, in the middle of its step `at`'s chunk.
+    /// A worker that dies without a goodbye, in the middle of a chunk, at step `at`.
     fn dies(rank: u32, at: u64) -> Self {
         Self { crash: Some(at), ..Self::new(rank) }
     }
 
-    /// It is told to end in its step `at`.
+    /// A worker that is asked to end in step `at`.
     fn leaves(rank: u32, at: u64) -> Self {
         let interrupt = Arc::new(AtomicBool::new(false));
         let end = interrupt.clone();
@@ -170,14 +170,14 @@ impl Hooked {
         paraft_worker::run(
             job,
             &options,
-            &mut Counting { steps: 0, hook: self.hook, crash: self.crash },
+            &mut CountingModel { steps: 0, hook: self.hook, crash: self.crash },
             data,
         )
     }
 }
 
-/// All workers at once; those that end well.
-fn together(job: &Job, workers: Vec<Hooked>) -> Result<Vec<WorkerReport>> {
+/// Runs all workers at once; returns those that end without an error.
+fn together(job: &Job, workers: Vec<HookedWorker>) -> Result<Vec<WorkerReport>> {
     thread::scope(|s| {
         let threads: Vec<_> = workers.into_iter().map(|w| s.spawn(move || w.run(job))).collect();
         let mut reports = Vec::new();
@@ -202,14 +202,14 @@ fn chunks(s: &ShardStatus) -> Result<paraft_proto::Chunks> {
     s.chunks.context("no chunks in the status of shard 0")
 }
 
-const EVERY: [&str; 3] = ["bsp", "ssp:1", "asp"];
+const MODES: [&str; 3] = ["bsp", "ssp:1", "asp"];
 
 #[test]
 fn where_nobody_leaves_every_sample_is_trained_once_an_epoch() -> Result<()> {
-    for mode in EVERY {
+    for mode in MODES {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let job = leased(&fleet, mode, &["train.epochs=3"])?;
-        let reports = together(&job, (0..3).map(Hooked::new).collect())?;
+        let reports = together(&job, (0..3).map(HookedWorker::new).collect())?;
         let times = times(&reports)?;
         let trained: u64 = reports.iter().map(|r| r.samples).sum();
         assert_eq!(trained, 3 * SAMPLES as u64, "{mode}");
@@ -231,20 +231,20 @@ fn members(fleet: &Fleet, shards: u32) -> Vec<Vec<u32>> {
     (0..shards).map(of).collect()
 }
 
-/// Its lease would hold the others up for a minute.
+/// Otherwise its lease would block the others for a minute.
 #[test]
-fn a_worker_that_is_told_to_end_gives_its_lease_and_its_chunk_back() -> Result<()> {
-    for mode in EVERY {
+fn worker_asked_to_end_gives_back_its_lease_and_chunk() -> Result<()> {
+    for mode in MODES {
         let fleet = Fleet::start(FleetOptions::replicated(2))?;
         let job = leased(&fleet, mode, &["train.epochs=2", "cluster.grace_ms=60000"])?;
         let at_once = Mutex::new(Vec::new());
         let reports = thread::scope(|s| {
             let leaves = s.spawn(|| {
-                let ended = Hooked::leaves(1, 5).run(&job);
+                let ended = HookedWorker::leaves(1, 5).run(&job);
                 *at_once.lock().expect("no panic") = members(&fleet, 2);
                 assert!(matches!(ended, Err(WorkerError::Interrupted)), "{ended:?}");
             });
-            let reports = together(&job, vec![Hooked::new(0), Hooked::new(2)]);
+            let reports = together(&job, vec![HookedWorker::new(0), HookedWorker::new(2)]);
             leaves.join().map_err(|_| anyhow::anyhow!("the one that leaves panicked"))?;
             reports
         })?;
@@ -265,15 +265,15 @@ fn a_worker_that_waits_for_others_can_be_told_to_end() -> Result<()> {
     let job = leased(&fleet, "bsp", &["train.epochs=1", "cluster.grace_ms=60000", "train.workers=2"])?;
     let (go_on, held) = std::sync::mpsc::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();
-    // It holds its second step back until the other, which waits for it, has left.
+    // It delays its second step until the other worker, which waits for it, has left.
     let slow = move |step| {
         if step == 2 {
             let _ = tell.send(());
             let _ = held.recv_timeout(paraft_tests::wait::DEADLINE);
         }
     };
-    let slow = Hooked { hook: Box::new(slow), ..Hooked::new(1) };
-    let waits = Hooked::new(0);
+    let slow = HookedWorker { hook: Box::new(slow), ..HookedWorker::new(1) };
+    let waits = HookedWorker::new(0);
     let interrupt = waits.interrupt.clone();
     thread::scope(|s| {
         let slow = s.spawn(|| slow.run(&job));
@@ -292,11 +292,12 @@ fn a_worker_that_waits_for_others_can_be_told_to_end() -> Result<()> {
 
 #[test]
 fn a_chunk_whose_worker_dies_is_trained_by_another() -> Result<()> {
-    for mode in EVERY {
+    for mode in MODES {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let job = leased(&fleet, mode, &["train.epochs=2"])?;
         // It dies with one chunk trained, and the first minibatch of another pushed.
-        let reports = together(&job, vec![Hooked::new(0), Hooked::dies(1, 18), Hooked::new(2)])?;
+        let reports =
+            together(&job, vec![HookedWorker::new(0), HookedWorker::dies(1, 18), HookedWorker::new(2)])?;
         assert_eq!(reports.len(), 2);
         let times = times(&reports)?;
         let enough = if mode == "bsp" { 0.66 } else { 2.0 };
@@ -314,11 +315,11 @@ fn a_chunk_whose_worker_dies_is_trained_by_another() -> Result<()> {
 }
 
 #[test]
-fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Result<()> {
+fn dying_leader_of_chunks_forgets_none_and_repeats_none() -> Result<()> {
     for mode in ["bsp", "asp"] {
         let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
         let job = leased(&fleet, mode, &["train.epochs=6", "cluster.grace_ms=60000"])?;
-        // Everyone stands still in the middle of a chunk while the leader dies.
+        // All workers pause in the middle of a chunk while the leader dies.
         let (stop, go) = (Arc::new(Barrier::new(4)), Arc::new(Barrier::new(4)));
         let workers = (0..3).map(|rank| {
             let (stop, go) = (stop.clone(), go.clone());
@@ -328,7 +329,7 @@ fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Resul
                     go.wait();
                 }
             };
-            Hooked { hook: Box::new(hook), ..Hooked::new(rank) }
+            HookedWorker { hook: Box::new(hook), ..HookedWorker::new(rank) }
         });
         let workers: Vec<_> = workers.collect();
         let job = &job;
@@ -350,24 +351,25 @@ fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Resul
 }
 
 #[test]
-fn a_job_of_chunks_goes_on_from_the_end_of_an_epoch_in_every_mode() -> Result<()> {
-    for mode in EVERY {
+fn job_of_chunks_continues_after_an_epoch_in_every_mode() -> Result<()> {
+    for mode in MODES {
         let dir = tempfile::tempdir()?;
         let place = format!("checkpoint.dir=\"{}\"", dir.path().display());
         let every = ["checkpoint.every_epochs=1", "checkpoint.num_to_keep=9", &place];
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let job = leased(&fleet, mode, &[&every[..], &["train.epochs=2"]].concat())?;
-        let first = times(&together(&job, (0..3).map(Hooked::new).collect())?)?;
+        let first = times(&together(&job, (0..3).map(HookedWorker::new).collect())?)?;
         let latest = Folder::find(dir.path())?;
         let manifest = Checkpoint::open(&latest)?.manifest().clone();
         assert_eq!(manifest.epochs_done, Some(2), "{mode}: the last epoch's end always has one");
         let saved = Checkpoint::open(&latest)?.load()?.weights;
         assert!(saved.iter().zip(&first).all(|(s, n)| -s == *n), "{mode}: what was cut is the epoch's end");
-        // Another fleet, another number of shards, another worker lost on the way.
+        // Another fleet, another number of shards, and another worker lost.
         let fleet = Fleet::start(FleetOptions::default())?;
         let job = leased(&fleet, mode, &[&every[..], &["train.epochs=4"]].concat())?;
-        let from = |w: Hooked| Hooked { resume: Some(latest.clone()), ..w };
-        let workers = vec![from(Hooked::new(0)), from(Hooked::new(1)), from(Hooked::dies(2, 4))];
+        let from = |w: HookedWorker| HookedWorker { resume: Some(latest.clone()), ..w };
+        let workers =
+            vec![from(HookedWorker::new(0)), from(HookedWorker::new(1)), from(HookedWorker::dies(2, 4))];
         let reports = together(&job, workers)?;
         let enough = if mode == "bsp" { 0.66 } else { 2.0 };
         let more = times(&reports)?.into_iter().zip(&first).map(|(n, before)| n - before);
@@ -384,25 +386,25 @@ fn a_job_of_chunks_goes_on_from_the_end_of_an_epoch_in_every_mode() -> Result<()
 #[test]
 fn early_stopping_ends_those_that_wait_for_a_chunk_too() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
-    // The held-out loss is always 1: after two epochs without a fall the third is not trained.
+    // The held-out loss is always 1: after two epochs without a decrease, the third is not trained.
     let job = leased(&fleet, "asp", &["train.epochs=50", "eval.early_stop={patience=2,min_delta=0.0}"])?;
-    let reports = together(&job, (0..3).map(Hooked::new).collect())?;
+    let reports = together(&job, (0..3).map(HookedWorker::new).collect())?;
     assert_eq!(reports.iter().map(|r| r.samples).sum::<u64>(), 3 * SAMPLES as u64);
     assert!(times(&reports)?.iter().all(|n| *n == 3.0));
     Ok(())
 }
 
-/// More workers than chunks: those without one hold nobody up, in lock-step too.
+/// More workers than chunks: a worker without one blocks no other, even in lock-step.
 #[test]
 fn a_worker_without_a_chunk_holds_nobody_up() -> Result<()> {
-    for mode in EVERY {
+    for mode in MODES {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let job = leased(&fleet, mode, &["train.epochs=3", "train.batch=5"])?;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let note = |rank| {
             let seen = seen.clone();
             let hook = move |_| seen.lock().unwrap_or_else(|e| e.into_inner()).push(rank);
-            Hooked { hook: Box::new(hook), ..Hooked::new(rank) }
+            HookedWorker { hook: Box::new(hook), ..HookedWorker::new(rank) }
         };
         let reports = together(&job, (0..3).map(note).collect())?;
         assert_eq!(reports.iter().map(|r| r.samples).sum::<u64>(), 3 * SAMPLES as u64, "{mode}");
@@ -412,14 +414,14 @@ fn a_worker_without_a_chunk_holds_nobody_up() -> Result<()> {
     Ok(())
 }
 
-/// A worker that is silent while it holds a chunk: the others get it when its lease is over, and the last of its words
-/// change nothing.
+/// A worker is silent while it holds a chunk: another gets the chunk when the lease expires, and the silent
+/// worker's last messages change nothing.
 #[test]
 fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let mut job = leased(&fleet, "asp", &["train.workers=2", "cluster.bucket_bytes=1024"])?;
     job.name = "hang".into();
-    let tensors = Counting { steps: 0, hook: Box::new(|_| {}), crash: None }.tensors();
+    let tensors = CountingModel { steps: 0, hook: Box::new(|_| {}), crash: None }.tensors();
     let data = samples()?;
     let mut server_job = job.server_job_on(&tensors, &data.digest()?);
     let plan = paraft_worker::worker::Plan::new(&job, &data.train)?;
@@ -431,7 +433,7 @@ fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
         Some(from_shard::Kind::Acquired(t)) => t,
         other => anyhow::bail!("a chunk was expected, not {other:?}"),
     };
-    let report = Hooked::new(0).run(&job)?;
+    let report = HookedWorker::new(0).run(&job)?;
     assert_eq!(report.samples, SAMPLES as u64, "it trained chunk {} too", taken.chunk);
     assert!(report.weights.iter().all(|w| *w == -1.0));
     let shard = fleet.shard();

@@ -1,4 +1,4 @@
-//! Workers with weights of their own: what they learn, what they push, and what becomes of a job that loses one.
+//! Workers with local weights: what they learn, what they push, and a job that loses one.
 
 use anyhow::{Context, Result, ensure};
 use paraft_tests::{
@@ -14,7 +14,8 @@ use std::{
 
 const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n";
 
-/// A job on a fleet of its own. 1437 samples, 35 in a minibatch: 20 minibatches an epoch for each of two workers.
+/// A job on a fleet of its own. 1437 samples, 35 in a minibatch: 20 minibatches per epoch for each of two
+/// workers.
 fn fleet_and_job(set: &[&str]) -> Result<(Fleet, Job)> {
     let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
     let all = [&["train.batch=35", "train.epochs=10", "cluster.bucket_bytes=1024"], set].concat();
@@ -53,7 +54,7 @@ fn bits(weights: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn twenty_inner_steps_train_the_same_samples_with_a_twentieth_of_the_bytes() -> Result<()> {
+fn twenty_inner_steps_push_a_twentieth_of_the_bytes() -> Result<()> {
     let every = run(&["train.epochs=20"])?;
     let diloco = run(&["train.epochs=20", "local.kind=diloco", "local.steps=20"])?;
     ensure!((every.0, diloco.0) == (400, 20), "{every:?} {diloco:?}");
@@ -75,20 +76,20 @@ fn the_last_step_of_an_epoch_takes_what_is_left_of_it() -> Result<()> {
 }
 
 #[test]
-fn one_local_step_with_an_outer_sgd_at_rate_one_is_lock_step_training() -> Result<()> {
+fn one_local_step_with_outer_sgd_equals_lock_step_training() -> Result<()> {
     let local = ["local.kind=diloco", "local.steps=1", "local.outer.kind=sgd", "local.outer.lr=1.0"];
     let (plain, diloco) = (weights_of(&[])?, weights_of(&local)?);
     let apart = distance(&plain, &diloco);
-    // 200 updates, each rounded at the size of a weight instead of that of its change.
+    // 200 updates, each rounded at the size of a weight instead of at the size of its change.
     ensure!(apart < 1e-4, "{apart:e} apart");
-    // Two steps are something else.
+    // Two steps give other weights.
     let other = weights_of(&[&local[..], &["local.steps=2"]].concat())?;
     ensure!(distance(&plain, &other) > 1e-2, "local steps did nothing");
     Ok(())
 }
 
 #[test]
-fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<()> {
+fn lock_step_local_steps_have_the_bits_of_one_process() -> Result<()> {
     for local in [
         vec![
             "local.kind=diloco",
@@ -124,7 +125,7 @@ fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<(
 }
 
 #[test]
-fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Result<()> {
+fn fragments_push_the_same_bytes_and_learn_in_every_mode() -> Result<()> {
     let diloco = ["train.epochs=20", "local.kind=diloco", "local.steps=10"];
     let whole = run(&diloco)?;
     for (mode, level) in
@@ -143,7 +144,7 @@ fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Res
 }
 
 #[test]
-fn downpour_of_one_worker_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() -> Result<()> {
+fn downpour_with_one_worker_is_adagrad_bit_for_bit() -> Result<()> {
     let set = [
         "train.workers=1",
         "train.mode=asp",
@@ -194,7 +195,7 @@ fn elastic_averaging_learns_in_every_mode() -> Result<()> {
 }
 
 #[test]
-fn a_worker_that_dies_in_the_middle_of_its_local_steps_is_replaced() -> Result<()> {
+fn worker_dying_in_its_local_steps_is_replaced() -> Result<()> {
     for (local, more) in [("diloco", &[][..]), ("easgd", &[]), ("diloco", &["local.fragments=5"])] {
         let kind = format!("local.kind={local}");
         let set = ["train.epochs=200", &kind, "local.steps=5", "cluster.grace_ms=1000"];
@@ -225,7 +226,7 @@ fn a_worker_that_dies_in_the_middle_of_its_local_steps_is_replaced() -> Result<(
 fn a_checkpoint_holds_the_center_and_the_outer_optimizer() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let folder = format!("checkpoint.dir={}", dir.path().display());
-    // Plain SGD inside: a worker that begins anew has lost nothing.
+    // Plain SGD inside: a worker that restarts has lost nothing.
     let local = ["local.kind=diloco", "local.steps=5"];
     let set = [&local[..], &[&folder, "checkpoint.every_epochs=2", "train.epochs=2"]].concat();
     weights_of(&set)?;

@@ -1,4 +1,4 @@
-//! Workers die, come back and join late.
+//! Workers die, return and join late.
 
 use anyhow::Result;
 use paraft_common::{Durability, Mode, ShardId, Step};
@@ -19,8 +19,8 @@ const WAYS: [(Mode, Durability); 5] = [
     (Mode::Asp, Durability::Leader),
 ];
 
-/// Three workers; the last one drops dead after `alive` steps, with the next one's pushes on their way where
-/// `pushed`.
+/// Three workers; the last one dies without a goodbye after `alive` steps, with the next step's pushes in
+/// flight if `pushed`.
 fn one_of_three_dies((mode, durability): (Mode, Durability), alive: u64, pushed: bool) -> Result<()> {
     const STEPS: u64 = 12;
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
@@ -50,7 +50,7 @@ fn one_of_three_dies((mode, durability): (Mode, Durability), alive: u64, pushed:
             for step in (1..=STEPS).map(Step) {
                 let share = -weights[ledger.place(w, step)];
                 let right = match mode {
-                    // A mean over those that were in the round; with the dead one still, or without.
+                    // A mean over the workers of the round: with the dead one still, or without.
                     Mode::Bsp => share == 1.0 / 3.0 || share == 0.5,
                     _ => share == 1.0,
                 };
@@ -70,7 +70,7 @@ fn the_others_finish_when_a_worker_dies_between_two_steps() -> Result<()> {
 }
 
 #[test]
-fn the_others_finish_when_a_worker_dies_with_pushes_on_their_way() -> Result<()> {
+fn others_finish_when_a_worker_dies_with_pushes_in_flight() -> Result<()> {
     WAYS.into_iter().try_for_each(|way| one_of_three_dies(way, 4, true))
 }
 
@@ -80,7 +80,7 @@ fn the_others_finish_when_a_worker_dies_before_its_first_step() -> Result<()> {
 }
 
 #[test]
-fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> Result<()> {
+fn late_worker_starts_at_the_others_step_and_loses_no_push() -> Result<()> {
     const STEPS: u64 = 30;
     for (mode, durability) in WAYS {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
@@ -94,7 +94,7 @@ fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> R
                     while page.done.0 < 10 {
                         page.step()?;
                     }
-                    // From here on with the third, so that it surely comes in the middle.
+                    // From here on together with the third, so that it certainly arrives in the middle.
                     if w == 0 {
                         let mut late = ledger.join(&at, 2)?;
                         let from = late.done;
@@ -126,7 +126,7 @@ fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> R
 }
 
 #[test]
-fn a_worker_that_dies_in_an_open_round_and_is_back_at_once_holds_nobody() -> Result<()> {
+fn worker_back_in_its_open_round_blocks_no_other() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger { bucket_len: 4, grace_ms: 600_000, ..Ledger::new(Mode::Bsp, 2, 2) };
     let address = &fleet.at.addresses[0];
@@ -150,13 +150,13 @@ fn a_worker_that_dies_in_an_open_round_and_is_back_at_once_holds_nobody() -> Res
 }
 
 #[test]
-fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody() -> Result<()> {
+fn worker_back_while_round_awaits_norm_blocks_no_other() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
     let ledger = Ledger { bucket_len: 4, grace_ms: 600_000, ..Ledger::new(Mode::Bsp, 2, 4) };
     let mut job = ledger.job();
     job.clip.norm = Some(1e6);
     let address = &fleet.at.addresses[0];
-    // Shard 0 holds bucket 0. The norm needs shard 1 too; here the test says it, in the workers' place.
+    // Shard 0 holds bucket 0. The norm needs shard 1, too; here the test sends it, in the workers' place.
     let (mut first, _) = Stream::open(address, &job, 0, &[(0, 4)])?;
     let (mut other, _) = Stream::open(address, &job, 1, &[])?;
     first.pull(0)?;
@@ -171,7 +171,8 @@ fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody(
     drop(first);
     let (mut back, _) = Stream::open(address, &job, 0, &[])?;
     assert_eq!(round(&mut back)?, (1, 16.0), "who comes back is told what is waited for");
-    // Its predecessor's push is in the sum already: this one is not needed, and must not be waited for.
+    // Its predecessor's push is in the sum already: this push is not needed, and the round must not wait for
+    // it.
     back.send(to_shard::Kind::Push(push(1, 1, 0, 1.0, 4)));
     back.send(to_shard::Kind::Push(push(9, 9, 0, 1.0, 4)));
     assert_eq!(back.refused()?.seq, 9, "the push before it was looked at by now");
@@ -184,7 +185,7 @@ fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody(
 }
 
 #[test]
-fn a_job_whose_only_worker_dies_goes_on_from_its_step_when_it_is_back() -> Result<()> {
+fn job_continues_when_its_only_worker_returns() -> Result<()> {
     for grace_ms in [1, 600_000] {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let ledger = Ledger { grace_ms, ..Ledger::new(Mode::Bsp, 1, 8) };
@@ -204,10 +205,10 @@ fn a_job_whose_only_worker_dies_goes_on_from_its_step_when_it_is_back() -> Resul
     Ok(())
 }
 
-/// Two servers join that nobody reaches. They vote nowhere, `status` names them, the death of one of the others stops
-/// nothing, and they can be forgotten.
+/// Two servers join that no server reaches. They vote nowhere, `status` names them, another server's death
+/// stops nothing, and they can be forgotten.
 #[test]
-fn a_server_that_nobody_reaches_never_votes_and_can_be_forgotten() -> Result<()> {
+fn unreached_server_never_votes_and_can_be_forgotten() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
     let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Asp, 1, 60) };
     let mut page = ledger.join(&fleet.at, 0)?;
@@ -226,7 +227,7 @@ fn a_server_that_nobody_reaches_never_votes_and_can_be_forgotten() -> Result<()>
     let joined = [u64::from(first), u64::from(second)];
     assert!(now.control_voters.iter().all(|v| !joined.contains(v)), "{:?}", now.control_voters);
     assert!(now.shards[0].voters.iter().all(|v| !joined.contains(v)), "{:?}", now.shards[0]);
-    // As before they came: one of three dies, and nothing stops.
+    // As before they joined: one of three dies, and nothing stops.
     let (leader, _) = fleet.leader(ShardId(0));
     fleet.kill(leader);
     let weights = page.run()?;

@@ -1,5 +1,5 @@
-//! Memory runs out: who asks for too much is refused with the numbers, and what is in a log already stops those replicas
-//! alone that cannot hold it.
+//! Memory runs out: a job that asks for too much is refused with the numbers, and an entry of the log stops
+//! only those replicas that have no room for it.
 
 use anyhow::{Context, Result, ensure};
 use paraft_common::{Durability, Mode, ShardId, config::ServerJob, optim::OptimizerConfig};
@@ -15,7 +15,7 @@ use paraft_tests::{
     wait,
 };
 
-/// The largest job that there is: 64 GiB of weights, and Adam's slots.
+/// The largest possible job: 64 GiB of weights, and Adam's slots.
 fn largest(durability: Durability) -> ServerJob {
     let adam: OptimizerConfig = toml::from_str("kind = \"adam\"\nlr = 0.1").expect("valid");
     ServerJob { optimizer: adam, durability, ..ServerJob::new("largest", Mode::Bsp, 1 << 34, 1 << 18) }
@@ -25,7 +25,7 @@ fn on_disk() -> Result<Fleet> {
     Fleet::start(FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(2) })
 }
 
-/// What the leader of shard 0 says to a job.
+/// The refusal of a job by the leader of shard 0.
 fn refused(fleet: &Fleet, job: &ServerJob) -> Result<Refused> {
     let ask = || {
         fleet.at.addresses.iter().find_map(|address| {
@@ -44,7 +44,7 @@ fn refused(fleet: &Fleet, job: &ServerJob) -> Result<Refused> {
 }
 
 #[test]
-fn a_job_larger_than_its_servers_is_refused_with_the_numbers_and_harms_nobody() -> Result<()> {
+fn job_larger_than_its_servers_is_refused_with_numbers() -> Result<()> {
     let mut fleet = on_disk()?;
     for _ in 0..3 {
         let refused = refused(&fleet, &largest(Durability::QuorumDisk))?;
@@ -68,14 +68,14 @@ fn a_job_larger_than_its_servers_is_refused_with_the_numbers_and_harms_nobody() 
 }
 
 #[test]
-fn a_log_that_holds_a_job_that_is_too_large_stops_those_replicas_and_nothing_else() -> Result<()> {
+fn log_with_oversized_job_stops_only_its_replicas() -> Result<()> {
     let mut fleet = on_disk()?;
     let (leader, _) = fleet.leader(ShardId(1));
     let command = Command::Admit { form: JOB_FORM, job: largest(Durability::QuorumDisk).to_toml()? };
     let group = fleet.replica(leader, ShardId(1))?.group;
     let runtime = tokio::runtime::Runtime::new()?;
     let written = runtime.block_on(group.propose(Change::Shard(command.into())));
-    // Nobody can carry it out, so its outcome is never heard.
+    // No replica can apply it, so its outcome never arrives.
     let outcome = written.map_err(|e| anyhow::anyhow!("{e}"))?;
     let trouble = |fleet: &Fleet| {
         fleet.alive().into_iter().find_map(|id| {
@@ -89,11 +89,11 @@ fn a_log_that_holds_a_job_that_is_too_large_stops_those_replicas_and_nothing_els
     for word in ["weights 32.0 GiB", "slots 64.0 GiB", " free of "] {
         ensure!(why.contains(word), "`{word}` is not in: {why}");
     }
-    // Every server is there, and the other shard trains: the job has one bucket, on shard 0.
+    // Every server runs, and the other shard trains: the job has one bucket, on shard 0.
     let ledger =
         Ledger { durability: Durability::QuorumDisk, bucket_len: 64, ..Ledger::new(Mode::Asp, 1, 12) };
     assert_eq!(ledger.join(&fleet.at, 0)?.run()?, vec![-1.0; ledger.len()]);
-    // Whoever holds a group holds the log of its server, as a process that has not ended would.
+    // A held group keeps the log of its server open, as a process that has not ended would.
     drop((outcome, group));
     (0..3).for_each(|id| fleet.kill(id));
     (0..3).try_for_each(|id| fleet.restart_server(id))?;

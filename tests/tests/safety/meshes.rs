@@ -1,5 +1,5 @@
-//! Workers whose ranks have a model several times over, in meshes with samples of their own: what they learn is nearly what as many workers
-//! learn, whoever dies.
+//! Workers whose ranks have several copies of a model, in meshes with samples of their own: they learn nearly
+//! what as many workers learn, whichever rank dies.
 
 use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, on_text};
 use anyhow::{Result, ensure};
@@ -16,8 +16,8 @@ use std::{
     thread,
 };
 
-/// What meshes add up comes in another order.
-const NEAR: f64 = 2e-3;
+/// Meshes sum in another order.
+const TOLERANCE: f64 = 2e-3;
 
 #[test]
 fn meshes_learn_what_as_many_workers_learn() -> Result<()> {
@@ -37,7 +37,7 @@ fn meshes_learn_what_as_many_workers_learn() -> Result<()> {
         for cut in cuts {
             let set = [&["train.workers=2", &group, "eval.every_epoch=true"][..], cut].concat();
             let far = distance(&learn(&on_digits(&fleet(4)?.at, MLP, &set)?)?, &whole);
-            ensure!(far < NEAR, "{meshes} of {cut:?}: {far} away");
+            ensure!(far < TOLERANCE, "{meshes} of {cut:?}: {far} away");
         }
     }
     Ok(())
@@ -54,13 +54,13 @@ fn meshes_of_a_transformer_learn_the_same() -> Result<()> {
     ] {
         let set = [&["train.workers=1", "train.group_size=2"][..], cut].concat();
         let far = distance(&learn(&on_text(&fleet(4)?.at, folder.path(), &set)?)?, &whole);
-        ensure!(far < NEAR, "{cut:?}: {far} away");
+        ensure!(far < TOLERANCE, "{cut:?}: {far} away");
     }
     Ok(())
 }
 
 #[test]
-fn meshes_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_process() -> Result<()> {
+fn pipelined_meshes_use_the_versions_of_one_process() -> Result<()> {
     for more in [
         &["parallel.tensor=1", "eval.every_epoch=true"][..],
         &["parallel.tensor=2", "train.workers=2", "train.batch=60"],
@@ -69,7 +69,7 @@ fn meshes_whose_minibatches_go_in_behind_each_other_are_at_the_versions_of_one_p
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, MLP, &[&set[..], &["train.epochs=5"], more].concat())?;
         let far = distance(&learn(&job)?, &replay(&job)?);
-        ensure!(far < NEAR, "{more:?}: {far} away");
+        ensure!(far < TOLERANCE, "{more:?}: {far} away");
     }
     Ok(())
 }
@@ -81,7 +81,7 @@ fn whichever_rank_of_a_mesh_leaves_the_others_go_on() -> Result<()> {
 }
 
 #[test]
-fn a_leader_whose_stages_others_have_whole_goes_on_in_its_session_without_them() -> Result<()> {
+fn mesh_leader_continues_session_without_lost_meshes() -> Result<()> {
     let fleet = fleet(4)?;
     let set = ["train.group_size=3", "parallel.pipeline=2", "train.mode=asp"];
     let long = ["train.workers=1", "train.max_steps=400", "train.epochs=99"];

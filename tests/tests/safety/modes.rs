@@ -1,4 +1,4 @@
-//! Who waits for whom.
+//! Which workers wait for which, in each mode.
 
 use anyhow::{Context, Result, ensure};
 use paraft_common::{Mode, Step};
@@ -15,10 +15,10 @@ use std::{
 
 const WORKERS: u32 = 3;
 
-/// A worker that was let go, and the steps that it has done.
-type Freed = (u32, Step);
+/// A worker that may continue, and its finished steps.
+type ReleasedWorker = (u32, Step);
 
-/// The rule alone: what each line of a script must set free.
+/// The consistency rule alone: which workers each line of a script must release.
 struct Model {
     mode: Mode,
     done: Vec<Step>,
@@ -26,7 +26,7 @@ struct Model {
 }
 
 impl Model {
-    fn step(&mut self, w: u32) -> BTreeSet<Freed> {
+    fn step(&mut self, w: u32) -> BTreeSet<ReleasedWorker> {
         self.done[w as usize] = self.done[w as usize].next();
         self.held.insert(w);
         let slowest = self.done.iter().copied().min().unwrap_or_default();
@@ -37,19 +37,19 @@ impl Model {
     }
 }
 
-/// Plays a script (each line: this worker does its next step, unless it is held) over real clients, and holds
-/// every line against the rule. Gives who was set free by which line.
-fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<Freed>>> {
+/// Plays a script over real clients (each line: this worker does its next step, unless it is blocked), and
+/// checks every line against the rule. Returns the workers that each line released.
+fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<ReleasedWorker>>> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let ledger = Ledger::new(mode, WORKERS, 64);
-    let (tell, freed): (Sender<Freed>, Receiver<Freed>) = channel();
+    let (tell, freed): (Sender<ReleasedWorker>, Receiver<ReleasedWorker>) = channel();
     let mut orders = Vec::new();
     let mut actors = Vec::new();
     for w in 0..WORKERS {
         let (order, lines) = channel::<()>();
         let (tell, at) = (tell.clone(), fleet.at.clone());
         orders.push(order);
-        // Not scoped: where a line fails, a worker that is held for ever must not hold the test too.
+        // Not scoped: if a line fails, a worker that is blocked for ever must not block the test, too.
         actors.push(thread::spawn(move || -> Result<()> {
             let mut page = ledger.join(&at, w)?;
             tell.send((w, page.begin()?.done))?;
@@ -63,7 +63,7 @@ fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<Freed>>> {
         ensure!(freed.recv_timeout(DEADLINE).context("all workers to begin")?.1 == Step(0));
     }
     let mut model = Model { mode, done: vec![Step(0); WORKERS as usize], held: BTreeSet::new() };
-    let line = |model: &mut Model, w: u32| -> Result<BTreeSet<Freed>> {
+    let line = |model: &mut Model, w: u32| -> Result<BTreeSet<ReleasedWorker>> {
         let waited = fleet.shard().pulls_waited;
         let expected = model.step(w);
         let held = u64::from(model.held.contains(&w));
@@ -73,7 +73,7 @@ fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<Freed>>> {
             seen.extend(freed.try_iter());
             (seen.clone(), fleet.shard().pulls_waited - waited)
         };
-        // Over when all that must go have gone, and, where this worker must be held, the server held it.
+        // Done when all workers that must continue have, and the server blocks this worker if it must.
         wait::until(
             &format!("{mode}: worker {w} steps; {expected:?} go, {held} is held"),
             look,
@@ -84,10 +84,10 @@ fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<Freed>>> {
     };
     let mut lines = Vec::new();
     for &w in script {
-        // A worker that is held does nothing, in every mode alike.
+        // A blocked worker does nothing, in every mode.
         lines.push(if model.held.contains(&w) { BTreeSet::new() } else { line(&mut model, w)? });
     }
-    // The slowest catches up until nobody is held.
+    // The slowest worker catches up until none is blocked.
     while !model.held.is_empty() {
         let slowest = (0..WORKERS).min_by_key(|w| model.done[*w as usize]).unwrap_or(0);
         line(&mut model, slowest)?;
@@ -128,7 +128,7 @@ fn the_step_lead_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
         while page.done.0 < STEPS {
             let pulled = page.step()?;
             ensure!(pulled.slowest.0 + u64::from(BOUND) >= pulled.done.0, "{pulled:?}");
-            let _ = tell.send(pulled.done); // nobody listens after the slow one's last step
+            let _ = tell.send(pulled.done); // no receiver is left after the slow one's last step
         }
         page.finish()?;
         Ok(())
@@ -137,7 +137,7 @@ fn the_step_lead_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
     slow.begin()?;
     let mut other = Step(0);
     while slow.done.0 < STEPS {
-        // As slow as can be: a step only once the other is as far ahead as it may get.
+        // As slow as possible: a step only once the other is as far ahead as it may get.
         let furthest = (slow.done.0 + u64::from(BOUND)).min(STEPS);
         while other.0 < furthest {
             other = fast_is_at.recv_timeout(DEADLINE).context("the fast worker was held too early")?;
@@ -153,7 +153,7 @@ fn the_step_lead_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
     Ok(())
 }
 
-/// Two workers, the second one only begins a step when the first has been held for it or has finished.
+/// Two workers; the second starts a step only when the first is blocked or has finished.
 fn waits(mode: Mode) -> Result<u64> {
     const STEPS: u64 = 20;
     let fleet = Fleet::start(FleetOptions::default())?;

@@ -1,5 +1,5 @@
-//! A training loop that is not ours: it gives the weights of our own, in every way of training, and says what it is used
-//! wrongly for.
+//! A training loop of a user: it gives the same weights as ours, in every way of training, and reports
+//! misuse.
 
 use anyhow::{Context, Result, ensure};
 use paraft_tests::{
@@ -16,21 +16,21 @@ const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \
 
 fn fleet_and_job(set: &[&str]) -> Result<(Fleet, Job)> {
     let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
-    // Small buckets: tensors lie in several, and several in one.
+    // Small buckets: a tensor lies in several, and several tensors in one.
     let all = [&["train.batch=35", "train.epochs=3", "cluster.bucket_bytes=1024"], set].concat();
     let job = job(&fleet.at, MLP, &all)?;
     Ok((fleet, job))
 }
 
-/// How many minibatches and evaluations a loop was given.
+/// Numbers of minibatches and evaluations of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Seen {
+struct LoopCounts {
     minibatches: u64,
     evaluated: u64,
 }
 
-/// A worker whose loop is here. `first_layer_first`: gradients are handed over in the order in which nobody computes them.
-fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, Seen)> {
+/// A worker with its loop here. `first_layer_first`: gradients are passed in the reverse of the usual order.
+fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, LoopCounts)> {
     let split = data(job)?;
     let mut model = model(job, &split)?;
     let options = WorkerOptions::new(rank, job.cluster.addresses.clone());
@@ -45,7 +45,7 @@ fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, S
     if !first_layer_first {
         ranges.reverse();
     }
-    let (mut seen, mut batch) = (Seen::default(), Batch::default());
+    let (mut seen, mut batch) = (LoopCounts::default(), Batch::default());
     let mut grads = vec![f32::NAN; run.weights().len()];
     loop {
         match run.next()? {
@@ -76,7 +76,7 @@ fn model_init(job: &Job) -> Result<Vec<f32>> {
     Ok(weights)
 }
 
-fn all(job: &Job) -> Result<Vec<(WorkerReport, Seen)>> {
+fn all(job: &Job) -> Result<Vec<(WorkerReport, LoopCounts)>> {
     thread::scope(|s| {
         let threads: Vec<_> =
             (0..job.train.workers).map(|rank| s.spawn(move || own(job, rank, rank == 1))).collect();
@@ -120,7 +120,7 @@ fn the_shares_of_an_evaluation_are_all_held_out_samples() -> Result<()> {
     let held_out = data(&job)?.test.len() as u64;
     let reports = all(&job)?;
     let evaluated: u64 = reports.iter().map(|(_, seen)| seen.evaluated).sum();
-    // Each epoch by shares; where the last is not the final one, that once more.
+    // Each epoch by shares; if the last is not the final evaluation, one more.
     ensure!(
         [2, 3].contains(&(evaluated / held_out)) && evaluated.is_multiple_of(held_out),
         "{evaluated} of {held_out}"
@@ -163,7 +163,7 @@ fn what_is_called_out_of_turn_is_said_and_changes_nothing() -> Result<()> {
     }
     ensure!(run.next()? == Turn::Over, "it stays over");
     let report = run.finish()?;
-    // Adam without gradients stays where it is.
+    // Adam without gradients does not move.
     ensure!(report.steps == 3 && report.weights == init, "{} steps", report.steps);
 
     let refused = |job: &Job, setup: Setup| Run::join(job, &options, setup).map(drop);

@@ -1,4 +1,4 @@
-//! The pages: whatever one refers to is there.
+//! The pages: every link leads to an existing target.
 
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -41,7 +41,7 @@ fn anchors(page: &Path) -> Result<BTreeSet<String>> {
     Ok(prose(page)?.iter().filter_map(heading).collect())
 }
 
-/// What stands in `](...)`.
+/// The targets in `](...)`.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
@@ -59,7 +59,7 @@ fn every_link_of_the_pages_leads_somewhere() -> Result<()> {
                 };
                 let at = format!("{}: `{link}`", page.display());
                 ensure!(to.exists(), "{at}: no such file");
-                // The site is made of docs/ alone.
+                // The site consists of docs/ alone.
                 let site = root().join("docs").canonicalize()?;
                 let leaves = page.starts_with(root().join("docs")) && !to.canonicalize()?.starts_with(&site);
                 ensure!(!leaves, "{at}: leaves the site of docs/: name the file, link nothing");
@@ -72,7 +72,7 @@ fn every_link_of_the_pages_leads_somewhere() -> Result<()> {
     Ok(())
 }
 
-/// Every document is found from the README.
+/// The README lists every document.
 #[test]
 fn the_readme_lists_every_document() -> Result<()> {
     let readme = fs::read_to_string(root().join("README.md"))?;

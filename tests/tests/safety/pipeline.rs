@@ -1,4 +1,5 @@
-//! Workers whose ranks hold a stage of the model each: what they learn is what a worker with the whole model learns, whoever dies.
+//! Workers whose ranks each hold a stage of the model: they learn what a worker with the whole model learns,
+//! whichever rank dies.
 
 use anyhow::{Result, ensure};
 use paraft_checkpoint::Folder;
@@ -47,7 +48,7 @@ pub(crate) fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
     job_on(at, &text, &[&SET[..], &set, more].concat())
 }
 
-/// All ranks of the job; the final weights, which the leader of each worker has.
+/// Runs all ranks of the job; returns the final weights, which each worker's leader has.
 pub(crate) fn learn(job: &Job) -> Result<Vec<f32>> {
     learn_from(job, None)
 }
@@ -67,7 +68,7 @@ pub(crate) fn learn_from(job: &Job, checkpoint: Option<&Path>) -> Result<Vec<f32
     Ok(first)
 }
 
-/// With one micro-batch the sums are in the same order, so the bits are the same; with more they are nearly.
+/// With one micro-batch the sums have the same order, so the bits are equal; with more they are nearly equal.
 #[test]
 fn a_pipeline_learns_what_a_worker_with_the_whole_model_learns() -> Result<()> {
     for (model, stages) in [(MLP, &[2, 3, 4][..]), (AUTOENCODER, &[2])] {
@@ -90,7 +91,7 @@ fn a_pipeline_learns_what_a_worker_with_the_whole_model_learns() -> Result<()> {
     Ok(())
 }
 
-/// A transformer that is cut in these ways learns nearly what a worker with all of it does.
+/// A transformer with these cuts learns nearly what a worker with the whole model does.
 pub(super) fn text_learns_the_same(cuts: &[&[&str]]) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let job = |at: &At, cut: &[&str]| on_text(at, folder.path(), &[&["train.workers=1"], cut].concat());
@@ -104,7 +105,7 @@ pub(super) fn text_learns_the_same(cuts: &[&[&str]]) -> Result<()> {
 }
 
 #[test]
-fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_same() -> Result<()> {
+fn pipeline_with_tied_embedding_learns_the_same() -> Result<()> {
     text_learns_the_same(&[
         &["parallel.pipeline=2"],
         &["parallel.pipeline=3"],
@@ -112,10 +113,10 @@ fn a_pipeline_whose_last_stage_borrows_the_embedding_of_the_first_learns_the_sam
     ])
 }
 
-/// Each minibatch at one version of the weights, forward and back: those before the last update, where none was evaluated between.
+/// Each minibatch uses one version of the weights, forward and backward: the version before the last update,
+/// unless an evaluation came between.
 #[test]
-fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_the_last_update() -> Result<()>
-{
+fn minibatches_in_flight_use_weights_before_last_update() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let place = format!("checkpoint.dir={:?}", folder.path());
     for (model, stages, workers, more) in [
@@ -139,7 +140,8 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
         let job = on_digits(&fleet.at, model, &set)?;
         let learned = learn(&job)?;
         let replayed = replay(&job)?;
-        // Counted from the version that it was computed at: of one worker, but for the first behind an evaluation.
+        // Counted from the version of its computation: one for each minibatch of one worker, except the first
+        // after an evaluation.
         let (delays, steps) = (fleet.leader(ShardId(0)).1.delay_counts, plan_of(&job)?);
         if job.train.workers == 1 {
             let late: u64 = delays.iter().skip(1).sum();
@@ -162,14 +164,14 @@ fn minibatches_that_go_in_behind_each_other_are_computed_at_the_weights_before_t
     Ok(())
 }
 
-/// Its steps, and those before which something else was done.
+/// The job's steps, and those preceded by something else than a step.
 fn plan_of(job: &Job) -> Result<(u64, u64)> {
     let plan = paraft_worker::worker::Plan::new(job, &data(job)?.train)?;
     let first = (0..plan.total).filter(|k| *k == 0 || plan.ends_at(job, Step(*k))).count();
     Ok((plan.total, first as u64))
 }
 
-/// What two stages share comes from the one that owns it, of the same version.
+/// A shared parameter comes from the stage that owns it, at the same version.
 #[test]
 fn a_borrowed_embedding_is_of_the_version_of_the_other_weights() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -186,9 +188,9 @@ fn a_borrowed_embedding_is_of_the_version_of_the_other_weights() -> Result<()> {
     Ok(())
 }
 
-/// As the traces of its ranks say.
+/// According to the traces of its ranks.
 #[test]
-fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_all_stages() -> Result<()> {
+fn micro_batch_goes_back_at_its_forward_version() -> Result<()> {
     let (fleet, folder) = (fleet(4)?, tempfile::tempdir()?);
     let job =
         on_digits(&fleet.at, MLP, &["train.workers=1", "parallel.pipeline=3", "parallel.schedule=2bw"])?;
@@ -221,7 +223,7 @@ fn a_micro_batch_goes_back_at_the_version_of_its_way_forward_which_is_that_of_al
     Ok(())
 }
 
-/// Of a model in stages, for one without, and the other way round.
+/// A checkpoint of a model in stages, read by a worker without stages, and the reverse.
 #[test]
 fn a_checkpoint_is_of_the_whole_model_whatever_has_written_it() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -251,7 +253,7 @@ fn a_checkpoint_is_of_the_whole_model_whatever_has_written_it() -> Result<()> {
     Ok(())
 }
 
-/// Ranks that are interrupted leave as if they were killed: their group is formed anew.
+/// Interrupted ranks leave as if they were killed: their group forms again.
 #[test]
 fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
     for schedule in ["1f1b", "2bw"] {
@@ -260,7 +262,7 @@ fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
     Ok(())
 }
 
-/// A scope waits for its threads also where it panics: they leave then.
+/// A scope waits for its threads even in a panic: this ends them.
 struct StopAll<'a>(&'a [Arc<AtomicBool>]);
 
 impl Drop for StopAll<'_> {
@@ -271,16 +273,16 @@ impl Drop for StopAll<'_> {
     }
 }
 
-/// Each rank of one worker, at three moments of a run.
+/// Stops each rank of one worker, at three moments of a run.
 pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
     let set = [&["train.workers=1", "train.max_steps=200", "train.epochs=99"][..], mesh].concat();
-    // How much the first stage's shard has to apply.
+    // The number of updates that the first stage's shard has to apply.
     let all = {
         let fleet = fleet(4)?;
         learn(&on_digits(&fleet.at, MLP, &set)?)?;
         fleet.leader(ShardId(0)).1.pushes
     };
-    // In the middle, and where the others evaluate and end.
+    // In the middle, and while the others evaluate and end.
     let ranks = on_digits(&fleet(4)?.at, MLP, &set)?.ranks();
     for (leaves, when) in (0..ranks).flat_map(|rank| [(rank, all / 3), (rank, all - all / 100), (rank, all)])
     {
@@ -302,7 +304,7 @@ pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
         });
         let mut learned = Vec::new();
         for (rank, report) in (0u32..).zip(reports) {
-            // At the end one may be done before it hears that it is to leave.
+            // At the end a rank may be done before it receives the order to leave.
             ensure!(
                 report.is_ok() || rank == leaves,
                 "{mesh:?}: rank {leaves} left, and rank {rank}: {:?}",

@@ -1,4 +1,4 @@
-//! Readers that do not train get weights from any replica, at the version that they ask for or a later one.
+//! Readers that do not train get weights from any replica, at the requested version or a later one.
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
@@ -18,7 +18,7 @@ use std::{
     thread,
 };
 
-/// Asks one server; what it answers: versions and values of the buckets, by rising number.
+/// Reads from one server; returns versions and values of the buckets, by rising number.
 fn read(address: &str, request: ReadRequest) -> Result<Vec<(u64, Vec<f32>)>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ask = async {
@@ -52,7 +52,7 @@ fn request(at_least: Vec<u64>) -> ReadRequest {
     ReadRequest { protocol: PROTOCOL, at_least, ..ReadRequest::default() }
 }
 
-/// The steps of one worker that the weights show: the first ones, each once.
+/// The number of steps of one worker that the weights show: the first ones, each once.
 fn shown(ledger: &Ledger, weights: &[f32]) -> Result<u64> {
     let at = |step| weights[ledger.place(0, Step(step))];
     let steps = (1..=ledger.steps).take_while(|s| at(*s) == -1.0).count() as u64;
@@ -62,7 +62,7 @@ fn shown(ledger: &Ledger, weights: &[f32]) -> Result<u64> {
 }
 
 #[test]
-fn every_replica_gives_the_version_that_is_asked_for_while_a_worker_trains_and_leaders_die() -> Result<()> {
+fn every_replica_serves_requested_version_despite_deaths() -> Result<()> {
     for durability in [Durability::QuorumMemory, Durability::Leader] {
         let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
         fleet.whole()?;
@@ -148,7 +148,8 @@ fn who_opens_a_read_and_says_nothing_is_not_waited_for_for_ever() -> Result<()> 
     Ok(())
 }
 
-/// A worker need not wait for the ack of one step before it pushes the next: the leader takes them in order.
+/// A worker need not wait for the ack of one step before it pushes the next: the leader applies them in
+/// order.
 #[test]
 fn a_push_that_follows_one_that_is_not_applied_yet_waits_for_it() -> Result<()> {
     const STEPS: u64 = 50;
@@ -162,7 +163,7 @@ fn a_push_that_follows_one_that_is_not_applied_yet_waits_for_it() -> Result<()> 
     stream.pull(0)?;
     let seq = |step: u64, bucket: u32| (step - 1) * buckets.len() as u64 + u64::from(bucket) + 1;
     for step in (1..=STEPS).step_by(2) {
-        // Both before the first is applied; one push of each of two steps may be under way.
+        // Both before the first is applied; one push of each of two steps may be in flight.
         for step in [step, step + 1] {
             for (bucket, len) in &buckets {
                 stream.send(to_shard::Kind::Push(push(seq(step, *bucket), step, *bucket, 1.0, *len)));
@@ -181,7 +182,7 @@ fn a_push_that_follows_one_that_is_not_applied_yet_waits_for_it() -> Result<()> 
     Ok(())
 }
 
-/// More streams than a server takes, of each of which nothing is read.
+/// More streams than a server accepts, none of which is read.
 #[test]
 fn readers_that_take_nothing_stop_no_update_and_are_closed() -> Result<()> {
     const STREAMS: usize = 300;
@@ -212,7 +213,7 @@ fn readers_that_take_nothing_stop_no_update_and_are_closed() -> Result<()> {
     }
     let weights = page.finish()?;
     ensure!(shown(&ledger, &weights)? == ledger.steps, "each push once");
-    // What the worker pulled is taken; what readers wait for is not part of the state.
+    // Weights that the worker pulled are taken; weights that readers wait for are not part of the state.
     let copied = || -> Result<Vec<u64>> {
         fleet.alive().into_iter().map(|id| Ok(fleet.status(id, false)?.shards[0].memory_copies)).collect()
     };
@@ -248,11 +249,12 @@ fn readers_that_take_nothing_stop_no_update_and_are_closed() -> Result<()> {
     Ok(())
 }
 
-/// A worker that pulls before each update and reads no answer has some buckets of one version on the way, and not all of each.
+/// A worker that pulls before each update and reads no answer has some buckets of one version in flight, not
+/// all buckets of each version.
 #[test]
 fn workers_that_read_no_answer_hold_no_version_of_the_weights() -> Result<()> {
     const WORKERS: u32 = 16;
-    // One in the transport, one behind it, one that an update has replaced a moment ago.
+    // One in the transport, one behind it, and one that an update has just replaced.
     const BUCKETS_EACH: u64 = 3;
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     fleet.whole()?;

@@ -1,4 +1,4 @@
-//! Followers that come late, logs that are cut, servers that come back without their memory.
+//! Followers that come late, logs that are cut, servers that return without their memory.
 
 use anyhow::{Context, Result};
 use paraft_common::{Durability, Mode, ShardId, Step};
@@ -8,8 +8,8 @@ use paraft_tests::{
     wait,
 };
 
-/// Two of three servers take the first part of the job; the third, which starts then, can only catch up by a
-/// snapshot, since the logs before it are cut. Then the first dies, and the newcomer is half of the majority.
+/// Two of three servers take the first part of the job. The third, which starts then, can only catch up by a
+/// snapshot, since the earlier log is cut. Then the first dies, and the newcomer is half of the majority.
 fn a_late_server_catches_up(ledger: Ledger, late_at: u64) -> Result<()> {
     let mut fleet = Fleet::bind(FleetOptions::replicated(1))?;
     fleet.start_server(0)?;
@@ -33,15 +33,15 @@ fn a_late_server_catches_up(ledger: Ledger, late_at: u64) -> Result<()> {
 }
 
 #[test]
-fn a_follower_catches_up_by_a_snapshot_after_more_bytes_than_a_log_keeps() -> Result<()> {
-    // 2 MiB a step: the log is cut at 64 MiB.
+fn follower_behind_cut_bytes_catches_up_by_snapshot() -> Result<()> {
+    // 2 MiB per step: the log is cut at 64 MiB.
     let ledger = Ledger { bucket_len: 1 << 16, extra: 8 << 16, ..Ledger::new(Mode::Asp, 1, 60) };
     a_late_server_catches_up(ledger, 45)
 }
 
 #[test]
-fn a_follower_catches_up_by_a_snapshot_after_more_entries_than_a_log_keeps() -> Result<()> {
-    // 100 buckets a step: the log is cut at 4096 entries.
+fn follower_behind_cut_entries_catches_up_by_snapshot() -> Result<()> {
+    // 100 buckets per step: the log is cut at 4096 entries.
     let ledger = Ledger { bucket_len: 2, extra: 100, ..Ledger::new(Mode::Bsp, 1, 100) };
     a_late_server_catches_up(ledger, 60)
 }
@@ -52,8 +52,8 @@ fn a_follower_catches_up_by_a_snapshot_at_the_level_leader() -> Result<()> {
     a_late_server_catches_up(Ledger { durability: Durability::Leader, ..ledger }, 250)
 }
 
-/// A leader of the control group that was deposed may plan from what was so before: a replica that has become a member
-/// since is not its to retire.
+/// A deposed leader of the control group may plan from outdated state: it must not retire a replica that has
+/// become a member since.
 #[test]
 fn a_replica_that_a_later_membership_has_is_not_retired() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
@@ -73,8 +73,8 @@ fn a_replica_that_a_later_membership_has_is_not_retired() -> Result<()> {
     Ok(())
 }
 
-/// Every server dies in turn and comes back, in rising and then in falling order: it learns what the others hold, votes again, and is
-/// then half of the majority that the next loss leaves.
+/// Every server dies in turn and returns, in rising and then in falling order: it learns the others' state,
+/// votes again, and is then half of the majority that the next loss leaves.
 fn restart_servers_in_turn(durability: Durability, orders: u64) -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(2) })?;
     let steps = 30 * orders + 10;
@@ -137,7 +137,7 @@ fn the_whole_fleet_dies(durability: Durability) -> Result<(Fleet, Page)> {
 }
 
 #[test]
-fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<()> {
+fn acknowledged_pushes_on_disk_survive_death_of_the_fleet() -> Result<()> {
     let (fleet, page) = the_whole_fleet_dies(Durability::QuorumDisk)?;
     assert_eq!(page.run()?, [-1.0; 40], "the session goes on where it was");
     fleet.replicas_agree()?;

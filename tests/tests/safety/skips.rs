@@ -1,4 +1,4 @@
-//! Steps for which a worker has nothing: they count as pushed and change nothing, for nobody, whoever leads.
+//! Steps for which a worker has no gradient: they count as pushed and change nothing, whichever server leads.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use paraft_client::{Client, ClientError, ClientOptions, SessionError, WireKind};
@@ -15,7 +15,7 @@ use std::{
 };
 
 const LEN: usize = 40;
-/// Of the plain job: what is trained, step by step; `None`: nothing.
+/// A plan by the plain job's steps: which of its steps to train, in order; `None`: skip.
 type Plan = Vec<Option<u64>>;
 
 fn job(mode: Mode, durability: Durability, clip: Option<f32>) -> ServerJob {
@@ -51,7 +51,7 @@ fn join(at: &At, job: &ServerJob, worker: u32) -> Result<(Client, Step)> {
     Ok(Client::join(options, &[0.5; LEN])?)
 }
 
-/// Trains by a plan; gives the final weights, and how many steps were skipped after each.
+/// Trains by a plan; returns the final weights, and the number of skipped steps after each.
 fn train(
     at: &At,
     job: &ServerJob,
@@ -79,7 +79,8 @@ fn train(
 
 type Ends = [(Vec<u32>, Vec<u64>); 2];
 
-/// Both workers; `meet` is waited at by worker 0 behind the pushes of `at_step`, and by worker 1 before its own of that.
+/// Runs both workers. Worker 0 waits at `meet` after its pushes of `at_step`, worker 1 before its own of that
+/// step.
 fn both(fleet: &mut Fleet, job: &ServerJob, plans: &[Plan; 2], kill_at: Option<u64>) -> Result<Ends> {
     let meet = Arc::new(Barrier::new(2));
     let workers: Vec<_> = (0u32..)
@@ -105,15 +106,15 @@ fn both(fleet: &mut Fleet, job: &ServerJob, plans: &[Plan; 2], kill_at: Option<u
     ends.try_into().map_err(|_| anyhow!("two workers"))
 }
 
-/// Whether a step of the plans is skipped.
+/// Whether a worker skips this step of the plans.
 fn skips(plans: &[Plan; 2], step: usize) -> bool {
     plans.iter().any(|p| p[step].is_none())
 }
 
 #[test]
-fn a_round_that_anybody_skips_leaves_the_bits_of_a_run_without_it_though_a_leader_is_killed() -> Result<()> {
-    // Skipped by one, by the other, and by both; the leader is killed behind what worker 0 has pushed of a step that worker 1
-    // skips, and behind its own skip.
+fn skipped_round_equals_no_round_despite_leader_kills() -> Result<()> {
+    // Skipped by one, by the other, and by both. The leader is killed after worker 0's pushes of a step that
+    // worker 1 skips, and after its own skip.
     let plans: [Plan; 2] = [
         vec![Some(1), Some(2), Some(3), None, Some(5), None, Some(7), Some(8)],
         vec![Some(1), Some(2), None, Some(4), Some(5), None, Some(7), Some(8)],
@@ -145,7 +146,7 @@ fn a_round_that_anybody_skips_leaves_the_bits_of_a_run_without_it_though_a_leade
 }
 
 #[test]
-fn where_pushes_are_applied_one_by_one_a_skip_leaves_out_its_worker_s_alone() -> Result<()> {
+fn asynchronous_skip_leaves_out_only_its_own_workers_push() -> Result<()> {
     for durability in [Durability::QuorumMemory, Durability::Leader] {
         let job = ServerJob { workers: 1, ..job(Mode::Asp, durability, Some(1.5)) };
         let fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(2) })?;
@@ -159,16 +160,16 @@ fn where_pushes_are_applied_one_by_one_a_skip_leaves_out_its_worker_s_alone() ->
     Ok(())
 }
 
-/// The others of its round wait for a worker whose push was refused, until it says that it has nothing.
+/// The other workers of its round wait for a worker whose push was refused, until it skips the step.
 #[test]
-fn a_worker_whose_push_is_not_finite_skips_it_and_goes_on_with_the_others() -> Result<()> {
+fn worker_with_refused_push_skips_and_continues() -> Result<()> {
     for (mode, clip) in [(Mode::Bsp, None), (Mode::Asp, None), (Mode::Asp, Some(1.5))] {
         let fleet = Fleet::start(FleetOptions { shards: 2, ..Default::default() })?;
         let job = job(mode, Durability::QuorumMemory, clip);
         let workers: Vec<_> = (0u32..2)
             .map(|worker| {
                 let (at, job) = (fleet.at.clone(), job.clone());
-                thread::spawn(move || stumbles(&at, &job, worker))
+                thread::spawn(move || train_with_refused_push(&at, &job, worker))
             })
             .collect();
         let ends = workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
@@ -179,8 +180,9 @@ fn a_worker_whose_push_is_not_finite_skips_it_and_goes_on_with_the_others() -> R
     Ok(())
 }
 
-/// Four steps, of which worker 1's second is not finite in one bucket. Gives how many pushes were refused, and the final weights.
-fn stumbles(at: &At, job: &ServerJob, worker: u32) -> Result<(u64, Vec<f32>)> {
+/// Four steps, of which worker 1's second is not finite in one bucket. Returns the number of refused pushes,
+/// and the final weights.
+fn train_with_refused_push(at: &At, job: &ServerJob, worker: u32) -> Result<(u64, Vec<f32>)> {
     let (mut client, mut done) = join(at, job, worker)?;
     let (mut weights, mut refused) = (vec![0.0; LEN], 0);
     client.pull(done, &mut weights)?;

@@ -1,5 +1,5 @@
-//! Workers whose ranks hold a slice of the model each, or of a stage of it: what they learn is nearly what a worker with the whole model learns,
-//! whoever dies.
+//! Workers whose ranks each hold a slice of the model, or of a stage of it: they learn nearly what a worker
+//! with the whole model learns, whichever rank dies.
 
 use super::pipeline::{MLP, fleet, learn, leave_one_by_one, on_digits, text_learns_the_same};
 use anyhow::{Result, ensure};
@@ -12,8 +12,8 @@ use paraft_tests::{
 };
 use std::{fs, thread};
 
-/// What slices add up comes in another order.
-const NEAR: f64 = 2e-3;
+/// Slices sum in another order.
+const TOLERANCE: f64 = 2e-3;
 
 #[test]
 fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
@@ -26,7 +26,7 @@ fn slices_learn_what_a_worker_with_the_whole_model_learns() -> Result<()> {
     ] {
         let learned = learn(&on_digits(&fleet(4)?.at, MLP, &[&["train.workers=2"][..], mesh].concat())?)?;
         let far = distance(&learned, &whole);
-        assert!(far < NEAR, "{mesh:?}: {far} away");
+        assert!(far < TOLERANCE, "{mesh:?}: {far} away");
     }
     Ok(())
 }
@@ -41,20 +41,21 @@ fn slices_of_a_transformer_learn_the_same() -> Result<()> {
 }
 
 #[test]
-fn slices_of_minibatches_that_go_in_behind_each_other_are_of_the_versions_of_one_process() -> Result<()> {
+fn pipelined_slices_use_the_versions_of_one_process() -> Result<()> {
     for more in [&["train.workers=1"][..], &["train.workers=2", "eval.every_epoch=true", "train.batch=120"]] {
         let set = ["parallel.schedule=2bw", "train.epochs=5", "parallel.pipeline=2", "parallel.tensor=2"];
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, MLP, &[&set[..], more].concat())?;
         let far = distance(&learn(&job)?, &replay(&job)?);
-        assert!(far < NEAR, "{more:?}: {far} away");
+        assert!(far < TOLERANCE, "{more:?}: {far} away");
     }
     Ok(())
 }
 
-/// Where it dies among the buckets of a pull the next one gives them all again, and some have been dealt.
+/// If it dies among the buckets of a pull, the next leader sends them all again, and some are already
+/// distributed.
 #[test]
-fn a_leader_of_a_shard_that_dies_leaves_all_slices_with_the_same_weights() -> Result<()> {
+fn dying_leader_leaves_all_slices_with_the_same_weights() -> Result<()> {
     let wide = "[model]\nkind = \"mlp\"\nhidden = [500, 500]";
     let set = ["train.workers=1", "train.max_steps=60", "train.epochs=99", "cluster.bucket_bytes=4096"];
     let whole = train(&on_digits(&fleet(4)?.at, wide, &set)?)?;
@@ -70,7 +71,7 @@ fn a_leader_of_a_shard_that_dies_leaves_all_slices_with_the_same_weights() -> Re
         fleet.kill(leader);
         let learned = learning.join().map_err(|_| anyhow::anyhow!("a rank panicked"))??;
         let far = distance(&learned, &whole);
-        assert!(far < NEAR, "the leader of {shard} died at {step}: {far} away");
+        assert!(far < TOLERANCE, "the leader of {shard} died at {step}: {far} away");
         fleet.replicas_agree()?;
     }
     Ok(())
@@ -87,7 +88,7 @@ fn a_checkpoint_of_slices_is_of_the_whole_model() -> Result<()> {
     ensure!(half.exists(), "it is written");
     let rest = super::pipeline::learn_from(&job(&fleet(4)?.at, &[])?, Some(&half))?;
     let far = distance(&rest, &learned);
-    ensure!(far < NEAR, "{far} away");
+    ensure!(far < TOLERANCE, "{far} away");
     fs::remove_dir_all(&half)?;
     Ok(())
 }

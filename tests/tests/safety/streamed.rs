@@ -1,4 +1,5 @@
-//! Models of which a worker holds some layers at a time: the bits are those of a worker that holds all, whatever dies.
+//! Models of which a worker holds some layers at a time: the bits equal those of a worker that holds all,
+//! whatever dies.
 
 use anyhow::{Context, Result, ensure};
 use nix::{
@@ -50,7 +51,7 @@ fn on_text(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
 }
 
 #[test]
-fn a_streamed_model_comes_to_the_bits_of_one_that_is_there_whole() -> Result<()> {
+fn streamed_model_has_the_bits_of_a_resident_one() -> Result<()> {
     for model in [MLP, AUTOENCODER] {
         let whole = train(&on_digits(&fleet()?.at, model, &["train.epochs=2"])?)?;
         for resident in ["1", "2", "3", "\"1 GiB\""] {
@@ -63,8 +64,7 @@ fn a_streamed_model_comes_to_the_bits_of_one_that_is_there_whole() -> Result<()>
 }
 
 #[test]
-fn a_streamed_transformer_with_a_tied_embedding_comes_to_the_same_bits_also_clipped_and_recomputed()
--> Result<()> {
+fn streamed_tied_transformer_has_the_same_bits() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for more in [&["train.threads=1"][..], &["model.checkpoint_activations=true", "clip.norm=0.5"]] {
         let whole = train(&on_text(&fleet()?.at, folder.path(), more)?)?;
@@ -91,21 +91,21 @@ fn leaders_that_die_while_layers_are_pulled_change_no_bit() -> Result<()> {
     Ok(())
 }
 
-/// Of the process that a test starts: which job.
+/// For a process that a test starts: its job.
 const CHILD: &str = "PARAFT_TEST_STREAMED";
 
 const WIDE: &str = "[model]\nkind = \"transformer\"\nlayers = 24\nheads = 8\nwidth = 512";
-/// Of a block of it.
+/// Bytes of one block of it.
 const LAYER: u64 = 12 * 512 * 512 * 4;
 
-/// What a child is told, over TCP, so that nothing of it is in memory that it shares.
+/// Starts a child process, over TCP, so that none of its memory is shared.
 fn child(at: &At, job: &str, resident: &str) -> Result<Child> {
     let test = ["--exact", "streamed::a_worker_that_is_watched", "--nocapture"];
     let told = format!("{job} {resident} {} {}", at.shards, at.addresses.join(" "));
     Ok(Command::new(std::env::current_exe()?).args(test).env(CHILD, told).stdout(Stdio::inherit()).spawn()?)
 }
 
-/// Not a test by itself: a worker whose process is looked at.
+/// Not a test by itself: a worker whose process is measured.
 #[test]
 fn a_worker_that_is_watched() -> Result<()> {
     let Ok(told) = std::env::var(CHILD) else { return Ok(()) };
@@ -139,7 +139,7 @@ fn wide(at: &At, folder: &Path, more: &[&str]) -> Result<Job> {
     job_on(at, &text, &[&set[..], &["optimizer.kind=sgd", "optimizer.lr=0.01"], more].concat())
 }
 
-/// The most that a process has in anonymous memory until it ends, in bytes.
+/// The peak of a process's anonymous memory until it ends, in bytes.
 fn peak(mut child: Child) -> Result<u64> {
     let mut most = 0;
     let ended = loop {
@@ -156,14 +156,14 @@ fn peak(mut child: Child) -> Result<u64> {
 }
 
 #[test]
-fn a_worker_holds_no_more_than_its_budget_of_a_model_eight_times_as_large() -> Result<()> {
+fn streamed_worker_stays_within_its_memory_budget() -> Result<()> {
     let of = |resident: &str| -> Result<u64> {
         let fleet = Fleet::start(FleetOptions { shards: 1, ..FleetOptions::default() })?;
         peak(child(&fleet.at, "wide", resident)?)
     };
     let (streamed, whole) = (of("3")?, of("all")?);
     eprintln!("{} MiB streamed, {} MiB whole", streamed >> 20, whole >> 20);
-    // Of docs/large-models.md: pushes and weights on their way, buffers, a layer's gradient; and a process.
+    // From docs/large-models.md: pushes and weights in flight, buffers, a layer's gradient; and a process.
     let constants = (64 << 20) + (64 << 20) + (32 << 20) + LAYER + (32 << 20);
     let budget = 3 * LAYER;
     assert!(streamed <= budget * 115 / 100 + constants, "{} MiB", streamed >> 20);
@@ -172,7 +172,7 @@ fn a_worker_holds_no_more_than_its_budget_of_a_model_eight_times_as_large() -> R
 }
 
 #[test]
-fn a_worker_that_is_taken_out_within_a_step_goes_on_from_where_the_others_are() -> Result<()> {
+fn worker_expired_within_a_step_rejoins_at_the_others_step() -> Result<()> {
     let fleet = fleet()?;
     let job = on_digits(&fleet.at, MLP, &["train.epochs=150", "memory.resident=1"])?;
     let mut stopped = child(&fleet.at, "digits", "1")?;
@@ -185,7 +185,7 @@ fn a_worker_that_is_taken_out_within_a_step_goes_on_from_where_the_others_are() 
         };
         at(40);
         kill(pid, Signal::SIGSTOP)?;
-        // Its lease ends, and the other goes on alone.
+        // Its lease expires, and the other worker continues alone.
         thread::sleep(Duration::from_millis(1500));
         at(40);
         kill(pid, Signal::SIGCONT)?;

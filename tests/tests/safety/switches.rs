@@ -1,4 +1,5 @@
-//! The live switch of the mode: under load, with a leader that dies, each acknowledged push is applied exactly once.
+//! The live switch of the mode: under load, with a leader that dies, each acknowledged push is applied
+//! exactly once.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use paraft_common::{Mode, ModeChoice, ShardId};
@@ -17,12 +18,12 @@ use std::{
     time::Duration,
 };
 
-/// Asks the shard's leader, whoever that is by then; gives the switch's number.
+/// Asks the shard's current leader; returns the switch's number.
 fn switch(fleet: &Fleet, shard: u32, mode: ModeChoice, number: u64) -> Result<u64> {
     switch_job(fleet, ("ledger", shard), mode, number)
 }
 
-/// The same of another job.
+/// As [`switch`], for another job.
 pub(super) fn switch_job(
     fleet: &Fleet,
     (job, shard): (&str, u32),
@@ -45,8 +46,8 @@ pub(super) fn switch_job(
     Err(anyhow!("shard {shard} does not switch to {mode}: {why}"))
 }
 
-/// Three workers on three shards; with each of `modes` the fleet is switched once it has come further. `only`: asks one
-/// shard, and leaves the others to the workers.
+/// Three workers on three shards; the job is switched to each of `modes` in turn while it trains. `only`:
+/// asks one shard, and leaves the others to the workers.
 fn play(first: Mode, modes: &[Mode], only: Option<u32>, kill: bool) -> Result<()> {
     const STEPS: u64 = 90;
     let mut fleet = Fleet::start(FleetOptions::replicated(3))?;
@@ -80,7 +81,7 @@ fn play(first: Mode, modes: &[Mode], only: Option<u32>, kill: bool) -> Result<()
                 (1..3).try_for_each(|shard| switch(&fleet, shard, (*mode).into(), number).map(drop))?;
             }
         }
-        // Those that were not asked hear of it from the workers.
+        // The other shards learn of it from the workers.
         for shard in 0..3 {
             let now = || fleet.leader(ShardId(shard)).1.mode;
             wait::until("the shard to switch", now, |m| *m == mode.to_string());
@@ -99,7 +100,7 @@ fn play(first: Mode, modes: &[Mode], only: Option<u32>, kill: bool) -> Result<()
 }
 
 #[test]
-fn a_job_that_is_switched_through_all_modes_loses_and_doubles_no_push() -> Result<()> {
+fn job_switched_through_all_modes_loses_and_doubles_no_push() -> Result<()> {
     play(Mode::Bsp, &[Mode::Asp, Mode::Ssp(2), Mode::Bsp, Mode::Ssp(0), Mode::Asp], None, false)
 }
 
@@ -113,10 +114,10 @@ fn workers_tell_the_shards_that_nobody_asked() -> Result<()> {
     play(Mode::Asp, &[Mode::Bsp, Mode::Ssp(1)], Some(2), false)
 }
 
-/// One worker is slower than the others, and the loss falls no more: the rule gives way to the one, and tightens for the other.
-/// What it remembers dies with the leader of the control group; the next one goes on.
+/// One worker is slower than the others, and the loss stops decreasing: the rule loosens for the first and
+/// tightens for the second. Its state dies with the leader of the control group; the next one continues.
 #[test]
-fn a_leader_of_the_control_group_that_dies_does_not_end_the_rule() -> Result<()> {
+fn dying_control_leader_does_not_end_the_rule() -> Result<()> {
     const STEPS: u64 = 1200;
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
     let ledger = Ledger { bucket_len: 4096, ..Ledger::new(Mode::Ssp(1), 3, STEPS) };
@@ -144,7 +145,7 @@ fn a_leader_of_the_control_group_that_dies_does_not_end_the_rule() -> Result<()>
     let leader =
         fleet.at.addresses.iter().position(|a| *a == leader).context("who leads the control group")?;
     fleet.kill(leader as u32);
-    // One may have been on its way; the next one is of a leader that has seen all of its windows itself.
+    // One may have been in flight; the next one comes from a leader that has seen all of its windows itself.
     let next = wait::until("two more", || shard(&fleet), |s| s.mode_number >= first.mode_number + 2);
     hurry.store(true, SeqCst);
     ensure!(!next.mode_auto.is_empty() && next.mode.starts_with("ssp:"), "{next:?}");

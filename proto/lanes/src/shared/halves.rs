@@ -1,4 +1,4 @@
-//! The halves of a lane's socket. Over a Unix socket descriptors come and go with the bytes.
+//! The halves of a lane's socket. Over a Unix socket, descriptors travel with the bytes.
 
 use super::{Shared, lock};
 use paraft_tls::{Wire, stream as tls};
@@ -20,33 +20,33 @@ use tokio::{
     net::{TcpStream, UnixStream, tcp},
 };
 
-/// Descriptors that may have come and not been used: each side has one memory to show.
-const DESCRIPTORS: usize = 2;
+/// Maximum number of received, unused descriptors: each side has one memory to offer.
+const MAX_DESCRIPTORS: usize = 2;
 
-/// The half that is read.
+/// The read half.
 #[derive(Debug)]
 pub enum ReadHalf {
-    /// Of a connection over TCP.
+    /// Of a TCP connection.
     Tcp(tcp::OwnedReadHalf),
-    /// Of one under TLS.
+    /// Of a TLS connection.
     Tls(Box<tls::ReadHalf>),
-    /// Of one over a Unix socket, and where descriptors go. Nobody is woken here because there is room to write: the kernel says
-    /// so whenever the other side has read anything.
+    /// Of a Unix socket, and the place for received descriptors. It waits only for reads: for writes, the
+    /// kernel would wake the task whenever the peer has read anything.
     Unix(AsyncFd<Arc<OwnedFd>>, Arc<Shared>),
 }
 
-/// The half that is written.
+/// The write half.
 #[derive(Debug)]
 pub enum WriteHalf {
-    /// Of a connection over TCP.
+    /// Of a TCP connection.
     Tcp(tcp::OwnedWriteHalf),
-    /// Of one under TLS.
+    /// Of a TLS connection.
     Tls(tls::WriteHalf),
-    /// Of one over a Unix socket, and what waits for room in it, while there is none.
+    /// Of a Unix socket, and the registration that waits for room in it, while there is none.
     Unix(Arc<OwnedFd>, Option<AsyncFd<OwnedFd>>),
 }
 
-/// Both halves of a connection over TCP.
+/// Both halves of a TCP connection.
 pub fn over_tcp(wire: Wire) -> (ReadHalf, WriteHalf) {
     match wire {
         Wire::Plain(socket) => {
@@ -60,7 +60,7 @@ pub fn over_tcp(wire: Wire) -> (ReadHalf, WriteHalf) {
     }
 }
 
-/// Both halves of a connection over a Unix socket, whose ends share this.
+/// Both halves of a Unix socket, whose ends share memory.
 ///
 /// # Errors
 /// The runtime cannot wait for it.
@@ -71,7 +71,7 @@ pub fn over_unix(socket: UnixStream, shared: Arc<Shared>) -> io::Result<(ReadHal
 }
 
 fn wait_for<T: AsRawFd + Borrow<OwnedFd>>(socket: T, what: Interest) -> io::Result<AsyncFd<T>> {
-    // SAFETY: an owner of a descriptor keeps it open, and the same, for as long as the runtime waits for it.
+    // SAFETY: an owner of a descriptor keeps it open, and unchanged, for as long as the runtime waits for it.
     Ok(unsafe { AsyncFd::register_with_interest(socket, what)? })
 }
 
@@ -107,15 +107,15 @@ impl AsyncRead for ReadHalf {
     }
 }
 
-/// Reads bytes, and keeps the descriptors that came with them; those that nobody expects are closed.
+/// Reads bytes, and keeps the descriptors that came with them; unexpected ones are closed.
 fn receive(socket: &OwnedFd, into: &mut [u8], shared: &Shared) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(socket, &mut [IoSliceMut::new(into)], &mut beside, RecvFlags::CMSG_CLOEXEC)?;
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(came) = message {
             let mut fds = lock(&shared.fds);
-            let room = DESCRIPTORS.saturating_sub(fds.len());
+            let room = MAX_DESCRIPTORS.saturating_sub(fds.len());
             fds.extend(came.take(room));
         }
     }
@@ -123,7 +123,8 @@ fn receive(socket: &OwnedFd, into: &mut [u8], shared: &Shared) -> io::Result<usi
 }
 
 impl WriteHalf {
-    /// Writes what there is room for, on any thread, and waits for nothing. Under TLS some of it may wait for [`Self::try_send`].
+    /// Writes as much as there is room for, from any thread, without waiting. Under TLS some of it may wait
+    /// for [`Self::try_send`].
     pub(crate) fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(half) => half.try_write_vectored(bufs),
@@ -134,7 +135,7 @@ impl WriteHalf {
         }
     }
 
-    /// Sends what was written and waits; `WouldBlock`: some of it is left.
+    /// Sends the written bytes that wait; `WouldBlock`: some are left.
     pub(crate) fn try_send(&self) -> io::Result<()> {
         match self {
             Self::Tls(half) => half.try_send(),
@@ -152,7 +153,7 @@ impl WriteHalf {
         Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut beside, SendFlags::NOSIGNAL)?)
     }
 
-    /// Carries out something that writes once there is room.
+    /// Runs a write once there is room.
     pub(crate) fn poll_io<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -165,7 +166,7 @@ impl WriteHalf {
                     ready!(socket.poll_write_ready(cx))?;
                     write(self)
                 }
-                // What it has sealed goes first, and may be all that there is room for.
+                // Its sealed bytes go first, and may fill all the room.
                 Self::Tls(_) => write(self),
                 Self::Unix(_, None) => write(self),
                 Self::Unix(_, Some(waits)) => {
@@ -188,7 +189,7 @@ impl WriteHalf {
         }
     }
 
-    /// From now on somebody is woken when there is room.
+    /// From now on the task is woken when there is room.
     fn wait(&mut self) -> io::Result<()> {
         if let Self::Unix(socket, waits @ None) = self {
             *waits = Some(wait_for(socket.try_clone()?, Interest::WRITABLE)?);

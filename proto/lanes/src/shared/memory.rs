@@ -1,7 +1,8 @@
 //! Memory that another process of this host reads.
 //!
-//! Who makes it writes; the other maps it for reading only. It is sealed: it can neither shrink, so that no read faults, nor be
-//! mapped for writing by anyone who is handed its descriptor. It has no more pages than were written.
+//! The process that makes it writes it; the other maps it read-only. It is sealed: it cannot shrink, so no
+//! read faults, and a process that receives its descriptor cannot map it for writing. It has no more pages
+//! than were written.
 
 use crate::pool::Buffer;
 use bytes::Bytes;
@@ -21,29 +22,29 @@ use std::{
     },
 };
 
-/// What is taken begins at a multiple of this: a page, and so a multiple of any value's size.
+/// Slots begin at multiples of this: a page, and so a multiple of any value's size.
 pub(super) const UNIT: usize = 4096;
 
-/// The file system of memory without a name, of plain pages.
+/// The file system of anonymous memory with ordinary pages.
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
-/// The largest that is mapped for somebody else.
-const MOST: usize = 1 << 40;
+/// The largest memory that is mapped for another process.
+const MAX_MAPPED_BYTES: usize = 1 << 40;
 
-/// A mapping, which ends with this.
+/// A mapping; dropping it unmaps.
 struct Map {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it is a place of the address space and nothing else; who reads or writes there answers for it.
+// SAFETY: it is a range of addresses and nothing else; the code that reads or writes there answers for it.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
 impl Map {
     fn new(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping at a place that the kernel chooses changes no memory that anyone has.
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory that is in use.
         let base = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self { base, len })
@@ -52,7 +53,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into it any more: each holds the owner of this.
+        // SAFETY: no reference into it is left: each holder of one holds the owner of this.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -61,7 +62,7 @@ impl Drop for Map {
 pub struct Memory {
     map: Map,
     fd: OwnedFd,
-    pub(super) free: Mutex<Free>,
+    pub(super) free: Mutex<FreeRanges>,
 }
 
 impl fmt::Debug for Memory {
@@ -70,12 +71,13 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// What is not taken: where it begins, and its length. Neighbours are one.
+/// The free ranges, as start and length. Adjacent ranges are one.
 #[derive(Debug)]
-pub(super) struct Free(pub(super) BTreeMap<usize, usize>);
+pub(super) struct FreeRanges(pub(super) BTreeMap<usize, usize>);
 
-impl Free {
-    /// The first place that is large enough: what was used last is warm, and few pages are ever touched.
+impl FreeRanges {
+    /// The first range that is large enough: what was used last is in the cache, and few pages are ever
+    /// touched.
     fn take(&mut self, len: usize) -> Option<usize> {
         let (&at, &room) = self.0.iter().find(|(_, room)| **room >= len)?;
         self.0.remove(&at);
@@ -100,7 +102,7 @@ impl Free {
 }
 
 impl Memory {
-    /// Room for `bytes`, none of which is there before it is written.
+    /// Memory of `bytes` bytes; no page exists before it is written.
     ///
     /// # Errors
     /// The kernel has no such memory (Linux 5.1 is the first), or no descriptor or address space for it.
@@ -113,16 +115,16 @@ impl Memory {
             &fd,
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
         )?;
-        Ok(Arc::new(Self { map, fd, free: Mutex::new(Free(BTreeMap::from([(0, len)]))) }))
+        Ok(Arc::new(Self { map, fd, free: Mutex::new(FreeRanges(BTreeMap::from([(0, len)]))) }))
     }
 
-    /// Takes a part of `len` bytes, with whatever is there; `None`: there is no room for it.
+    /// Takes a part of `len` bytes, with its old contents; `None`: there is no room.
     pub fn slot(self: &Arc<Self>, len: usize) -> Option<Slot> {
         let at = self.lock().take(len.next_multiple_of(UNIT).max(UNIT))?;
         Some(Slot { memory: self.clone(), at, len })
     }
 
-    /// Where these bytes lie in it, if they do.
+    /// The offset of these bytes in it, if they lie in it.
     pub fn place_of(&self, bytes: &[u8]) -> Option<usize> {
         let at = (bytes.as_ptr() as usize).checked_sub(self.map.base.as_ptr() as usize)?;
         (at.checked_add(bytes.len())? <= self.map.len).then_some(at)
@@ -132,12 +134,13 @@ impl Memory {
         self.fd.as_fd()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
+    fn lock(&self) -> MutexGuard<'_, FreeRanges> {
         self.free.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
-/// A part of [`Memory`], given back with this. Nobody else writes to it; the other process may read it at any time.
+/// A part of [`Memory`]; dropping it frees the part. Nothing else writes to it; the other process may read it
+/// at any time.
 pub struct Slot {
     memory: Arc<Memory>,
     at: usize,
@@ -151,12 +154,12 @@ impl fmt::Debug for Slot {
 }
 
 impl Slot {
-    /// What it is a part of.
+    /// The memory of this slot.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Its bytes, to be sent: it is given back when the last of them is let go.
+    /// Its bytes, for sending: the part is freed when the last of them is dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -164,16 +167,17 @@ impl Slot {
 
 impl AsRef<[u8]> for Slot {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the part lies in the mapping, which lives as long as `memory`; no other slot overlaps it, and only who has
-        // this one by `&mut` writes to it. Its pages read as zeros before they are written. The other process cannot write.
+        // SAFETY: the part lies in the mapping, which lives as long as `memory`. No other slot overlaps it,
+        // and only the holder of this one by `&mut` writes to it. Its pages read as zeros before they are
+        // written. The other process cannot write.
         unsafe { slice::from_raw_parts(self.memory.map.base.as_ptr().add(self.at), self.len) }
     }
 }
 
 impl AsMut<[u8]> for Slot {
     fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` is the only way to it in this process. That the other process reads meanwhile is
-        // its own affair: what it may rely on is said by the messages between the two.
+        // SAFETY: as above, and `&mut self` is the only access to it in this process. The other process may
+        // read meanwhile; the messages between the two say which bytes it may rely on.
         unsafe { slice::from_raw_parts_mut(self.memory.map.base.as_ptr().add(self.at), self.len) }
     }
 }
@@ -185,42 +189,42 @@ impl Drop for Slot {
 }
 
 /// Memory of another process, mapped for reading. It may change at any moment.
-pub struct Theirs(Map);
+pub struct PeerMemory(Map);
 
-impl fmt::Debug for Theirs {
+impl fmt::Debug for PeerMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes of another process", self.0.len)
     }
 }
 
-impl Theirs {
-    /// Maps what a descriptor stands for.
+impl PeerMemory {
+    /// Maps the memory of a descriptor.
     ///
     /// # Errors
-    /// It is no memory that keeps its size: reading it could end this process.
+    /// It is not memory of a fixed size: reading it could end this process.
     pub fn new(fd: &OwnedFd) -> io::Result<Self> {
         let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         if !fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
             return refused("shared memory that may shrink");
         }
-        // Of huge pages there may be none left when one is read.
+        // A read may find no huge page left.
         if fstatfs(fd)?.f_type != TMPFS {
             return refused("shared memory that is not of plain pages");
         }
         let len = usize::try_from(fstat(fd)?.st_size).unwrap_or(0);
-        if !(UNIT..=MOST).contains(&len) {
+        if !(UNIT..=MAX_MAPPED_BYTES).contains(&len) {
             return refused("shared memory of no possible size");
         }
         Ok(Self(Map::new(fd.as_fd(), len, ProtFlags::READ)?))
     }
 
-    /// Whether it has these bytes, from the beginning of a unit on.
+    /// Whether it contains these bytes, starting at a multiple of a unit.
     pub fn has(&self, at: usize, len: usize) -> bool {
         at.is_multiple_of(UNIT) && at.checked_add(len).is_some_and(|end| end <= self.0.len)
     }
 
-    /// Copies these bytes as they are, each eight of them read once. Where the other side writes meanwhile, it is a mixture; what
-    /// is made of the copy is made of these bytes alone. Copies nothing where it has not as many.
+    /// Copies these bytes as they are, each eight of them read once. If the other process writes meanwhile,
+    /// the copy is a mixture; all later work uses the copy alone. Copies nothing if the memory is shorter.
     pub(crate) fn copy(&self, at: usize, into: &mut Buffer) {
         if !self.has(at, into.as_ref().len()) {
             return;
@@ -233,13 +237,14 @@ impl Theirs {
         }
     }
 
-    /// The bytes where they lie. To be read only while the other side has promised not to write there.
+    /// The bytes in place. Read them only while the other process has promised not to write there.
     pub(super) fn bytes(&self, at: usize, len: usize) -> &[u8] {
         if !self.has(at, len) {
             return &[];
         }
-        // SAFETY: inside the mapping. They do not change: the server that lent them writes there only when they were given
-        // back (`Shared::lend`), and a worker believes its servers in all else that they say of weights.
+        // SAFETY: inside the mapping. The bytes do not change: the server that lent them writes there only
+        // after they were given back (`Shared::lend`), and a worker trusts its servers for weights in all
+        // else, too.
         unsafe { slice::from_raw_parts(self.0.base.as_ptr().add(at), len) }
     }
 }

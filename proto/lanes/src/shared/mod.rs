@@ -1,21 +1,22 @@
-//! Bulk between two processes of one host: it stays in memory that both map, and only where it lies travels.
+//! Bulk between two processes of one host: it stays in memory that both map, and only its place is sent.
 //!
 //! ```text
-//!  worker                                            server
-//!  Memory ── a push is encoded into a slot ──▶       Theirs: copied once, then checked, logged, applied
-//!  Theirs ◀── the weights of a bucket, lent ──       Memory: where the replica's weights are
-//!         ── given back ──▶                          an update that comes before copies them first
+//! worker                                            server
+//! Memory     ── a push is encoded into a slot ──▶   PeerMemory: copied once, then checked, logged, applied
+//! PeerMemory ◀── the weights of a bucket, lent ──   Memory: where the replica's weights are
+//!        ── given back ──▶                          an update before that copies them first
 //! ```
 //!
-//! The descriptor comes over the Unix socket, behind the first message; who has mapped it says so, and from then on places do. What the other process may do to its own
-//! memory at any moment is the reason for the copy: replicas, log and checks see bytes that nobody changes. A push's slot is
-//! free again with its ack; when a process dies its mappings and descriptors go, and nothing of it is left.
+//! The descriptor comes over the Unix socket, after the first message. A side that has mapped it says so, and
+//! from then on places are sent. A server copies because a worker may change its own memory at any moment:
+//! replicas, log and checks need bytes that do not change. A push's slot is free again with its ack. When a
+//! process dies, its mappings and descriptors go, and nothing of it is left.
 
 mod halves;
 mod memory;
 
 pub use halves::{ReadHalf, WriteHalf, over_tcp, over_unix};
-pub use memory::{Memory, Slot, Theirs};
+pub use memory::{Memory, PeerMemory, Slot};
 
 use crate::{frame::FrameError, pool::Pool};
 use bytes::Bytes;
@@ -29,51 +30,53 @@ use std::{
     },
 };
 
-/// Bulk from so many bytes on is left where it lies: below it, its copy through the socket costs less than its place.
+/// Bulk of at least this many bytes stays in place: below it, its copy through the socket costs less than its
+/// place.
 pub const SHARED_BYTES: usize = 16 << 10;
 
-/// What is lent on one lane, at most: a reader that gives nothing back gets the rest through the socket.
-const LENT_BYTES: usize = 64 << 20;
+/// Maximum bytes lent on one lane: a reader that gives nothing back gets the rest through the socket.
+const MAX_LENT_BYTES: usize = 64 << 20;
 
-/// Whether what the other side refers to is copied.
+/// Whether payloads in the peer's memory are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// It may change: a server copies what workers say.
+    /// They may change: a server copies what workers send.
     Copies,
-    /// It stays until it is given back: a worker reads weights where they lie.
+    /// They stay until they are given back: a worker reads weights in place.
     Reads,
 }
 
-/// So much is worth a message of its own. Less goes with the next one, or when a sign of life is due: a server that has to change
-/// what it has lent copies it, which takes no longer than to wake the threads that such a message would.
-const COPY_BYTES: usize = 256 << 10;
+/// This much to give back is worth a message of its own. Less goes with the next message or keepalive: a
+/// server that has to change lent bytes copies them, which is no slower than waking the threads for such a
+/// message.
+const MIN_RETURN_BYTES: usize = 256 << 10;
 
 /// What both halves of a lane know of the memory that its ends share.
 #[derive(Debug)]
 pub struct Shared {
     trust: Trust,
     ours: OnceLock<Arc<Memory>>,
-    theirs: OnceLock<Arc<Theirs>>,
-    /// The other side has mapped ours.
+    theirs: OnceLock<Arc<PeerMemory>>,
+    /// The peer has mapped ours.
     mapped: AtomicBool,
-    /// The other side is to be told that theirs is mapped.
+    /// We must tell the peer that we have mapped theirs.
     tells: AtomicBool,
-    /// Descriptors that came, and whose message has not been read yet.
+    /// Received descriptors whose message is not read yet.
     pub(crate) fds: Mutex<VecDeque<OwnedFd>>,
-    lent: Mutex<Lent>,
-    given_back: Mutex<GivenBack>,
+    lent: Mutex<Loans>,
+    given_back: Mutex<PendingReturns>,
 }
 
-/// Places that are to be given back, and the bytes there.
+/// Places to give back, and their bytes.
 #[derive(Debug, Default)]
-struct GivenBack {
+struct PendingReturns {
     places: Vec<u64>,
     bytes: usize,
 }
 
-/// By place: the bytes, and how often.
+/// By place: the bytes, and how often they are lent.
 #[derive(Debug, Default)]
-struct Lent {
+struct Loans {
     at: HashMap<u64, Vec<Bytes>>,
     bytes: usize,
 }
@@ -83,7 +86,7 @@ pub(crate) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Of one lane.
+    /// For one lane.
     pub fn new(trust: Trust) -> Arc<Self> {
         Arc::new(Self {
             trust,
@@ -97,7 +100,7 @@ impl Shared {
         })
     }
 
-    /// From now on bulk that lies in this memory is left there. The first memory counts.
+    /// From now on bulk in this memory stays there. The first memory counts.
     pub fn offer(&self, memory: &Arc<Memory>) {
         let _ = self.ours.set(memory.clone());
     }
@@ -106,13 +109,14 @@ impl Shared {
         self.ours.get()
     }
 
-    /// Where the other side finds these bytes; `None`: they must travel. A server holds them until they are given back.
+    /// Where the peer finds these bytes; `None`: they must be sent. A server holds them until they are given
+    /// back.
     pub(crate) fn place_of(&self, bytes: &Bytes) -> Option<u64> {
         let at = self.ours.get().filter(|_| bytes.len() >= SHARED_BYTES)?.place_of(bytes)?;
         let at = at.is_multiple_of(memory::UNIT).then_some(at as u64)?;
         if self.trust == Trust::Copies {
             let mut lent = lock(&self.lent);
-            if lent.bytes + bytes.len() > LENT_BYTES {
+            if lent.bytes + bytes.len() > MAX_LENT_BYTES {
                 return None;
             }
             lent.bytes += bytes.len();
@@ -121,7 +125,7 @@ impl Shared {
         Some(at)
     }
 
-    /// The other side has read what lies there. What was not lent is nobody's.
+    /// The peer has read the bytes at a place. A place that was not lent is ignored.
     pub(crate) fn returned(&self, at: u64) {
         let mut lent = lock(&self.lent);
         let Some(of) = lent.at.get_mut(&at) else { return };
@@ -132,33 +136,33 @@ impl Shared {
         lent.bytes -= back.as_ref().map_or(0, Bytes::len);
     }
 
-    /// The other side's memory has come.
+    /// Maps the peer's memory, whose descriptor has arrived.
     pub(crate) fn map(&self) -> io::Result<()> {
         let fd = lock(&self.fds).pop_front().ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, "shared memory without a descriptor")
         })?;
-        if self.theirs.set(Arc::new(Theirs::new(&fd)?)).is_ok() {
+        if self.theirs.set(Arc::new(PeerMemory::new(&fd)?)).is_ok() {
             self.tells.store(true, Relaxed);
         }
         Ok(())
     }
 
-    /// The other side has mapped ours.
+    /// The peer has mapped our memory.
     pub(crate) fn note_mapped(&self) {
         self.mapped.store(true, Relaxed);
     }
 
-    /// Whether bulk may be left in our memory.
-    pub(crate) fn may_lie(&self) -> bool {
+    /// Whether bulk may stay in our memory.
+    pub(crate) fn may_stay_in_memory(&self) -> bool {
         self.mapped.load(Relaxed)
     }
 
-    /// Whether the other side is to be told that theirs is mapped; once.
+    /// Whether to tell the peer that its memory is mapped; once.
     pub(crate) fn take_mapped(&self) -> bool {
         self.tells.load(Relaxed) && self.tells.swap(false, Relaxed)
     }
 
-    /// The bulk that the other side refers to.
+    /// The bulk at a place of the peer's memory.
     pub(crate) fn bulk(self: &Arc<Self>, at: u64, len: usize, pool: &Arc<Pool>) -> Result<Bytes, FrameError> {
         let theirs = self.theirs.get();
         let place = usize::try_from(at).ok().zip(theirs).filter(|(place, theirs)| theirs.has(*place, len));
@@ -175,20 +179,20 @@ impl Shared {
         })
     }
 
-    /// Whether enough is to be given back for a message of its own.
-    pub(crate) fn has_much_to_return(&self) -> bool {
-        lock(&self.given_back).bytes >= COPY_BYTES
+    /// Whether there is enough to give back for a message of its own.
+    pub(crate) fn has_enough_to_return(&self) -> bool {
+        lock(&self.given_back).bytes >= MIN_RETURN_BYTES
     }
 
-    /// What is to be given back.
-    pub(crate) fn to_return(&self) -> Vec<u64> {
+    /// The places to give back.
+    pub(crate) fn places_to_return(&self) -> Vec<u64> {
         std::mem::take(&mut *lock(&self.given_back)).places
     }
 }
 
-/// Bytes of the other side, given back with this.
+/// Bytes of the peer's memory; dropping them gives them back.
 struct Borrowed {
-    theirs: Arc<Theirs>,
+    theirs: Arc<PeerMemory>,
     shared: Arc<Shared>,
     at: u64,
     len: usize,

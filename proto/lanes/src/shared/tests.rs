@@ -1,4 +1,4 @@
-//! Two ends of a lane in one process: what is shared, what is copied, what is given back.
+//! Two ends of a lane in one process: which payloads are shared, copied and given back.
 
 use super::*;
 use crate::{LaneError, Receiver, Sender, send};
@@ -71,7 +71,7 @@ impl Ends {
         got.bulk[0].to_bytes()
     }
 
-    /// Both sides read on, and say that what they were shown is mapped.
+    /// Both sides read, and report that the offered memory is mapped.
     async fn answers(&mut self) {
         for _ in 0..2 {
             self.pushed(push(0, Bytes::new())).await;
@@ -91,10 +91,10 @@ async fn a_push_is_read_where_it_lies_and_changes_no_more_once_it_was() {
     let mut ends = ends();
     let memory = Memory::new(4 * LEN).expect("memory");
     ends.worker.offer(&memory);
-    // The first shows the memory.
+    // The first push offers the memory.
     assert_eq!(ends.pushed(push(1, filled(&memory, 1))).await, vec![1; LEN]);
     ends.answers().await;
-    assert!(ends.worker.may_lie());
+    assert!(ends.worker.may_stay_in_memory());
     let mut slot = memory.slot(LEN).expect("room");
     slot.as_mut().fill(2);
     let payload = slot.freeze();
@@ -106,7 +106,7 @@ async fn a_push_is_read_where_it_lies_and_changes_no_more_once_it_was() {
     let again = filled(&memory, 9);
     assert_eq!(memory.place_of(&again), Some(place), "it is the same place");
     assert_eq!(got, vec![2; LEN], "what was taken is nobody's else");
-    // What lies elsewhere travels, as does what is small.
+    // Payloads outside the memory go through the socket, as small ones do.
     assert_eq!(ends.pushed(push(3, vec![3; LEN].into())).await, vec![3; LEN]);
     assert_eq!(ends.pushed(push(4, again.slice(..100))).await, vec![9; 100]);
 }
@@ -161,7 +161,7 @@ async fn who_gives_nothing_back_gets_the_rest_through_the_socket() {
         ends.answers().await;
     }
     assert!(kept.iter().all(|k| *k == one));
-    assert!(lock(&ends.server.lent).bytes <= LENT_BYTES);
+    assert!(lock(&ends.server.lent).bytes <= MAX_LENT_BYTES);
 }
 
 #[tokio::test]
@@ -171,8 +171,8 @@ async fn who_cannot_map_what_it_is_shown_is_sent_everything() {
     let shared = Shared::new(Trust::Copies);
     let (read, _write) = over_unix(b, shared.clone()).expect("halves");
     let mut receiver = Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES, Pool::new(1 << 20));
-    // Where no descriptor is left the kernel brings the bytes alone.
-    a.write_all(&crate::frame::memory_comes()).await.expect("written");
+    // Without a free descriptor the kernel delivers only the bytes.
+    a.write_all(&crate::frame::memory_announcement()).await.expect("written");
     let mut out = crate::frame::Outbox::default();
     out.put(&push(1, vec![5; LEN].into()), None);
     let bytes = out.pieces().iter().flat_map(|p| p.to_vec()).collect::<Vec<_>>();
@@ -184,7 +184,7 @@ async fn who_cannot_map_what_it_is_shown_is_sent_everything() {
 }
 
 #[tokio::test]
-async fn places_outside_of_what_was_shared_end_the_lane_and_returns_of_nothing_do_nothing() {
+async fn place_outside_shared_memory_ends_the_lane() {
     for (place, len) in
         [(LEN as u64, LEN), (4096 * 3, LEN), (1, 100), (u64::MAX - 4096, LEN), (u64::MAX - 1, 1)]
     {
@@ -209,15 +209,15 @@ fn memory_that_could_end_its_reader_is_not_mapped() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let plain = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
     ftruncate(&plain, 1 << 20).expect("room");
-    assert!(Theirs::new(&plain).is_err(), "it may shrink");
+    assert!(PeerMemory::new(&plain).is_err(), "it may shrink");
     fcntl_add_seals(&plain, SealFlags::SHRINK).expect("sealed");
-    assert!(Theirs::new(&plain).is_ok());
+    assert!(PeerMemory::new(&plain).is_ok());
     let empty = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
     fcntl_add_seals(&empty, SealFlags::SHRINK).expect("sealed");
-    assert!(Theirs::new(&empty).is_err(), "nothing is in it");
+    assert!(PeerMemory::new(&empty).is_err(), "nothing is in it");
     let file = tempfile::tempfile().expect("a file");
     file.set_len(1 << 20).expect("room");
-    assert!(Theirs::new(&file.into()).is_err(), "it is a file");
+    assert!(PeerMemory::new(&file.into()).is_err(), "it is a file");
     let shared = Shared::new(Trust::Copies);
     assert!(shared.map().is_err(), "no descriptor came");
 }
@@ -226,7 +226,7 @@ fn memory_that_could_end_its_reader_is_not_mapped() {
 fn nobody_maps_our_memory_for_writing() {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     let memory = Memory::new(LEN).expect("memory");
-    // SAFETY: a new mapping, of which nothing is made.
+    // SAFETY: a new mapping, to which no reference is made.
     let mapped = unsafe {
         mmap(std::ptr::null_mut(), LEN, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memory.fd(), 0)
     };
@@ -259,7 +259,7 @@ fn a_copy_is_made_of_any_length() {
     let memory = Memory::new(2 * 4096).expect("memory");
     let mut slot = memory.slot(2 * 4096).expect("room");
     slot.as_mut().iter_mut().enumerate().for_each(|(i, b)| *b = (i * 7) as u8);
-    let theirs = Theirs::new(&memory.fd().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+    let theirs = PeerMemory::new(&memory.fd().try_clone_to_owned().expect("a descriptor")).expect("mapped");
     for (at, len) in [(0, 0), (0, 1), (0, 7), (0, 8), (0, 513), (0, 8192), (4096, 4096), (4096, 4001)] {
         let mut copy = Pool::new(0).take(len);
         theirs.copy(at, &mut copy);

@@ -1,4 +1,4 @@
-//! Chunks of the data, for the leased sampler: shard 0 says who trains which.
+//! Chunks of the data, for the leased sampler: shard 0 assigns them to workers.
 
 use super::{Event, Session, Wait};
 use crate::error::SessionError;
@@ -11,45 +11,45 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Next {
     /// Train this chunk.
     Train {
-        /// Of this epoch, from 0.
+        /// The epoch, from 0.
         epoch: u64,
-        /// From 0.
+        /// The chunk's index in the epoch, from 0.
         chunk: u64,
-        /// The worker had to wait and was not waited for: its weights are old. It goes on from this step, once it has
-        /// pulled.
+        /// The worker was idle and the others did not wait for it: its weights are old. It continues from
+        /// this step after a pull.
         resumed: Option<Step>,
     },
-    /// So many epochs are over. Nobody trains before every worker has asked for a chunk of the next.
+    /// This many epochs are over. No worker trains before every worker has asked for a chunk of the next.
     Over {
-        /// How many.
+        /// Number of finished epochs.
         epochs: u64,
-        /// This worker is to write the checkpoint, if the job makes any.
+        /// This worker must write the checkpoint, if the job makes any.
         write: bool,
-        /// The step that all workers go on from. Pull, to see what the others have pushed.
+        /// The step from which all workers continue. Pull, to receive the others' pushes.
         step: Step,
     },
     /// There is nothing more to train.
     Ended,
-    /// The session was lost, and with it the chunk: the worker has joined anew and goes on from this step, once it has
-    /// pulled.
+    /// The session was lost, and with it the chunk: the worker has joined again and continues from this step
+    /// after a pull.
     Rejoined(Step),
 }
 
 /// A wait for a chunk.
-pub(super) struct Chunks {
+pub(super) struct ChunkWait {
     epoch: u64,
     done: Option<u64>,
     state: State,
 }
 
 enum State {
-    /// The pushes of the chunk that is done are not all acknowledged.
+    /// Some pushes of the finished chunk are not acknowledged.
     Settling(BTreeSet<ShardId>),
-    /// Shard 0 is asked.
+    /// Shard 0 was asked.
     Asked {
         idle: bool,
     },
-    /// Every shard is told that the worker trains again, which then does this.
+    /// Every shard is notified that the worker trains again; then the worker does this.
     Resuming {
         taken: Acquired,
         clocks: BTreeMap<ShardId, u64>,
@@ -57,7 +57,7 @@ enum State {
     Answered(Next),
 }
 
-impl Chunks {
+impl ChunkWait {
     pub fn settled(&mut self, shard: ShardId) {
         if let State::Settling(waiting) = &mut self.state {
             waiting.remove(&shard);
@@ -72,17 +72,17 @@ impl Chunks {
 }
 
 impl Session {
-    /// Says which chunk is trained (`done`), and asks for the next, for a worker that is ready for `epoch` (from 0):
-    /// [`Event::Chunk`].
+    /// Reports the finished chunk (`done`), and asks for the next, for a worker that is ready for `epoch`
+    /// (from 0); ends with [`Event::Chunk`].
     ///
-    /// Waits until the pushes of the chunk are acknowledged, then until there is an answer. While others hold the last chunks
-    /// of an epoch the worker is idle: it holds nobody up, and gets a chunk that is given back.
+    /// Waits until the pushes of the chunk are acknowledged, then for an answer. While others hold the last
+    /// chunks of an epoch, the worker is idle: it blocks no other, and gets a chunk that is given back.
     pub fn take_chunk(&mut self, epoch: u64, done: Option<u64>) {
         let waiting = if done.is_some() { self.settling() } else { BTreeSet::new() };
-        self.wait = Wait::Chunk(Chunks { epoch, done, state: State::Settling(waiting) });
+        self.wait = Wait::Chunk(ChunkWait { epoch, done, state: State::Settling(waiting) });
     }
 
-    /// Goes as far as it can; the answer, if there is one.
+    /// Advances as far as it can; returns the answer, if there is one.
     pub(super) fn chunk(&mut self) -> Option<Event> {
         let Wait::Chunk(chunks) = &mut self.wait else { return None };
         match &mut chunks.state {

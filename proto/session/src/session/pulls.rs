@@ -1,4 +1,4 @@
-//! Pulls: which weights a worker waits for, and what comes of it.
+//! Pulls: which weights a worker waits for, and how they arrive.
 
 use super::{Arrived, Event, Session, Wait};
 use crate::{error::SessionError, link::LinkEvent};
@@ -6,20 +6,20 @@ use paraft_common::{BucketId, ShardId, Share, Step, WorkerId, placement};
 use paraft_proto::Weights;
 use std::{collections::BTreeSet, time::Duration};
 
-/// What a worker asks for.
+/// A worker's request for weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pull {
-    /// The weights after this step of the worker, once the consistency rule lets it go on.
+    /// The weights after this step of the worker, once the consistency rule lets it continue.
     pub done: Step,
     /// Instead: the final weights, once every member has finished.
     pub last: bool,
-    /// A checkpoint is due at `done`: every shard keeps an image of it before anyone goes on. Every worker of the job must ask
-    /// for the same steps.
+    /// A checkpoint is due at `done`: every shard keeps an image of it before any worker continues. Every
+    /// worker of the job must request it for the same steps.
     pub checkpoint: bool,
-    /// Instead of what the consistency rule says: once every member that has not finished is at `done`. The weights are the
-    /// servers' own, also where the job's algorithm looks ahead.
+    /// Instead of the consistency rule: once every member that has not finished is at `done`. The weights are
+    /// the servers' own, even if the job's algorithm looks ahead.
     pub barrier: bool,
-    /// Of these buckets only, by rising id; none: of all. Neither `last` nor `checkpoint` nor `barrier` then.
+    /// Only these buckets, by rising id; empty: all. Requires `last`, `checkpoint` and `barrier` to be false.
     pub only: Vec<BucketId>,
 }
 
@@ -29,50 +29,52 @@ impl Pull {
         Self { done, ..Self::default() }
     }
 
-    /// Whether it brings the weights as they are, whatever the job's algorithm gives those that train.
+    /// Whether it returns the servers' own weights, whatever the job's algorithm gives workers for training.
     fn is_plain(&self) -> bool {
         self.last || self.barrier
     }
 }
 
-/// What a pull brought.
+/// The result of a pull.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pulled {
-    /// The step the worker is at. More than was asked for when it had lost its session and joined anew, or where rounds were
+    /// The worker's step. Later than requested if it had lost its session and joined again, or if rounds were
     /// closed without it.
     pub done: Step,
     /// The slowest member over all shards.
     pub slowest: Step,
     /// The job has stopped early.
     pub stop: bool,
-    /// After a final pull: who finished.
+    /// After a final pull: the workers that finished.
     pub finishers: Vec<WorkerId>,
-    /// After a pull for a checkpoint: every shard keeps an image of this step, and this worker is to write the checkpoint.
+    /// After a pull for a checkpoint: every shard keeps an image of this step, and this worker must write the
+    /// checkpoint.
     pub checkpoint: bool,
-    /// Somebody wants a checkpoint of now, and this worker is to write it behind this step.
+    /// A checkpoint of the current step was requested, and this worker must write it after this step.
     pub save: bool,
-    /// Some shards keep one and others do not: there will be no checkpoint of this step, and this worker is to let them go.
+    /// Only some shards keep an image: there will be no checkpoint of this step, and this worker must release
+    /// the images.
     pub partial_checkpoint: bool,
-    /// The session was lost; the worker has joined anew and holds no chunk any more.
+    /// The session was lost; the worker has joined again and holds no chunk any more.
     pub rejoined: bool,
-    /// What this worker evaluates behind an epoch, where shard 0 has said it.
+    /// This worker's share of the evaluation after an epoch, if shard 0 has sent it.
     pub share: Option<Share>,
-    /// Buckets whose weights came; the others are as the last pull left them.
+    /// Buckets whose weights arrived; the others are as the last pull left them.
     pub changed: BTreeSet<BucketId>,
 }
 
-/// A pull under way.
-pub(super) struct Pulling {
+/// A pull in progress.
+pub(super) struct PullState {
     asked: Pull,
     waiting: BTreeSet<ShardId>,
-    /// Something has come.
+    /// Something has arrived.
     begun: bool,
     /// The smallest of the worker's own clocks.
     clock: Step,
     pulled: Pulled,
 }
 
-impl Pulling {
+impl PullState {
     fn new(asked: Pull, waiting: BTreeSet<ShardId>) -> Self {
         let pulled = Pulled {
             done: asked.done,
@@ -110,25 +112,25 @@ impl Pulling {
 }
 
 impl Session {
-    /// Asks for weights before the pushes go out that they come behind, so that a bucket's weights come back while others are
-    /// still pushed. The same [`Self::pull`] must follow, and nothing else that waits. `holds`: the worker's weights are as the
-    /// last pull left them, so that a bucket that has not changed is not sent.
+    /// Requests weights before the pushes that precede them go out, so that a bucket's weights return while
+    /// others are still being pushed. The same [`Self::pull`] must follow, with no other wait between.
+    /// `holds`: the worker's weights are as the last pull left them, so an unchanged bucket is not sent.
     pub fn ask_ahead(&mut self, now: Duration, pull: Pull, holds: bool) {
         self.ask(now, pull, holds);
     }
 
-    /// Whether some of the pull that is under way has come.
+    /// Whether some of the current pull has arrived.
     pub fn has_begun(&self) -> bool {
         self.pulling.as_ref().is_some_and(|p| p.begun)
     }
 
-    /// Whether this pull is asked for already.
+    /// Whether this pull was requested already.
     pub fn is_asked(&self, pull: &Pull) -> bool {
         self.pulling.as_ref().is_some_and(|p| p.asked == *pull)
     }
 
-    /// Waits until the consistency rule lets the worker go on: [`Event::Weights`] for each bucket, then [`Event::Pulled`].
-    /// `holds` as in [`Self::ask_ahead`], and not read where the pull was asked for ahead.
+    /// Waits until the consistency rule lets the worker continue: [`Event::Weights`] for each bucket, then
+    /// [`Event::Pulled`]. `holds` as in [`Self::ask_ahead`]; ignored if the pull was requested ahead.
     pub fn pull(&mut self, now: Duration, pull: Pull, holds: bool) {
         self.awaits_parts = Some(pull.done.0);
         if !self.is_asked(&pull) {
@@ -139,7 +141,7 @@ impl Session {
 
     fn ask(&mut self, now: Duration, pull: Pull, holds: bool) {
         let said = self.loss.take();
-        // What has come of a pull of another step, which was broken off, is no answer to this one.
+        // Answers to a cancelled pull of another step do not belong to this one.
         let out = &mut self.out;
         out.heard.retain(|heard| match heard {
             LinkEvent::Weights { weights, payload, .. } if weights.done != pull.done.0 => {
@@ -175,14 +177,14 @@ impl Session {
             link.pull(asked, now, &mut self.out);
             waiting.insert(*shard);
         }
-        self.pulling = Some(Pulling::new(pull, waiting));
+        self.pulling = Some(PullState::new(pull, waiting));
     }
 
-    /// The session was lost: the same again, of all buckets, from where the worker joined.
-    pub(super) fn pull_anew(&mut self, now: Duration, done: Step) {
+    /// The session was lost: repeats the pull for all buckets, from the step at which the worker joined.
+    pub(super) fn restart_pull(&mut self, now: Duration, done: Step) {
         let before = self.pulling.take();
         let last = before.as_ref().is_some_and(|p| p.asked.last);
-        // It goes on from another step than the checkpoint's.
+        // It continues from another step than the checkpoint's.
         self.ask(now, Pull { done, last, ..Pull::default() }, false);
         if let Some(pulling) = &mut self.pulling {
             pulling.pulled.rejoined = true;
@@ -191,7 +193,7 @@ impl Session {
         self.wait = Wait::Pull;
     }
 
-    /// Weights of a bucket.
+    /// Takes the weights of a bucket.
     pub(super) fn arrived(&mut self, arrived: Arrived) -> Result<Option<Event>, SessionError> {
         let (shard, w) = (arrived.shard, &arrived.weights);
         if self.joining.is_some() || !matches!(self.wait, Wait::Pull) {
@@ -212,7 +214,7 @@ impl Session {
             *skipped = w.skipped.max(*skipped);
         }
         if w.last
-            // One that this version does not know is none that it could follow: the servers' rules hold all the same.
+            // This version could not follow an unknown mode: the servers' rules apply anyway.
             && let Ok(mode) = w.mode.parse()
         {
             self.modes.hear(shard, w.mode_number, mode);
@@ -221,13 +223,13 @@ impl Session {
     }
 
     pub(super) fn pulled(&mut self) -> Option<Pulled> {
-        let Pulling { asked, clock, mut pulled, .. } = self.pulling.take()?;
-        self.tell_mode();
+        let PullState { asked, clock, mut pulled, .. } = self.pulling.take()?;
+        self.send_mode();
         if asked.only.is_empty() {
             self.holds_plain = asked.is_plain();
         }
         if self.job.round.drops_late() && !asked.last && clock < Step(u64::MAX) {
-            // Rounds were closed without this worker: it goes on where all its shards are.
+            // Rounds were closed without this worker: it continues at the step of all its shards.
             pulled.done = pulled.done.max(clock);
         }
         pulled.partial_checkpoint &= !pulled.checkpoint;

@@ -1,11 +1,11 @@
-//! Replicas and leaders, evenly over the servers.
+//! Balances replicas and leaders over the servers.
 
 use super::{Action, Health, Plan, ReplicaReport, View, can_lead};
 use crate::{control::state::Place, raft::ReplicaId};
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeMap;
 
-/// A replica that would be better elsewhere.
+/// A replica's move to a better server.
 #[derive(Clone, Copy)]
 pub(super) struct Move {
     pub shard: JobShard,
@@ -13,16 +13,16 @@ pub(super) struct Move {
     pub to: ServerId,
 }
 
-/// Whether a server that has so much is better off with so much less difference to another. A little is not worth what a move
-/// costs: where jobs come and go there would be one all the time.
+/// Whether a server with `full` gains enough by reducing its difference to another by `gain`. A small gain is
+/// not worth a move's cost: with jobs that come and go there would be moves all the time.
 pub fn is_worth_it(gain: u64, full: u64) -> bool {
     gain > full / 8
 }
 
-/// The move that evens out the servers' bytes most, if any does: from the fullest to the emptiest, of a replica that
-/// is smaller than the difference. So every move makes the sum of the squares smaller, and they end. Only what votes
-/// counts, so that the choice stays the same while a move is under way; and only a fleet that is whole and has
-/// settled is evened out.
+/// The move that balances the servers' bytes most, if any does: from the fullest to the emptiest, of a
+/// replica smaller than the difference. So every move reduces the sum of the squares, and the moves end. Only
+/// voters count, so the choice stays the same while a move is in progress. Only a whole fleet without recent
+/// changes is balanced.
 pub(super) fn uneven(view: &View) -> Option<Move> {
     if view.now.saturating_duration_since(view.since) <= view.timeouts.settle {
         return None;
@@ -32,7 +32,7 @@ pub(super) fn uneven(view: &View) -> Option<Move> {
         return None; // one is silent: it may come back, or it will be replaced
     }
     let mut all = Vec::new();
-    // One that has yet to begin holds nothing.
+    // A group that has not begun holds nothing.
     for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
         let replicas = view.state.shape_of(shard.job())?.replicas;
         let (_, lead) = view.leader(*shard, place.founding)?;
@@ -64,8 +64,8 @@ pub(super) fn uneven(view: &View) -> Option<Move> {
     moves.max_by_key(|(gain, m)| (*gain, std::cmp::Reverse((m.shard, m.from, m.to)))).map(|(_, m)| m)
 }
 
-/// Leaders go where few are, by bytes; away from servers that are being emptied. One at a time: the move that evens out the servers
-/// most, of a shard that is smaller than the difference, so that they end.
+/// Moves leaders to servers that lead few bytes, and away from draining servers. One at a time: the move that
+/// balances the servers most, of a shard smaller than the difference, so that the moves end.
 pub(super) fn spread_leaders(view: &View, plan: &mut Plan) {
     let led_now = |(shard, place): (&JobShard, &Place)| {
         let (at, lead) = view.leader(*shard, place.founding).filter(|_| place.founded)?;

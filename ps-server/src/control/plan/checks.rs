@@ -5,8 +5,9 @@ use crate::raft::{Digest, Membership, ReplicaId};
 use paraft_common::JobShard;
 use std::collections::BTreeMap;
 
-/// Compares the replicas' digests where they have hashed the same index. Who differs from a majority of the voters is
-/// stopped, the leader too. Where there is no majority nobody knows who is right: that is said, and nobody stopped.
+/// Compares the replicas' digests of the same index. A replica that differs from a majority of the voters is
+/// stopped, even the leader. Without a majority it is unknown which is right: that is reported, and no
+/// replica is stopped.
 pub(super) fn compare(
     view: &View,
     shard: JobShard,

@@ -1,4 +1,4 @@
-//! Jobs: what their shards say of them, where it is not agreed on yet as it is; and their ends.
+//! Jobs: reports of their shards that differ from the agreed state, and the ends of jobs.
 
 use super::{Action, Plan, View};
 use crate::control::{
@@ -11,18 +11,18 @@ use std::collections::BTreeMap;
 /// A job, as the leader of a shard knows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobReport {
-    /// What it is.
+    /// Its facts.
     pub facts: JobFacts,
-    /// Shards that hold buckets of it: the first so many. The others know nothing of it.
+    /// Number of shards that hold buckets of it: the first ones. The others do not know it.
     pub shards: u32,
-    /// All its workers have been here, and none that is still a member has anything left to do on this shard.
+    /// All its workers have joined, and no remaining member has anything left to do on this shard.
     pub finished: bool,
-    /// On the first shard, where the rule chooses the staleness bound: what it goes by.
+    /// On the first shard, if the rule chooses the staleness bound: the rule's input.
     pub auto: Option<auto::Report>,
 }
 
-/// One command for each change. Only where every shard of the job has a leader that tells the same of it: what is
-/// agreed stays while one is elected.
+/// One command for each change, only if every shard of the job has a leader and all report the same: the
+/// agreed state stays during an election.
 pub(super) fn note_job(view: &View, id: JobId, job: &Job) -> Option<Command> {
     let told = |shard: JobShard| {
         let founding = view.state.shards.get(&shard)?.founding;
@@ -34,7 +34,7 @@ pub(super) fn note_job(view: &View, id: JobId, job: &Job) -> Option<Command> {
     for shard in JobShard::all(id, job.shape.shards.min(first.shards)) {
         let (founding, job) = told(shard)?;
         if job.facts != first.facts {
-            return None; // two jobs that were begun at once; one of them will be refused
+            return None; // two jobs that began at once; one of them will be refused
         }
         foundings.insert(shard, founding);
         finished &= job.finished;
@@ -49,7 +49,8 @@ pub(super) fn note_job(view: &View, id: JobId, job: &Job) -> Option<Command> {
     Some(Command::Job { shards: foundings, facts: first.facts.clone(), state, seen_ms: view.unix_ms })
 }
 
-/// A job that is to stop is told to until it has; one whose weights have been kept for long enough goes.
+/// A job that should stop gets the directive until it has; one whose weights were kept for long enough is
+/// released.
 pub(super) fn end_job(view: &View, id: JobId, job: &Job, plan: &mut Plan) {
     if job.is_over(view.unix_ms) {
         plan.commands.push(Command::Release { job: id });
@@ -65,7 +66,7 @@ pub(super) fn end_job(view: &View, id: JobId, job: &Job, plan: &mut Plan) {
     }
 }
 
-/// What servers still hold of jobs that have no shards any more.
+/// Removes what servers still hold of jobs without shards.
 pub(super) fn remove(view: &View, plan: &mut Plan) {
     let there = view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
     for (server, report) in there {

@@ -1,4 +1,4 @@
-//! What planning knows: the servers' reports, and what is agreed.
+//! The input of the plan: the servers' reports, and the agreed state.
 
 use super::JobReport;
 use crate::{
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a server holds.
+/// A server's report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// host:port.
@@ -21,28 +21,28 @@ pub struct Report {
     pub node: ReplicaId,
     /// Its replicas of shards.
     pub replicas: BTreeMap<JobShard, Arc<ReplicaReport>>,
-    /// The servers that it has reached lately, at the addresses that are agreed on.
+    /// The servers that it has reached lately, at their agreed addresses.
     pub reached: BTreeSet<ServerId>,
-    /// Folders of replicas that were put aside; `None`: they are still being read.
+    /// Quarantined folders of replicas; `None`: they are still being read.
     pub asides: Option<Vec<AsideReport>>,
-    /// Why its replica of the control group does not run, or empty.
+    /// Why its replica of the control group does not run; empty if it does.
     pub control_trouble: String,
 }
 
-/// A replica's folder that was put aside.
+/// A quarantined folder of a replica.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AsideReport {
-    /// Of which shard.
+    /// The shard.
     pub shard: JobShard,
-    /// Of which founding; 0: it does not say.
+    /// The founding; 0: unknown.
     pub founding: u64,
-    /// In the server's data folder.
+    /// Its name in the server's data folder.
     pub name: String,
-    /// Everything in it is whole.
+    /// Everything in it is intact.
     pub readable: bool,
 }
 
-/// One replica.
+/// A report about one replica.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)] // as in control.proto
 pub struct ReplicaReport {
@@ -55,23 +55,24 @@ pub struct ReplicaReport {
     pub bytes: u64,
     pub membership: Membership,
     pub trouble: String,
-    /// Its storage does not serve it, for so long; it is tried again. `trouble` says why. Where its folder could not be
-    /// read at all, `node` and `founding` are 0. One that leads all the same refuses the sessions of its shard: the storage of
-    /// its server's replica of the control group fails.
+    /// For how long its storage has failed; it is retried. `trouble` says why. If its folder could not be
+    /// read at all, `node` and `founding` are 0. A replica that still leads refuses the sessions of its
+    /// shard: the storage of its server's replica of the control group fails.
     pub stopped: Option<Duration>,
-    /// Nothing of it is left there, and that server has no room for another at present: `trouble` has the numbers.
+    /// Nothing of it is left there, and that server has no room for another at present: `trouble` has the
+    /// numbers.
     pub no_room: bool,
     pub digests: Vec<Digest>,
-    /// Of the leader's replica only: the members that lack a few entries at most.
+    /// Only of the leader's replica: the members that lack a few entries at most.
     pub caught_up: BTreeSet<ReplicaId>,
-    /// Of the leader's replica only.
+    /// Only of the leader's replica.
     pub job: Option<JobReport>,
 }
 
 impl Report {
-    /// Whether nothing could be planned by this that could not by the one before: only what replicas have applied, and what
-    /// that hashes to, has moved on, as it does with every push.
-    pub fn is_like(&self, before: &Self) -> bool {
+    /// Whether the plan cannot change by this report: only the applied index and its digest differ from
+    /// `before`, as they do with every push.
+    pub fn is_equivalent(&self, before: &Self) -> bool {
         let like = |(a, b): (&Arc<ReplicaReport>, &Arc<ReplicaReport>)| {
             if Arc::ptr_eq(a, b) {
                 return true;
@@ -85,7 +86,7 @@ impl Report {
         replicas && self.of_server() == before.of_server()
     }
 
-    /// Without its replicas.
+    /// The report without its replicas.
     fn of_server(&self) -> Self {
         let Self { address, node, replicas: _, reached, asides, control_trouble } = self;
         Self {
@@ -98,7 +99,7 @@ impl Report {
         }
     }
 
-    /// What of it is not as in `before`, and the shards of which nothing is there any more.
+    /// The difference to `before`, and the shards that are gone since.
     pub fn since(&self, before: &Self) -> (Self, Vec<JobShard>) {
         let same = |(shard, now): &(&JobShard, &Arc<ReplicaReport>)| {
             before.replicas.get(shard).is_some_and(|then| Arc::ptr_eq(then, now) || then == *now)
@@ -108,8 +109,8 @@ impl Report {
         (Self { replicas: changed, ..self.of_server() }, gone)
     }
 
-    /// The other way round: the report of which this is what has changed since `before`.
-    pub fn upon(mut self, before: &Self, gone: &[JobShard]) -> Self {
+    /// The reverse: the report whose difference to `before` this is.
+    pub fn merged_onto(mut self, before: &Self, gone: &[JobShard]) -> Self {
         let mut replicas = before.replicas.clone();
         replicas.retain(|shard, _| !gone.contains(shard));
         replicas.append(&mut self.replicas);
@@ -117,23 +118,23 @@ impl Report {
     }
 }
 
-/// A report and when it came.
+/// A report and its time.
 #[derive(Clone, Debug)]
 pub struct LastReport {
-    /// Drawn at random by who has sent it; 0: it was not sent.
+    /// A random number of its sender; 0: it was not sent.
     pub number: u64,
-    /// What.
+    /// The report.
     pub report: Report,
-    /// When.
+    /// When it arrived.
     pub at: Instant,
 }
 
-/// How patient the fleet is.
+/// The timeouts of a fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// A server that reports nothing for this long is silent: nothing new is given to it.
+    /// A server without a report for this long is silent: it is given nothing new.
     pub silent: Duration,
-    /// Its replicas are replaced after this long, where another server can take them.
+    /// Its replicas are replaced after this long, if another server can take them.
     pub replace: Duration,
     /// A leader is moved back only after the fleet has been whole for this long.
     pub settle: Duration,
@@ -146,27 +147,27 @@ impl Timeouts {
     }
 }
 
-/// What planning needs to know.
+/// The input of the plan.
 pub struct View<'a> {
-    /// Agreed.
+    /// The agreed state.
     pub state: &'a State,
     /// The control group's membership.
     pub control: &'a Membership,
     /// The latest report of each server.
     pub heard: &'a BTreeMap<ServerId, LastReport>,
-    /// Now.
+    /// The current time.
     pub now: Instant,
-    /// Since when this server leads the control group: silence before it proves nothing.
+    /// Since when this server leads the control group: earlier silence proves nothing.
     pub since: Instant,
-    /// Of the control group's members, those that lack a few entries at most.
+    /// Members of the control group that lack a few entries at most.
     pub control_caught_up: &'a BTreeSet<ReplicaId>,
-    /// Since when every replica of a shard has been seen to be lost.
+    /// Since when every replica of a shard is known to be lost.
     pub lost_since: &'a BTreeMap<JobShard, Instant>,
-    /// Settings.
+    /// The fleet's timeouts.
     pub timeouts: Timeouts,
     /// A random number for a new founding.
     pub founding: u64,
-    /// The time of day, in ms of unix time: for people to read, nothing is decided by it.
+    /// The time of day in ms of unix time, for people: no decision depends on it.
     pub unix_ms: u64,
 }
 
@@ -186,19 +187,19 @@ impl View<'_> {
         self.state.servers.get(&server).is_some_and(|s| s.draining)
     }
 
-    /// A person has said that it will not come back.
+    /// Whether a person has ordered that it will not return.
     pub(super) fn forgotten(&self, server: ServerId) -> bool {
         !self.state.servers.contains_key(&server)
     }
 
-    /// Whether a majority of the servers that are there, itself among them, reaches it at the address that is agreed on.
+    /// Whether a majority of the live servers, itself included, reaches it at its agreed address.
     pub(super) fn reached(&self, server: ServerId) -> bool {
         let there = || self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?)));
         let reach = there().filter(|(s, r)| *s == server || r.reached.contains(&server)).count();
         reach * 2 > there().count()
     }
 
-    /// Servers that report and that too few of the others reach, and what that means.
+    /// Servers that report but are reached by too few others, and the consequence.
     pub fn unreached(&self) -> BTreeMap<ServerId, String> {
         let there = self.state.servers.iter().filter(|(s, _)| self.live(**s).is_some() && !self.reached(**s));
         let why = |address: &str| {
@@ -210,20 +211,20 @@ impl View<'_> {
         there.map(|(s, m)| (*s, why(&m.address))).collect()
     }
 
-    /// Live servers that may be given something.
+    /// Live servers that may be given replicas.
     pub(super) fn usable(&self) -> impl Iterator<Item = (ServerId, &Report)> {
         let may = |s: &&ServerId| !self.draining(**s) && self.reached(**s);
         self.state.servers.keys().filter(may).filter_map(|s| Some((*s, self.live(*s)?)))
     }
 
-    /// The report of a replica whose storage does not serve it at present.
+    /// The report of a replica whose storage fails at present.
     pub(super) fn stopped(&self, shard: JobShard, n: ReplicaId) -> Option<&ReplicaReport> {
         let report = self.live(n.server())?.replicas.get(&shard)?;
         (report.stopped.is_some() && (report.node == n || report.node == ReplicaId(0))).then_some(&**report)
     }
 
-    /// The folders of a shard's replicas of this founding that lie aside and can be read, and where. `None`: some server
-    /// that is there has not said yet.
+    /// The readable quarantined folders of a shard's replicas of this founding, and their servers. `None`:
+    /// some live server has not reported them yet.
     pub(super) fn readable_asides(&self, shard: JobShard, founding: u64) -> Option<Vec<(ServerId, &str)>> {
         let mut found = Vec::new();
         for (server, report) in self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?))) {
@@ -234,7 +235,7 @@ impl View<'_> {
         Some(found)
     }
 
-    /// Why a server cannot host a replica of the shard, where that is for want of room. It says so until there is some.
+    /// Why a server has no room for a replica of the shard, if so. It reports this until there is room.
     pub(super) fn no_room(&self, server: ServerId, shard: JobShard) -> Option<&str> {
         let report = self.live(server)?.replicas.get(&shard)?;
         report.no_room.then_some(report.trouble.as_str())
@@ -244,7 +245,7 @@ impl View<'_> {
         self.live(server).map_or(0, |r| r.replicas.values().map(|p| p.bytes).sum())
     }
 
-    /// The report of a shard's leader: of those that say they lead, the one of the latest term.
+    /// The report of a shard's leader: of the replicas that claim to lead, the one of the latest term.
     pub(in crate::control) fn leader(
         &self,
         shard: JobShard,

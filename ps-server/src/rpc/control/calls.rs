@@ -1,4 +1,4 @@
-//! Questions to other servers, over gRPC.
+//! Requests to other servers, over gRPC.
 
 use super::{
     super::memory,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     admission::Answer,
-    control::{Calls, Hello, Reported, Told},
+    control::{Calls, Hello, ReportAnswer, SentReport},
     raft::{ReplicaId, channel},
 };
 use futures::{FutureExt, future::BoxFuture};
@@ -17,19 +17,19 @@ use parking_lot::Mutex;
 use std::{collections::HashMap, future::Future, time::Duration};
 use tonic::{Response, Status, transport::Channel};
 
-/// A server that does not answer so soon is not waited for.
+/// Timeout for another server's answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections that are kept: more than a fleet's, and they are made anew.
+/// Maximum number of kept connections: beyond it they are made again.
 const MAX_CHANNELS: usize = 1024;
 
-/// One connection to each server, made when it is first asked.
+/// One connection to each server, made on the first request.
 pub struct GrpcCalls {
     access: Access,
     channels: Mutex<HashMap<String, ControlClient<Channel>>>,
 }
 
 impl GrpcCalls {
-    /// None yet. `access` says how they are reached.
+    /// No connections yet. `access`: how to make them.
     pub fn new(access: Access) -> Self {
         Self { access, channels: Mutex::default() }
     }
@@ -75,11 +75,11 @@ impl Calls for GrpcCalls {
         &'a self,
         address: &'a str,
         fleet: u64,
-        told: &'a Told,
-    ) -> BoxFuture<'a, Result<Reported, String>> {
+        told: &'a SentReport,
+    ) -> BoxFuture<'a, Result<ReportAnswer, String>> {
         async move {
             let r = answer(self.client(address)?.report(to_report(fleet, told))).await?;
-            Ok(Reported {
+            Ok(ReportAnswer {
                 accepted: r.accepted,
                 leader: Some(r.leader).filter(|l| !l.is_empty()),
                 whole: r.whole,

@@ -2,7 +2,7 @@
 
 use super::super::{auto, jobs};
 use crate::{
-    control::{Action, AsideReport, Directive, ReplicaReport, Report, Shape, Told},
+    control::{Action, AsideReport, Directive, ReplicaReport, Report, SentReport, Shape},
     raft::{Digest, Membership, ReplicaId},
 };
 use paraft_common::{Durability, JobShard, ServerId};
@@ -12,7 +12,7 @@ use paraft_proto::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// A shape from the wire; `None` where it is none.
+/// A shape from the wire; `None` if it is invalid.
 pub fn shape_of(shape: Option<&FleetShape>) -> Option<Shape> {
     let s = shape?;
     let durability: Durability = s.durability.parse().ok()?;
@@ -24,8 +24,8 @@ pub fn shape_to(s: Shape) -> FleetShape {
 }
 
 /// A report for the wire.
-pub fn to_report(fleet: u64, told: &Told) -> ReportRequest {
-    let Told { server, number, since, report, gone } = told;
+pub fn to_report(fleet: u64, told: &SentReport) -> ReportRequest {
+    let SentReport { server, number, since, report, gone } = told;
     let replicas = report.replicas.iter().map(|(shard, r)| paraft_proto::ReplicaReport {
         shard: shard.number(),
         node: r.node.0,
@@ -75,8 +75,8 @@ fn aside(a: &AsideReport) -> paraft_proto::AsideReport {
     paraft_proto::AsideReport { shard: shard.number(), founding, name, readable }
 }
 
-/// A report from the wire. A job that this version does not know is left out.
-pub fn from_report(r: ReportRequest) -> Told {
+/// A report from the wire. A job of an unknown kind is left out.
+pub fn from_report(r: ReportRequest) -> SentReport {
     let aside = |a: paraft_proto::AsideReport| {
         let paraft_proto::AsideReport { shard, founding, name, readable } = a;
         AsideReport { shard: JobShard::from_number(shard), founding, name, readable }
@@ -113,7 +113,7 @@ pub fn from_report(r: ReportRequest) -> Told {
         asides: r.asides_known.then(|| r.asides.into_iter().map(aside).collect()),
         control_trouble: r.control_trouble,
     };
-    Told { server, number, since, report, gone }
+    SentReport { server, number, since, report, gone }
 }
 
 pub fn to_directive(d: Directive) -> paraft_proto::Directive {
@@ -141,7 +141,7 @@ pub fn to_directive(d: Directive) -> paraft_proto::Directive {
     paraft_proto::Directive { shard: d.shard.number(), kind: Some(kind) }
 }
 
-/// A directive from the wire; `None`: of a kind that this version does not know.
+/// A directive from the wire; `None`: of an unknown kind.
 pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
     use directive::Kind;
     let what = match d.kind.as_ref()? {

@@ -1,4 +1,4 @@
-//! What the control group knows of its fleet, for `paraft status` and whoever else asks.
+//! The control group's description of its fleet, for `paraft status` and other callers.
 
 use super::{
     super::{groups, jobs},
@@ -11,7 +11,7 @@ use crate::{
 use paraft_proto::{DescribeReply, ServerInfo, ShardInfo};
 use std::sync::Arc;
 
-/// The answer of this server; where it does not lead the control group, only who does, and the jobs.
+/// This server's answer; if it does not lead the control group, only the leader's address, and the jobs.
 pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
     let Some((state, control, heard, health)) = agent.overview() else {
         let jobs = agent.agreed.read(|s| jobs::to_info(&s.jobs, |_| 0));
@@ -45,7 +45,7 @@ pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
             trouble: trouble.unwrap_or_default(),
         }
     });
-    // A voter is a replica in one incarnation: its server may be there without it.
+    // A voter is one incarnation of a replica: its server may run without it.
     let answers = |n: &ReplicaId, holds: &dyn Fn(&Report) -> bool| {
         heard.get(&n.server()).is_some_and(|(r, silent)| !silent && holds(r))
     };

@@ -1,11 +1,11 @@
-//! Jobs that come to a fleet and go: what is asked of the leader of the control group.
+//! Submission and end of jobs, at the leader of the control group.
 
 use super::convert::shape_of;
 use crate::control::{Agent, Done, JobState, Order, Outcome, State, Submission};
 use paraft_common::config::{MAX_NAME_CHARS, check_name};
 use paraft_proto::{EndJobRequest, RefusalKind, SubmitRequest};
 
-/// Takes a job in; gives its number.
+/// Submits a job; returns its number.
 pub async fn submit(agent: &Agent, request: SubmitRequest) -> Result<u32, RefusalKind> {
     let submission = submission(&agent.agreed.get(), request, paraft_host::clock::unix_ms())?;
     let (name, shape) = (submission.name.clone(), submission.shape);
@@ -18,7 +18,7 @@ pub async fn submit(agent: &Agent, request: SubmitRequest) -> Result<u32, Refusa
     }
 }
 
-/// What a request for a job comes to, of this state.
+/// Checks a request for a job against this state.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -42,7 +42,7 @@ pub fn submission(state: &State, request: SubmitRequest, seen_ms: u64) -> Result
     Ok(Submission { name, token, shape, keep_ms, seen_ms, run })
 }
 
-/// Ends a job; gives what it was before.
+/// Ends a job; returns its state before.
 pub async fn end(agent: &Agent, request: EndJobRequest) -> Result<JobState, RefusalKind> {
     let (token, name, delete) = (request.token, request.job.clone(), request.delete);
     let order = match ending(&agent.agreed.get(), request, paraft_host::clock::unix_ms())? {
@@ -51,29 +51,29 @@ pub async fn end(agent: &Agent, request: EndJobRequest) -> Result<JobState, Refu
     };
     match agent.order(token, order).await? {
         Outcome::Ended(before) => {
-            tracing::info!(name, delete, "ended by a person's word");
+            tracing::info!(name, delete, "ended by an operator");
             Ok(before)
         }
         _ => Err(another_order()),
     }
 }
 
-/// What a request for a job's end comes to.
+/// The result of checking a request for a job's end.
 #[derive(Debug)]
 pub enum Ending {
-    /// It is done already; what the job was before.
+    /// It is done already; the job's state before.
     Ended(JobState),
-    /// To be agreed on.
+    /// An order to commit.
     Order(Order),
 }
 
-/// What a request for a job's end comes to, of this state.
+/// Checks a request for a job's end against this state.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn ending(state: &State, request: EndJobRequest, now_ms: u64) -> Result<Ending, RefusalKind> {
     let EndJobRequest { job: name, delete, token } = request;
-    // Before the name is looked for: the job that this order has deleted is not there any more.
+    // Before the name is looked up: the job that this order deleted is gone.
     match state.orders.of(token) {
         Some(Done::Ended(before)) => return Ok(Ending::Ended(before)),
         Some(Done::Done | Done::Submitted(_)) => return Err(another_order()),
@@ -85,7 +85,7 @@ pub fn ending(state: &State, request: EndJobRequest, now_ms: u64) -> Result<Endi
         return Err(RefusalKind::NoSuchJob { asked, there: state.jobs.names() });
     };
     if !delete && (found.stopping || found.state == JobState::Stopped) {
-        return Ok(Ending::Ended(found.state)); // asked again
+        return Ok(Ending::Ended(found.state)); // a repeated request
     }
     Ok(Ending::Order(match delete {
         true => Order::Delete { job },

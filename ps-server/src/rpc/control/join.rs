@@ -1,4 +1,4 @@
-//! How a new server asks a fleet to take it in.
+//! How a new server asks a fleet for admission.
 
 use crate::raft::channel;
 use paraft_proto::{DescribeRequest, JoinReply, JoinRequest, control_client::ControlClient, no_leader};
@@ -6,8 +6,8 @@ use paraft_tls::Access;
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// A new server asks a fleet for its id: the first address that leads there, or knows who does. Says in the log, in the
-/// meantime, what it waits for.
+/// Asks a fleet for an id: at the first address that leads, or knows the leader. Meanwhile logs what it waits
+/// for.
 pub async fn ask_to_join(
     at: &[String],
     address: &str,
@@ -16,12 +16,12 @@ pub async fn ask_to_join(
 ) -> Result<JoinReply, String> {
     let refused = Mutex::default();
     let tell = async {
-        let mut pause = JOIN_QUIET;
+        let mut pause = FIRST_LOG_DELAY;
         loop {
             tokio::time::sleep(pause).await;
-            let why = why_nobody_leads(at, access, &refused).await;
+            let why = no_leader_reasons(at, access, &refused).await;
             tracing::warn!("no fleet has taken this server in yet: {why}. It goes on asking");
-            pause = JOIN_REPEAT;
+            pause = LOG_INTERVAL;
         }
     };
     let outcome = tokio::select! {
@@ -30,19 +30,19 @@ pub async fn ask_to_join(
     };
     match outcome {
         Ok(outcome) => outcome,
-        Err(_) => Err(why_nobody_leads(at, access, &refused).await),
+        Err(_) => Err(no_leader_reasons(at, access, &refused).await),
     }
 }
 
-/// A fleet that is well takes a new server in within this time; then it hears what is the matter, and again after each
-/// of the other.
-const JOIN_QUIET: Duration = Duration::from_secs(2);
-const JOIN_REPEAT: Duration = Duration::from_secs(10);
+/// A healthy fleet admits a new server within this time. After it, and then at this interval, the server logs
+/// what it waits for.
+const FIRST_LOG_DELAY: Duration = Duration::from_secs(2);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const DESCRIBE: Duration = Duration::from_secs(1);
-/// After a leader's refusal, and where it could not take the order.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Pause after a leader's refusal, or if the leader could not take the order.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Until a leader takes it in. Keeps what a leader refused with.
+/// Asks until a leader admits it. Keeps a leader's refusal.
 async fn ask(
     at: &[String],
     address: &str,
@@ -68,7 +68,7 @@ async fn ask(
                     *refused.lock() = format!("{to}: {}", reply.why);
                 }
                 if !reply.not_leader || reply.leader == to {
-                    tokio::time::sleep(ASK_AGAIN).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
             }
@@ -78,8 +78,8 @@ async fn ask(
     }
 }
 
-/// What these servers say of the control group.
-async fn why_nobody_leads(at: &[String], access: &Access, refused: &Mutex<String>) -> String {
+/// What these servers report of the control group.
+async fn no_leader_reasons(at: &[String], access: &Access, refused: &Mutex<String>) -> String {
     let describe = |to: String| async move {
         let ask = async {
             let mut client = ControlClient::new(channel(&to, access)?);

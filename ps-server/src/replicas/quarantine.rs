@@ -1,8 +1,8 @@
-//! Folders of replicas that were put aside: kept under a number, never overwritten and never deleted by a server.
+//! Quarantined folders of replicas: kept under a number, never overwritten, and never deleted by a server.
 //!
 //! ```text
 //! shard-3           the replica that runs here, or waits for its storage
-//! shard-3.aside-1   an earlier one, as it was found, with its part of the server's log
+//! shard-3.aside-1   an earlier one, unchanged, with its part of the server's log
 //! shard-3.aside-2
 //! ```
 
@@ -18,28 +18,28 @@ use std::{
     sync::Arc,
 };
 
-/// A replica's folder that was put aside.
+/// A quarantined folder of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aside {
     /// Its name in the server's data folder.
     pub name: String,
-    /// Of which shard.
+    /// The shard.
     pub shard: JobShard,
-    /// Which replica it was, where its folder says so.
+    /// The replica, if its folder names it.
     pub node: Option<ReplicaId>,
-    /// Names the founding of the state, where its folder says so.
+    /// The founding of the state, if its folder names it.
     pub founding: Option<u64>,
-    /// The last log index that is there; or why it cannot be read.
+    /// The last log index in it; or why it cannot be read.
     pub last: Result<u64, String>,
 }
 
-/// The shard that a folder of this name holds a replica of that was put aside.
+/// The shard of a quarantined folder of this name.
 pub fn shard_of_aside(name: &str) -> Option<JobShard> {
     let (shard, rest) = name.split_once('.')?;
     (!rest.is_empty()).then(|| super::shard_of_folder(shard)).flatten()
 }
 
-/// Puts a replica's folder aside, under the next number that is free; gives the new name.
+/// Quarantines a replica's folder under the next free number; returns the new name.
 pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
     let path = folder.path();
     let own = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_string();
@@ -59,7 +59,8 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
     Ok(name)
 }
 
-/// What lies aside in a server's data folder, read and checked: that takes as long as reading all of it.
+/// Reads and checks the quarantined folders in a server's data folder: that takes as long as reading all of
+/// them.
 pub fn asides(disk: &Arc<dyn Disk>, data: &Path) -> Result<Vec<Aside>, String> {
     let folders = match std::fs::read_dir(data) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -74,7 +75,7 @@ pub fn asides(disk: &Arc<dyn Disk>, data: &Path) -> Result<Vec<Aside>, String> {
     Ok(names.iter().filter_map(|name| look(disk, data.join(name), name)).collect())
 }
 
-/// Whose it is.
+/// The metadata of a folder.
 fn metadata_of(folder: &Folder) -> Result<Metadata, String> {
     read_metadata(folder)?.ok_or_else(|| "the file `replica`, which says whose it is, is missing".into())
 }
@@ -88,8 +89,8 @@ fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
     Some(Aside { name: name.into(), shard, node, founding, last })
 }
 
-/// Makes a folder that was put aside the shard's own again. One that has the name goes aside itself. The server must not
-/// run.
+/// Makes a quarantined folder the shard's own again. A folder of that name is quarantined itself. The server
+/// must not run.
 pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
     let shard =
         shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
@@ -112,7 +113,7 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
     Ok(())
 }
 
-/// Deletes a folder that was put aside, for good: a person's word, never a server's.
+/// Deletes a quarantined folder for good: only a person may order that, never a server.
 pub fn delete(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
     let path = data.join(name);
     if shard_of_aside(name).is_none() || !path.is_dir() {

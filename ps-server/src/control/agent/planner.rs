@@ -1,12 +1,12 @@
-//! What a server does while it leads the control group: it takes reports, plans, and agrees on what it has planned.
+//! The leader of the control group: it takes reports, plans, and commits the plan's commands.
 
 use super::Agent;
 use crate::{
     control::{
-        auto::Follows,
-        calls::Told,
+        auto::AutoRules,
+        calls::SentReport,
         groups::Groups,
-        joining,
+        membership,
         plan::{ControlChange, Directive, Health, LastReport, Plan, Report, View, plan},
         state::{Command, State},
     },
@@ -20,70 +20,71 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Reports that come so soon after a plan are answered from it: the next plan, which they cause, has what they say. A
-/// server reports a few times in an election's time; who sends thousands a second must not have the leader plan for each.
+/// A report within this time after a plan is answered from that plan; the next plan, which the report causes,
+/// includes it. A server reports a few times per election timeout, and a client that sends thousands a second
+/// must not cause a plan for each.
 pub(super) const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
-/// Why a report was not taken.
+/// Why a report was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotTaken {
+pub enum ReportRefusal {
     /// This server does not lead the control group.
     NotLeader,
-    /// It was told upon a report that this server has not: all of it is to be told.
+    /// The report is a difference to one that this server does not have: send the whole report.
     Whole,
-    /// Another process is this server, and where.
+    /// Another process has this server's id, at this address.
     Another(String),
 }
 
-/// What only the leader of the control group knows; lost with the leadership.
+/// State of the control group's leader only; lost with the leadership.
 #[derive(Default)]
-pub(in crate::control) struct Leading {
+pub(in crate::control) struct LeaderState {
     pub since: Option<Instant>,
     pub heard: BTreeMap<ServerId, LastReport>,
     pub health: BTreeMap<JobShard, (Health, String)>,
     pub(super) lost_since: BTreeMap<JobShard, Instant>,
-    /// Servers that too few of the others reach.
+    /// Servers that too few other servers reach.
     pub unreached: BTreeMap<ServerId, String>,
     /// The rule that chooses a job's staleness bound.
-    auto: Follows,
+    auto: AutoRules,
     /// The last plan.
-    pub(super) planned: Option<Planned>,
+    pub(super) planned: Option<LastPlan>,
 }
 
-/// A plan, for those who ask again.
-pub(in crate::control) struct Planned {
+/// A plan, kept for repeated reports.
+pub(in crate::control) struct LastPlan {
     pub at: Instant,
-    /// Of the agreed state that it was made from.
+    /// Generation of the agreed state that it was made from.
     generation: u64,
     directives: BTreeMap<ServerId, Vec<Directive>>,
 }
 
 impl Agent {
-    /// Takes a report, if this server leads the control group; gives what the reporter should do.
-    pub fn take_report(&self, told: Told) -> Result<Vec<Directive>, NotTaken> {
+    /// Takes a report, if this server leads the control group; returns the directives for the reporter.
+    pub fn take_report(&self, told: SentReport) -> Result<Vec<Directive>, ReportRefusal> {
         if !self.group().leadership().borrow().leads {
-            return Err(NotTaken::NotLeader);
+            return Err(ReportRefusal::NotLeader);
         }
-        let Told { server, number, since: upon, report, gone } = told;
+        let SentReport { server, number, since: base, report, gone } = told;
         let members = self.group().membership().members;
         let mut leading = self.leading.lock();
-        let since = leading.since.ok_or(NotTaken::NotLeader)?;
+        let since = leading.since.ok_or(ReportRefusal::NotLeader)?;
         let silent = self.options.timeouts.silent;
         let heard = leading.heard.get(&server);
         let report = match heard {
-            _ if upon == 0 => report,
-            Some(last) if last.number == upon => report.upon(&last.report, &gone),
-            _ => return Err(NotTaken::Whole),
+            _ if base == 0 => report,
+            Some(last) if last.number == base => report.merged_onto(&last.report, &gone),
+            _ => return Err(ReportRefusal::Whole),
         };
-        if let Some(held_at) = joining::holder(server, &report, heard, &members, since, silent) {
-            return Err(NotTaken::Another(format!(
+        if let Some(held_at) = membership::holder(server, &report, heard, &members, since, silent) {
+            return Err(ReportRefusal::Another(format!(
                 "{server} is there already, at {held_at}: two processes have the same --id or --advertise, or that one has \
                  died a moment ago"
             )));
         }
-        let like = heard.is_some_and(|h| report.is_like(&h.report));
+        let like = heard.is_some_and(|h| report.is_equivalent(&h.report));
         leading.heard.insert(server, LastReport { number, report, at: Instant::now() });
-        // Time, too, asks for plans: this server makes one at its own pace.
+        // Time alone also calls for plans: this server makes one at its own pace.
         if let Some(planned) = &leading.planned
             && planned.generation == self.agreed.read(|s| s.generation)
             && (planned.at.elapsed() < PLAN_PAUSE || like && planned.directives.values().all(Vec::is_empty))
@@ -96,7 +97,7 @@ impl Agent {
         }
         self.news.notify_one();
         drop(leading);
-        let mut plan = self.plan().ok_or(NotTaken::NotLeader)?;
+        let mut plan = self.plan().ok_or(ReportRefusal::NotLeader)?;
         Ok(plan.directives.remove(&server).unwrap_or_default())
     }
 
@@ -106,7 +107,7 @@ impl Agent {
         let state = self.agreed.get();
         let group = self.group();
         let (control, control_caught_up) = (group.membership(), group.caught_up());
-        let Leading { heard, lost_since, auto, .. } = &mut *leading;
+        let LeaderState { heard, lost_since, auto, .. } = &mut *leading;
         heard.retain(|server, _| !state.forgotten.contains(server));
         let view = View {
             state: &state,
@@ -132,15 +133,15 @@ impl Agent {
             leading.lost_since.entry(*shard).or_insert_with(Instant::now);
         }
         let (generation, directives) = (state.generation, plan.directives.clone());
-        leading.planned = Some(Planned { at: Instant::now(), generation, directives });
+        leading.planned = Some(LastPlan { at: Instant::now(), generation, directives });
         Some(plan)
     }
 
     pub(super) async fn lead(self: Arc<Self>) {
         let mut starts = self.control.starts();
-        // Until the server ends, or a start of the replica follows the last.
+        // Until the server ends, or the replica starts again.
         while starts.borrow_and_update().is_some() {
-            self.lead_at_times(self.group()).await;
+            self.lead_when_elected(self.group()).await;
             self.leading.lock().since = None;
             if starts.changed().await.is_err() {
                 return;
@@ -149,7 +150,7 @@ impl Agent {
     }
 
     /// Returns when this replica of the control group has stopped.
-    async fn lead_at_times(&self, group: Group) {
+    async fn lead_when_elected(&self, group: Group) {
         let mut leadership = group.leadership();
         loop {
             if leadership.wait_for(|l| l.leads).await.is_err() {
@@ -163,7 +164,7 @@ impl Agent {
             self.agreed.is_current();
             let jobs = self.agreed.read(|s| s.jobs.iter().any(|(_, job)| job.facts.is_some()));
             *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
-            *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
+            *self.leading.lock() = LeaderState { since: Some(Instant::now()), ..LeaderState::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
             let mut moved = self.agreed.generations();
             while leadership.borrow_and_update().leads {
@@ -175,7 +176,7 @@ impl Agent {
                 tokio::select! {
                     () = pause => {}
                     () = self.news.notified() => tokio::time::sleep(PLAN_PAUSE).await,
-                    // A job that was submitted wants its shards now.
+                    // A submitted job needs its shards now.
                     _ = moved.changed() => tokio::time::sleep(PLAN_PAUSE).await,
                     changed = leadership.changed() => if changed.is_err() { return },
                 }
@@ -185,11 +186,11 @@ impl Agent {
         }
     }
 
-    /// Plans, and agrees on it; gives whether there was anything to do.
+    /// Makes and commits a plan; returns whether it had any action.
     async fn step(&self) -> bool {
         let state = self.agreed.get();
         if state.fleet == 0 {
-            // The founder lost the leadership, or its life, before it had founded.
+            // The founder lost the leadership, or died, before it had founded the fleet.
             let members = self.group().membership().members;
             let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
             let fleet = rand::random_range(1..u64::MAX);
@@ -202,7 +203,7 @@ impl Agent {
             let leading = self.leading.lock();
             let new = |(id, h): (&ServerId, &LastReport)| {
                 let known = state.servers.get(id).is_some_and(|s| s.address == h.report.address);
-                // Nobody has to tell this server where it is itself.
+                // This server knows its own address.
                 let own = *id == self.options.server && h.report.node == self.group().me();
                 let there = || own || self.reach.confirms(&h.report.address, *id, h.report.node);
                 let forgotten = state.forgotten.contains(id);
@@ -216,7 +217,7 @@ impl Agent {
             && plan.commands.is_empty()
             && plan.directives.is_empty()
             && plan.control.is_none());
-        // Together: each waits for the disks of a majority.
+        // In parallel: each waits for the disks of a majority.
         let agreeing = admit.into_iter().chain(plan.commands).map(|command| {
             tracing::debug!(?command, "agreeing");
             self.propose(command)
@@ -229,7 +230,7 @@ impl Agent {
             None => Ok(()),
             Some(ControlChange::Learner(node, address)) => self.group().add_learner(node, &address).await,
             Some(ControlChange::Remove(nodes)) => {
-                tracing::info!(?nodes, "the control group lets members go that do not come back");
+                tracing::info!(?nodes, "the control group removes members that will not return");
                 self.group().remove_learners(&nodes).await
             }
             Some(ControlChange::Voters(voters)) => {
@@ -243,13 +244,13 @@ impl Agent {
         busy
     }
 
-    /// Whether this server leads the control group and what only its leader knows is of this term.
+    /// Whether this server leads the control group, and its leader state belongs to this term.
     pub fn leads(&self) -> bool {
         self.leading.lock().since.is_some() && self.group().leadership().borrow().leads
     }
 
-    /// For status: the agreed state, how each shard is, and when each server was last heard; `None` where this
-    /// server does not lead the control group.
+    /// For the status: the agreed state, the health of each shard, and the time of each server's last report.
+    /// `None` if this server does not lead the control group.
     #[allow(clippy::type_complexity)]
     pub fn overview(
         &self,

@@ -1,6 +1,6 @@
-//! A socket that is counted, that must begin to speak in time, and that can be closed from elsewhere.
+//! A socket that is counted, has a timeout for its first bytes, and can be closed from outside.
 
-use super::{Lane, Visitor, lanes::Carries};
+use super::{Lane, Visitor, lanes::LaneSocket};
 use paraft_lanes::Purpose;
 use std::{
     future::{Future, poll_fn},
@@ -19,12 +19,12 @@ use tonic::transport::server::Connected;
 const PREFACE_BYTES: usize = 24;
 
 /// A connection of the table; it leaves the table when it is dropped.
-pub struct Guarded<S> {
+pub struct GuardedSocket<S> {
     socket: S,
     place: Place,
-    /// Until it has begun to speak: the bytes that are missing, and until when they may come.
+    /// Until its first bytes have arrived: how many are missing, and the deadline.
     silent: Option<(usize, Pin<Box<Sleep>>)>,
-    /// What was read to see what it speaks, and how much of it was read again.
+    /// The bytes that were read to detect the protocol, and how many of them were read again.
     begun: ([u8; PREFACE_BYTES], usize),
 }
 
@@ -38,7 +38,7 @@ impl Drop for Place {
 }
 
 impl Place {
-    /// An error where it must go. Whoever polls it is woken when that becomes so.
+    /// An error if the connection must close. Wakes the polling task when that changes.
     fn stays(&self, cx: &Context<'_>) -> io::Result<()> {
         self.0.held.waker.register(cx.waker());
         match self.0.is_shed() {
@@ -47,13 +47,13 @@ impl Place {
         }
     }
 
-    /// Returns when it must go.
-    pub async fn must_go(&self) {
+    /// Returns when the connection must close.
+    pub async fn until_closing(&self) {
         poll_fn(|cx| if self.stays(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 }
 
-impl<S> Guarded<S> {
+impl<S> GuardedSocket<S> {
     pub(super) fn new(socket: S, visitor: Visitor) -> Self {
         Self::at(socket, Place(visitor))
     }
@@ -94,11 +94,11 @@ impl<S> Guarded<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> GuardedSocket<S> {
     /// Waits for its first bytes. `Err`: it asks for a lane; `None`: it has ended, or must.
     pub(super) async fn begins(mut self) -> Option<Result<Self, Lane>>
     where
-        S: Carries,
+        S: LaneSocket,
     {
         let mut first = [0; PREFACE_BYTES];
         self.read_exact(&mut first).await.ok()?;
@@ -110,7 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
     }
 }
 
-impl<S> Connected for Guarded<S> {
+impl<S> Connected for GuardedSocket<S> {
     type ConnectInfo = Visitor;
 
     fn connect_info(&self) -> Visitor {
@@ -118,7 +118,7 @@ impl<S> Connected for Guarded<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for GuardedSocket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -138,13 +138,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
             this.heard(buf.filled().len() - before);
             return Poll::Ready(read);
         }
-        // Only now: what has arrived in time counts, whoever was busy meanwhile.
+        // Only now: bytes that arrived in time count, even if this task was busy meanwhile.
         this.speaks(cx)?;
         Poll::Pending
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.stays(cx)?;
         Pin::new(&mut self.socket).poll_write(cx, buf)
@@ -156,7 +156,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // One that must go is closed without waiting for what its reader does not take.
+        // A connection that must close does not wait for a reader that does not read.
         self.stays(cx)?;
         ready!(Pin::new(&mut self.socket).poll_shutdown(cx))?;
         Poll::Ready(Ok(()))

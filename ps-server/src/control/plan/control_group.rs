@@ -5,25 +5,25 @@ use crate::raft::ReplicaId;
 use paraft_common::{ServerId, placement};
 use std::collections::BTreeSet;
 
-/// What the control group's own membership should become.
+/// A change of the control group's own membership.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ControlChange {
     /// Add a learner.
     Learner(ReplicaId, String),
-    /// Change who votes.
+    /// Change the set of voters.
     Voters(BTreeSet<ReplicaId>),
-    /// These, who do not vote, leave the group.
+    /// Remove these members, which do not vote.
     Remove(BTreeSet<ReplicaId>),
 }
 
-/// The control group: an odd number of voters, at most five, on servers that are there; the others learn.
+/// The control group: an odd number of voters, at most five, on live servers; the others are learners.
 pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     if view.control.changing || view.state.fleet == 0 {
         return None;
     }
     let members = &view.control.members;
     let there = || view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
-    // Nobody hears of it any more: its server was forgotten, or has lost its disk and has another name.
+    // Unreachable for ever: its server was forgotten, or has lost its disk and has another name.
     let former = |n: &&ReplicaId| {
         let renamed = view.live(n.server()).is_some_and(|r| r.node != **n);
         !view.control.voters.contains(n) && (view.forgotten(n.server()) || renamed)
@@ -37,9 +37,9 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
             return Some(ControlChange::Learner(report.node, report.address.clone()));
         }
     }
-    // Who votes goes on voting; of those, the silent ones are the first to be spared.
+    // A voter keeps its vote; of the voters, silent ones lose it first.
     let votes = |n: &ReplicaId| view.control.voters.contains(n);
-    // Who does not vote yet votes when it was reached and has what the leader has.
+    // A learner gets a vote once it was reached and has the leader's log.
     let may_vote = |s: ServerId, n: &ReplicaId| {
         votes(n) || members.contains_key(n) && view.reached(s) && view.control_caught_up.contains(n)
     };
@@ -55,7 +55,8 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     able.extend(kept.map(|n| (false, true, *n)));
     able.sort();
     let count = placement::control_voters(able.len());
-    // Rather one too many dead than a group that hangs on one; three are as good as five of whom two are gone.
+    // Rather keep one dead voter too many than a group that depends on one server; three are as good as five
+    // of which two are gone.
     if count < 3 && count < view.control.voters.len() && able.len() < view.control.voters.len() {
         let vanished =
             view.control.voters.iter().any(|n| view.live(n.server()).is_some_and(|r| r.node != *n));
@@ -64,7 +65,7 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
         }
     }
     let voters: BTreeSet<ReplicaId> = able.iter().take(count).map(|(_, _, n)| *n).collect();
-    // A change that its own voters cannot take would hold up every later one.
+    // A change that its own voters cannot commit would block every later one.
     let works = |n: &ReplicaId| {
         let there = view.live(n.server()).is_some_and(|r| r.node == *n && r.control_trouble.is_empty());
         there && view.control_caught_up.contains(n)

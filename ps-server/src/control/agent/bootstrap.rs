@@ -1,4 +1,4 @@
-//! How a server comes to belong to a fleet: it founds one with the others of its list, or finds one that is there.
+//! How a server gets its fleet: it founds one with the others of its list, or finds an existing one.
 
 use super::Agent;
 use crate::{
@@ -12,16 +12,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Servers that found a fleet without all that are listed wait this long for the others.
-const FOUND_PATIENCE: Duration = Duration::from_secs(2);
+/// Servers that found a fleet without all listed ones wait this long for the others.
+const FOUND_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Agent {
-    /// Returns when this server belongs to a fleet; what differs where that was founded with other settings.
+    /// Returns when this server belongs to a fleet; fails with the differences if that was founded with other
+    /// settings.
     pub(super) async fn form(self: &Arc<Self>) -> Result<(), String> {
         let began = Instant::now();
         let Some(ours) = self.options.shape else { return Ok(()) }; // it has been in a fleet
         while self.fleet() == 0 {
-            // Another has founded it while this one was looking: whoever leads the control group does when the founder has died.
+            // Another server has founded it meanwhile: the leader of the control group does so if the founder
+            // has died.
             if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
                 return self.belong(fleet, fleets);
             }
@@ -51,9 +53,9 @@ impl Agent {
                     Err(e) => tracing::debug!(peer = %address, error = %e, "no answer yet"),
                 }
             }
-            self.look_around();
+            self.ask_servers();
             let all = fresh.len() == self.options.servers.len();
-            let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_PATIENCE;
+            let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_TIMEOUT;
             let first = self.options.servers.first() == Some(&self.options.address);
             if first && (all || enough) {
                 if let Err(e) = self.found(&fresh, ours).await {
@@ -67,7 +69,7 @@ impl Agent {
         Ok(())
     }
 
-    /// The first server of the list founds the fleet with those that are there; the others are admitted later.
+    /// The first server of the list founds the fleet with those that answer; the others are admitted later.
     async fn found(&self, members: &BTreeMap<ReplicaId, String>, shape: Shape) -> Result<(), String> {
         self.group().found(members).await?;
         let mut leadership = self.group().leadership();
@@ -76,15 +78,15 @@ impl Agent {
         let fleet = rand::random_range(1..u64::MAX);
         let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
         let command = Command::Found { fleet, shape, servers };
-        // If the leadership went elsewhere at once, the leader's own loop founds (see `lead`).
+        // If the leadership moved at once, the leader's own loop founds the fleet (see `lead`).
         if self.propose(command).await.is_ok() {
             tracing::info!(servers = members.len(), %shape, "the fleet is founded");
         }
         Ok(())
     }
 
-    /// This server belongs to the fleet from now on, unless it was started with other settings: a founding fixes them for
-    /// good.
+    /// This server belongs to the fleet from now on, unless it was started with other settings: a founding
+    /// fixes them for good.
     pub(super) fn belong(&self, fleet: u64, fleets: Option<Shape>) -> Result<(), String> {
         if let (Some(own), Some(fleets)) = (self.options.shape, fleets) {
             own.must_be(fleets)?;
@@ -97,7 +99,7 @@ impl Agent {
         if self.remembered.load(Relaxed) {
             return Ok(());
         }
-        // Where the disk does not serve it is tried again with the next report.
+        // If the disk fails, it is tried again with the next report.
         match (self.remember)(fleet) {
             Ok(()) => self.remembered.store(true, Relaxed),
             Err(e) if new => tracing::error!(error = %e, "this server's identity cannot be written yet"),

@@ -8,19 +8,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Workers of a job come together, each to every shard: one answer is good for all of them.
-const GOOD_FOR: Duration = Duration::from_millis(500);
+/// How long an answer is valid: the workers of a job come together, each to every shard.
+const ANSWER_TTL: Duration = Duration::from_millis(500);
 
-/// The last answer, for whom, and when it was given.
-pub(super) type Last = tokio::sync::Mutex<Option<(Instant, String, Result<(), String>)>>;
+/// The last answer: its time, its job, and the result.
+pub(super) type LastAdmission = tokio::sync::Mutex<Option<(Instant, String, Result<(), String>)>>;
 
 impl Agent {
-    /// Whether all servers that answer have room for the job, with the numbers where one has not. `text` is the job as it
-    /// goes to the log.
+    /// Whether all servers that answer have room for the job; the error has the numbers. `text` is the job in
+    /// its form for the log.
     pub async fn admit(&self, job: &ServerJob, text: &str) -> Result<(), String> {
         let mut last = self.admitted.lock().await;
         if let Some((at, known, answer)) = &*last
-            && at.elapsed() < GOOD_FOR
+            && at.elapsed() < ANSWER_TTL
             && known == text
         {
             return answer.clone();
@@ -41,17 +41,17 @@ impl Agent {
         verdict
     }
 
-    /// `None`: it does not answer, or is of a release that does not know the question.
+    /// `None`: it does not answer, or is of a release without this request.
     async fn ask_for_room(&self, id: ServerId, address: String, text: &str) -> Option<Answer> {
         let asked = self.calls.room(&address, id, text).await;
         asked
             .inspect_err(
-                |why| tracing::warn!(server = %id, why, "it cannot say whether it has room for the job"),
+                |why| tracing::warn!(server = %id, why, "a server cannot report whether it has room for the job"),
             )
             .ok()
     }
 
-    /// What this server says of a job.
+    /// This server's answer about a job.
     pub fn room_for(&self, job: &ServerJob) -> Answer {
         let id = self.job_named(&job.name).unwrap_or_default();
         let hosted = self.replicas().all().into_iter().find(|(shard, _)| shard.job() == id);

@@ -1,5 +1,6 @@
-//! Which servers this one reaches, at the addresses that are agreed on: nobody votes who is not reached. And who is told
-//! to be a member of the control group by those that it reaches: before its own log says so, it knows no others.
+//! Which servers this one reaches, at their agreed addresses: an unreached server gets no vote. Also which
+//! servers are members of the control group, according to the servers reached: before its own log tells, this
+//! server knows no others.
 
 use super::{agent::Agent, calls::Hello, state::State};
 use crate::{raft::ReplicaId, replicated::Group};
@@ -12,13 +13,13 @@ use std::{
 };
 
 /// A server is asked again after this long...
-const AGAIN: Duration = Duration::from_secs(2);
-/// ...and counts as reached for so long after its last answer.
-const LASTS: Duration = Duration::from_secs(6);
-/// Addresses that are remembered: a fleet's, and those of servers that ask to be admitted.
-const MOST: usize = 1024;
+const ASK_INTERVAL: Duration = Duration::from_secs(2);
+/// ...and counts as reached for this long after its last answer.
+const REACHED_TTL: Duration = Duration::from_secs(6);
+/// Maximum number of remembered addresses: a fleet's, and those of servers that ask to join.
+const MAX_ADDRESSES: usize = 1024;
 
-/// What one address answered last.
+/// The last answer from one address.
 #[derive(Clone, Debug)]
 struct Answer {
     server: ServerId,
@@ -26,7 +27,7 @@ struct Answer {
     at: Instant,
 }
 
-/// Who was reached.
+/// The servers that were reached.
 #[derive(Default)]
 pub(super) struct Reach {
     inner: Mutex<Inner>,
@@ -36,31 +37,31 @@ pub(super) struct Reach {
 struct Inner {
     answers: BTreeMap<String, Answer>,
     asked: BTreeMap<String, Instant>,
-    /// Of the control group, as servers that were reached have said.
+    /// Members of the control group, according to the servers reached.
     members: BTreeSet<ReplicaId>,
 }
 
 impl Reach {
-    /// `address` has answered.
+    /// Notes an answer from `address`.
     pub fn heard(&self, address: &str, hello: &Hello) {
         let mut inner = self.inner.lock();
-        if inner.answers.len() >= MOST {
+        if inner.answers.len() >= MAX_ADDRESSES {
             inner.answers.clear();
         }
         let answer = Answer { server: hello.server, node: hello.node, at: Instant::now() };
         inner.answers.insert(address.into(), answer);
-        if inner.members.len() + hello.members.len() > MOST {
+        if inner.members.len() + hello.members.len() > MAX_ADDRESSES {
             inner.members.clear();
         }
         inner.members.extend(&hello.members);
         inner.members.insert(hello.node);
     }
 
-    /// Whether this address was that of this server's replica lately.
+    /// Whether this replica of this server answered at this address lately.
     pub fn confirms(&self, address: &str, server: ServerId, node: ReplicaId) -> bool {
         let inner = self.inner.lock();
         let answer = inner.answers.get(address);
-        answer.is_some_and(|a| a.server == server && a.node == node && a.at.elapsed() <= LASTS)
+        answer.is_some_and(|a| a.server == server && a.node == node && a.at.elapsed() <= REACHED_TTL)
     }
 
     /// Of these servers, those that were reached lately.
@@ -68,7 +69,7 @@ impl Reach {
         let inner = self.inner.lock();
         let lately = |(id, address): (ServerId, &str)| {
             let answer = inner.answers.get(address)?;
-            (answer.server == id && answer.at.elapsed() <= LASTS).then_some(id)
+            (answer.server == id && answer.at.elapsed() <= REACHED_TTL).then_some(id)
         };
         servers.filter_map(lately).collect()
     }
@@ -77,11 +78,13 @@ impl Reach {
         self.inner.lock().members.clone()
     }
 
-    /// Those of `addresses` that are to be asked now.
+    /// The addresses to ask now.
     fn due(&self, addresses: BTreeSet<String>) -> Vec<String> {
         let mut inner = self.inner.lock();
         let now = Instant::now();
-        inner.asked.retain(|a, at| addresses.contains(a) && now.saturating_duration_since(*at) < AGAIN);
+        inner
+            .asked
+            .retain(|a, at| addresses.contains(a) && now.saturating_duration_since(*at) < ASK_INTERVAL);
         let due: Vec<String> = addresses.into_iter().filter(|a| !inner.asked.contains_key(a)).collect();
         inner.asked.extend(due.iter().map(|a| (a.clone(), now)));
         due
@@ -89,16 +92,16 @@ impl Reach {
 }
 
 impl Agent {
-    /// Asks the servers that it knows, and that want to be admitted, who they are; tells the groups of this server whom
-    /// else than their members they may listen to.
-    pub(super) fn look_around(self: &Arc<Self>) {
+    /// Asks the known and the joining servers for their identity, and passes on to this server's groups which
+    /// other servers they may listen to.
+    pub(super) fn ask_servers(self: &Arc<Self>) {
         let own = self.address().to_string();
         let mut addresses: BTreeSet<String> =
             self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
         addresses.extend(self.listed().iter().cloned());
         addresses.extend(self.asking());
         addresses.remove(&own);
-        for address in self.reach.due(addresses.into_iter().take(MOST).collect()) {
+        for address in self.reach.due(addresses.into_iter().take(MAX_ADDRESSES).collect()) {
             let this = self.clone();
             tokio::spawn(async move {
                 match this.calls.hello(&address).await {
@@ -112,14 +115,14 @@ impl Agent {
         for (shard, replica) in self.replicas().all() {
             let voters = self.agreed.read(|s| s.shards.get(&shard).map(|p| p.voters.clone()));
             replica.group.trust(voters.unwrap_or_default());
-            // Nobody else tells it that its leader's server has gone.
+            // Nothing else notifies it that its leader's server is gone.
             if replica.group.is_asleep() && !self.reaches_leader(&replica.group) {
                 replica.group.wake();
             }
         }
     }
 
-    /// A server of this fleet, or of the one that is being founded, has answered there.
+    /// Notes an answer from a server of this fleet, or of the one that is being founded.
     pub(super) fn heard(&self, address: &str, hello: &Hello) {
         self.reach.heard(address, hello);
         self.replicas().peers().is_at(hello.server, address);

@@ -1,10 +1,10 @@
-//! How a lane begins: what it is for, said by who dials, and said back by who answers.
+//! The start of a lane: the client names its purpose, and the server repeats it.
 
 use crate::LaneError;
 use std::io::ErrorKind;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// What a lane is for.
+/// The purpose of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A worker's stream to a shard, as `Shards.Exchange`.
@@ -14,10 +14,11 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// All of them.
+    /// All purposes.
     pub const ALL: [Self; 2] = [Self::Exchange, Self::Append];
 
-    /// The first bytes of a lane; as many as HTTP/2's preface has, so that whoever accepts connections reads as many of any.
+    /// The first bytes of a lane; as many as in HTTP/2's preface, so that a listener reads the same number of
+    /// any connection.
     pub const fn preface(self) -> &'static [u8; 24] {
         match self {
             Self::Exchange => b"PARAFT-LANE/1 exchange\r\n",
@@ -25,21 +26,22 @@ impl Purpose {
         }
     }
 
-    /// What these first bytes ask for; `None`: something else.
+    /// The purpose of these first bytes; `None`: something else.
     pub fn of(preface: &[u8; 24]) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.preface() == preface)
     }
 }
 
-/// The answer where plain text is not spoken.
+/// The answer if plain text is refused.
 pub const ONLY_TLS: &[u8; 24] = b"PARAFT-LANE/1 only TLS\r\n";
-/// The answer to somebody whose certificate is for something else.
+/// The answer to a client whose certificate lacks the right.
 pub const DENIED: &[u8; 24] = b"PARAFT-LANE/1 denied  \r\n";
 
-/// Begins a lane on a connection that was just made.
+/// Starts a lane on a new connection.
 ///
 /// # Errors
-/// [`LaneError::NoLanes`] where the other side answers with anything else, or goes; [`LaneError::Refused`] where it does not take us.
+/// [`LaneError::NoLanes`] if the server answers with anything else, or closes; [`LaneError::Refused`] if it
+/// refuses us.
 pub async fn dial(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     purpose: Purpose,
@@ -64,7 +66,7 @@ pub async fn dial(
     }
 }
 
-/// Answers one whose first bytes were read.
+/// Answers a client whose first bytes were read.
 ///
 /// # Errors
 /// The socket's.

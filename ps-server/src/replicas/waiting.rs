@@ -1,8 +1,9 @@
-//! Replicas whose storage does not serve them at present, or for which this server has no room. Their folders and names
-//! stay, and they are started again with growing pauses, until that works or their files turn out to be damaged. Of one with
-//! its log in memory nothing stays but that it waits: another is hosted in its place when there is room.
+//! Replicas whose storage fails at present, or for which this server has no room. Their folders and names
+//! stay. They are started again with growing pauses, until that works or their files turn out to be damaged.
+//! Of a replica with its log in memory only the wait remains: another is hosted in its place when there is
+//! room.
 
-use super::{Replica, Replicas, put_aside_now};
+use super::{Replica, Replicas, quarantine_folder};
 use crate::{raft::ReplicaId, server::IDENTITY};
 use paraft_common::JobShard;
 use std::{
@@ -13,30 +14,30 @@ use std::{
 /// A replica that waits for its storage, or for room.
 #[derive(Clone, Debug)]
 pub struct Stopped {
-    /// Which it is; `None` where not even its name could be read.
+    /// The replica; `None` if not even its name could be read.
     pub node: Option<ReplicaId>,
-    /// Of which founding, likewise.
+    /// Its founding; `None` if it could not be read.
     pub founding: Option<u64>,
     /// What failed, with the name of the operating system's error.
     pub why: String,
     /// Since when.
     pub since: Instant,
-    /// Nothing of it is left here: when there is room, its place is free for another.
+    /// Nothing of it is left here: when there is room, another may take its place.
     pub empty: bool,
     pub(super) pause: Duration,
     pub(super) again: Instant,
 }
 
-/// A first pause, doubled with each try...
+/// The first pause, doubled with each try...
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// ...up to this: opening reads the whole log.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
-/// One that stops again so soon after it came back waits on with the pause that it had.
-const STEADY: Duration = Duration::from_secs(30);
-/// How often what replicas need is written beside their logs, where that is new.
-const KEEP_NEEDS: Duration = Duration::from_secs(1);
-/// How often it is looked at whether one has stopped, or is to be tried again.
-const LOOK: Duration = Duration::from_millis(50);
+/// A replica that stops again within this time after a restart continues with its last pause.
+const STEADY_PERIOD: Duration = Duration::from_secs(30);
+/// Minimum interval between writes of the replicas' needs beside their logs, if they are new.
+const NEEDS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checks whether a replica has stopped, or should be tried again.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Stopped {
     pub(super) fn new(replica: Option<(ReplicaId, u64)>, why: String) -> Self {
@@ -66,7 +67,7 @@ impl Replicas {
         self.waiting.read().get(&shard).map(|w| w.why.clone())
     }
 
-    /// Sees to replicas whose storage fails, until [`Self::shutdown`].
+    /// Restarts replicas whose storage failed, until [`Self::shutdown`].
     pub async fn supervise(self: Arc<Self>) {
         let mut needs = Instant::now();
         while !self.ending.load(Relaxed) {
@@ -74,7 +75,7 @@ impl Replicas {
             for (shard, replica) in self.ended() {
                 self.stop(shard, &replica).await;
             }
-            if needs.elapsed() > KEEP_NEEDS {
+            if needs.elapsed() > NEEDS_WRITE_INTERVAL {
                 self.keep_needs().await;
                 needs = Instant::now();
             }
@@ -85,11 +86,11 @@ impl Replicas {
             for shard in due {
                 self.try_again(shard).await;
             }
-            tokio::time::sleep(LOOK.max(began.elapsed() * 500).min(LOOK * 4)).await;
+            tokio::time::sleep(POLL_INTERVAL.max(began.elapsed() * 500).min(POLL_INTERVAL * 4)).await;
         }
     }
 
-    /// Those that found no room, or whose storage does not serve them.
+    /// Replicas without room, or with failing storage.
     fn ended(&self) -> Vec<(JobShard, Replica)> {
         let ended = |r: &Replica| {
             let stopped = || r.folder.is_some() && r.group.trouble().is_some();
@@ -108,12 +109,12 @@ impl Replicas {
         self.needs.learn(shard, replica.founding, replica.shard.need());
         match (lacks, &replica.folder) {
             (Some(why), None) => {
-                tracing::error!(%shard, replica = %node, why, "no room for this replica; one is hosted anew when there is");
+                tracing::error!(%shard, replica = %node, why, "no room for this replica; another is hosted when there is");
                 self.waits_for_room(shard, node, replica.founding, why);
             }
             (lacks, _) => {
                 let why = lacks.or_else(|| replica.group.trouble()).unwrap_or_default();
-                tracing::error!(%shard, replica = %node, why, "this replica has stopped where it is; it is tried again");
+                tracing::error!(%shard, replica = %node, why, "this replica has stopped; it will be restarted");
                 let waits = self.waits(shard, Some((node, replica.founding)), why);
                 self.waiting.write().insert(shard, waits);
             }
@@ -122,18 +123,19 @@ impl Replicas {
         replica.group.shutdown().await;
     }
 
-    /// It begins to wait: with a first pause, or, where it had only just come back, the next.
+    /// Makes a replica wait: with the first pause or, if it has just restarted, the next one.
     pub(super) fn waits(&self, shard: JobShard, replica: Option<(ReplicaId, u64)>, why: String) -> Stopped {
         let mut waits = Stopped::new(replica, why);
-        if let Some((_, pause)) = self.back.lock().get(&shard).filter(|(at, _)| at.elapsed() < STEADY) {
+        if let Some((_, pause)) = self.back.lock().get(&shard).filter(|(at, _)| at.elapsed() < STEADY_PERIOD)
+        {
             waits.pause = (*pause * 2).min(LAST_PAUSE);
             waits.again = waits.since + waits.pause;
         }
         waits
     }
 
-    /// It waits no more.
-    fn is_back(&self, shard: JobShard) {
+    /// Ends a replica's wait.
+    fn end_wait(&self, shard: JobShard) {
         if let Some(waited) = self.waiting.write().remove(&shard) {
             self.back.lock().insert(shard, (Instant::now(), waited.pause));
         }
@@ -150,7 +152,7 @@ impl Replicas {
             match self.room_for_known(shard, waits.founding.unwrap_or_default(), None) {
                 Ok(_) => {
                     tracing::info!(%shard, "there is room for a replica again");
-                    self.is_back(shard);
+                    self.end_wait(shard);
                 }
                 Err(why) => self.note(shard, why),
             }
@@ -158,23 +160,23 @@ impl Replicas {
         }
         let known = waits.node.is_some();
         match self.reopen_one(shard, &folder).await {
-            // As where the disk is not mounted.
+            // As if the disk is not mounted.
             Ok(false) if known && !self.options.data.join(IDENTITY).exists() => {
                 return self.note(shard, format!("{}: it is not there", self.options.data.display()));
             }
-            // Its folder is gone, and the disk is there: with it went what it held.
+            // Its folder is gone, and the disk is mounted: its state is lost.
             Ok(false) if known => tracing::error!(%shard, "this replica's folder is gone"),
-            Ok(_) => tracing::info!(%shard, "this replica is back"),
+            Ok(_) => tracing::info!(%shard, "this replica runs again"),
             Err(e) if e.is_damage() => {
                 tracing::error!(%shard, error = %e, "this replica's files are damaged");
-                if let Err(e) = put_aside_now(&folder).await {
+                if let Err(e) = quarantine_folder(&folder).await {
                     return self.note(shard, e.to_string());
                 }
-                self.look_aside();
+                self.read_quarantine();
             }
             Err(e) => return self.note(shard, e.to_string()),
         }
-        self.is_back(shard);
+        self.end_wait(shard);
     }
 
     fn note(&self, shard: JobShard, why: String) {

@@ -1,9 +1,10 @@
-//! Whose turn it is: the jobs of a server share its cores evenly while several of them want more than there is, however many pushes, shards or
-//! workers each has.
+//! Fair queueing: the jobs of a server share its cores evenly while several want more than there is, however
+//! many pushes, shards or workers each has.
 //!
-//! Start-time fair queueing (Goyal, Vin and Cheng, 1996). A piece of work costs its bytes; it starts, in a time that only counts
-//! bytes, where its job's last one ends, or now if that is over; of what waits the earliest start goes first. A job that wants
-//! nothing saves nothing up, and while nobody waits nobody is held up.
+//! Start-time fair queueing (Goyal, Vin and Cheng, 1996). A piece of work costs its bytes. In a virtual time
+//! that counts only bytes, it starts where its job's last one ends, or now if that is over. Of the waiting
+//! pieces the earliest start goes first. An idle job saves up no credit, and without competition no job
+//! waits.
 
 use parking_lot::Mutex;
 use std::{
@@ -12,16 +13,16 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Jobs that are remembered although nothing of them is under way: their last work may reach into the future.
-const REMEMBERED: usize = 1024;
+/// Jobs that are remembered without work in progress: the end of their last work may be in the future.
+const MAX_IDLE_JOBS: usize = 1024;
 
-/// The turns of one pool.
+/// The slots of one pool.
 #[derive(Clone, Debug)]
-pub struct Turns(Arc<Mutex<State>>);
+pub struct FairQueue(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// Pieces of work that may begin at once.
+    /// Pieces of work that may start at once.
     free: usize,
     now: u64,
     jobs: HashMap<u32, Job>,
@@ -29,24 +30,25 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Job {
-    /// Where its last piece of work ends.
+    /// The virtual end of its last piece of work.
     ends: u64,
     /// By rising start.
-    waiting: VecDeque<(u64, oneshot::Sender<Turn>)>,
+    waiting: VecDeque<(u64, oneshot::Sender<FairSlot>)>,
 }
 
-/// A piece of work's turn; it is over when this is dropped.
+/// A slot for a piece of work; dropping it frees the slot.
 #[derive(Debug)]
-pub struct Turn(Option<Turns>);
+pub struct FairSlot(Option<FairQueue>);
 
-impl Turns {
-    /// So many pieces of work at a time.
+impl FairQueue {
+    /// With this many slots.
     pub fn new(at_a_time: usize) -> Self {
         Self(Arc::new(Mutex::new(State { free: at_a_time.max(1), now: 0, jobs: HashMap::new() })))
     }
 
-    /// Waits for a turn of this job's, for work of so many bytes. Dropping the future takes nobody's turn away.
-    pub async fn of(&self, job: u32, bytes: u64) -> Option<Turn> {
+    /// Waits for a slot for this job, for work of `bytes` bytes. Dropping the future takes no slot from
+    /// another job.
+    pub async fn of(&self, job: u32, bytes: u64) -> Option<FairSlot> {
         let waits = {
             let mut state = self.0.lock();
             let State { free, now, jobs } = &mut *state;
@@ -56,7 +58,7 @@ impl Turns {
             if *free > 0 {
                 *free -= 1;
                 *now = start;
-                return Some(Turn(Some(self.clone())));
+                return Some(FairSlot(Some(self.clone())));
             }
             let (tx, rx) = oneshot::channel();
             of.waiting.push_back((start, tx));
@@ -65,7 +67,7 @@ impl Turns {
         waits.await.ok()
     }
 
-    /// Passes a turn on, or keeps it until somebody asks.
+    /// Passes a slot to the next piece of work, or keeps it until one comes.
     fn over(&self) {
         loop {
             let (tx, turn) = {
@@ -74,7 +76,7 @@ impl Turns {
                 let next = state.jobs.iter().filter_map(|(id, job)| Some((first(job)?, *id))).min();
                 let Some((start, next)) = next else {
                     state.free += 1;
-                    if state.jobs.len() > REMEMBERED {
+                    if state.jobs.len() > MAX_IDLE_JOBS {
                         let now = state.now;
                         state.jobs.retain(|_, job| job.ends > now);
                     }
@@ -83,18 +85,18 @@ impl Turns {
                 state.now = state.now.max(start);
                 let waiting = state.jobs.get_mut(&next).and_then(|job| job.waiting.pop_front());
                 let Some((_, tx)) = waiting else { continue };
-                (tx, Turn(Some(self.clone())))
+                (tx, FairSlot(Some(self.clone())))
             };
             match tx.send(turn) {
                 Ok(()) => return,
-                // Who waited has gone; the turn is not over for that.
+                // The waiting future was dropped: the slot is passed on by this loop, not by its drop.
                 Err(mut turn) => turn.0 = None,
             }
         }
     }
 }
 
-impl Drop for Turn {
+impl Drop for FairSlot {
     fn drop(&mut self) {
         if let Some(turns) = self.0.take() {
             turns.over();
@@ -108,9 +110,10 @@ mod tests {
     use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
     use std::collections::BTreeMap;
 
-    /// What each job got of `turns` turns, one at a time, where it always has so many pieces of work of so many bytes waiting.
+    /// The bytes served to each job in `turns` slots, one at a time, if it always has this many pieces of
+    /// this size waiting.
     fn served(jobs: &[(u32, usize, u64)], turns: usize) -> BTreeMap<u32, u64> {
-        let all = Turns::new(1);
+        let all = FairQueue::new(1);
         let mut waiting = FuturesUnordered::new();
         let ask = |job: u32, bytes: u64| {
             let all = all.clone();
@@ -120,7 +123,7 @@ mod tests {
         for (job, pieces, bytes) in jobs {
             (0..*pieces).for_each(|_| waiting.push(ask(*job, *bytes)));
         }
-        // They take their places.
+        // They take their places in the queue.
         assert!(waiting.next().now_or_never().is_none());
         drop(held);
         let mut got = BTreeMap::new();
@@ -136,7 +139,7 @@ mod tests {
 
     #[test]
     fn jobs_that_always_want_more_get_as_much_whatever_they_ask_for() {
-        // One piece at a time, a crowd of them, and fewer that are larger.
+        // One piece at a time, a crowd of them, and fewer but larger ones.
         let got = served(&[(1, 2, 1000), (2, 64, 1000), (3, 8, 4000)], 3000);
         let most = got.values().max().expect("all");
         for (job, bytes) in &got {
@@ -147,10 +150,10 @@ mod tests {
 
     #[test]
     fn who_wanted_nothing_has_nothing_saved_up() {
-        let all = Turns::new(1);
+        let all = FairQueue::new(1);
         let turn = |job| all.of(job, 100).now_or_never().flatten().expect("free");
         (0..50).for_each(|_| drop(turn(1)));
-        // The other comes now: it is not served 50 times in a row.
+        // The other job comes now: it does not get 50 slots in a row.
         let held = turn(1);
         let mut waiting: Vec<_> = [2, 2, 2, 1, 1, 1].map(|job| Box::pin(all.of(job, 100))).into();
         assert!(waiting.iter_mut().all(|w| w.as_mut().now_or_never().is_none()));
@@ -172,7 +175,7 @@ mod tests {
 
     #[test]
     fn who_goes_away_takes_nobody_s_turn_along() {
-        let all = Turns::new(2);
+        let all = FairQueue::new(2);
         let held: Vec<_> = (0..2).map(|_| all.of(1, 1).now_or_never().flatten().expect("free")).collect();
         let mut goes = Box::pin(all.of(2, 1));
         let mut stays = Box::pin(all.of(2, 1));
@@ -180,7 +183,7 @@ mod tests {
         drop(goes);
         drop(held);
         assert!(stays.as_mut().now_or_never().flatten().is_some());
-        // One that had its turn already and was not asked any more.
+        // A future that had its slot already and was never polled again.
         let held: Vec<_> = (0..2).map(|_| all.of(1, 1).now_or_never().flatten().expect("free")).collect();
         let mut goes = Box::pin(all.of(2, 1));
         assert!(goes.as_mut().now_or_never().is_none());

@@ -1,9 +1,9 @@
-//! What a server tells the leader of the control group, and how it does what the answer says.
+//! A server's reports to the leader of the control group, and how it executes the directives in the answer.
 
-use super::{Agent, Heard};
+use super::{Agent, ReportOutcome};
 use crate::{
     control::{
-        calls::Told,
+        calls::SentReport,
         jobs::JobFacts,
         plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
@@ -17,14 +17,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What keeps a server out for this long is worth a line in its log. Servers are asked whether they are reached every 2 s.
-const KEPT_OUT: Duration = Duration::from_secs(5);
+/// A reason that keeps a server out for this long is logged. The reachability check runs every 2 s.
+const KEPT_OUT_LOG_DELAY: Duration = Duration::from_secs(5);
 
 impl Agent {
-    /// What this server holds; what sleeps is as it was in the report `before`.
+    /// What this server holds; sleeping replicas are taken from the report `before`.
     pub(super) fn own_report(&self, before: Option<&Report>) -> Report {
         let replicas = self.replicas.all().into_iter().map(|(id, r)| {
-            let asleep = before.and_then(|b| b.replicas.get(&id)).filter(|then| sleeps_on(&r, then));
+            let asleep = before.and_then(|b| b.replicas.get(&id)).filter(|then| slept_since(&r, then));
             (id, asleep.cloned().unwrap_or_else(|| Arc::new(self.report_of(id, &r))))
         });
         let mut replicas: BTreeMap<JobShard, Arc<ReplicaReport>> = replicas.collect();
@@ -36,7 +36,7 @@ impl Agent {
                     founded: true,
                     trouble: waits.why,
                     no_room: waits.empty,
-                    // Of one that is empty there is no storage that could serve again.
+                    // An empty place has no storage that could recover.
                     stopped: (!waits.empty).then(|| waits.since.elapsed()),
                     ..ReplicaReport::default()
                 })
@@ -60,33 +60,35 @@ impl Agent {
         }
     }
 
-    /// Tells the leader of the control group, wherever it is, and does what the answer says. Fails as [`Self::belong`].
-    pub(super) async fn report(self: &Arc<Self>) -> Result<Heard, String> {
+    /// Reports to the leader of the control group, wherever it is, and follows the answer. Fails as
+    /// [`Self::belong`].
+    pub(super) async fn report(self: &Arc<Self>) -> Result<ReportOutcome, String> {
         if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
             self.belong(fleet, fleets)?;
         }
         let before = self.reported.lock().clone();
         let last = before.as_ref().map(|(report, ..)| &**report);
         let report = Arc::new(self.own_report(last));
-        let same = last.is_some_and(|last| report.is_like(last));
+        let same = last.is_some_and(|last| report.is_equivalent(last));
         let number = rand::random_range(1..u64::MAX);
         let server = self.options.server;
-        let whole = || Told { server, number, report: (*report).clone(), ..Told::default() };
+        let whole = || SentReport { server, number, report: (*report).clone(), ..SentReport::default() };
         if self.group().leadership().borrow().leads {
             *self.reported.lock() = Some((report.clone(), 0, String::new()));
-            let Ok(directives) = self.take_report(whole()) else { return Ok(Heard::News) };
+            let Ok(directives) = self.take_report(whole()) else { return Ok(ReportOutcome::News) };
             let quiet = same && directives.is_empty();
             self.follow(self.agreed.read(|s| s.generation), directives);
-            return Ok(if quiet { Heard::Nothing } else { Heard::News });
+            return Ok(if quiet { ReportOutcome::Nothing } else { ReportOutcome::News });
         }
-        // Until somebody has it, nobody has what it would be told upon.
+        // Until a server has it, no server has the base of the next difference.
         *self.reported.lock() = Some((report.clone(), 0, String::new()));
-        let upon = |address: &str| {
+        let difference = |address: &str| {
             let (last, since, _) = before.as_ref().filter(|(.., to)| to == address)?;
             let (report, gone) = report.since(last);
-            Some(Told { server, number, since: *since, report, gone })
+            Some(SentReport { server, number, since: *since, report, gone })
         };
-        // The leader, where it is known, else everyone that is known; at its own address too, where another process may be.
+        // The leader, if known, else every known server; its own address, too, where another process may
+        // listen.
         let mut asked = BTreeSet::new();
         let mut next: Vec<String> =
             self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
@@ -96,7 +98,7 @@ impl Agent {
             if !asked.insert(address.clone()) {
                 continue;
             }
-            let told = upon(&address).unwrap_or_else(whole);
+            let told = difference(&address).unwrap_or_else(whole);
             let mut reply = self.calls.report(&address, self.fleet(), &told).await;
             if reply.as_ref().is_ok_and(|r| r.whole) {
                 reply = self.calls.report(&address, self.fleet(), &whole()).await;
@@ -111,13 +113,13 @@ impl Agent {
                     let early = reply.generation < self.agreed.read(|s| s.generation);
                     self.follow(reply.generation, reply.directives);
                     return Ok(match quiet {
-                        _ if early => Heard::Early,
-                        true => Heard::Nothing,
-                        false => Heard::News,
+                        _ if early => ReportOutcome::Early,
+                        true => ReportOutcome::Nothing,
+                        false => ReportOutcome::News,
                     });
                 }
                 Ok(reply) => {
-                    // Who does not lead says nothing.
+                    // A server that does not lead gives no reason.
                     if !reply.why.is_empty() {
                         self.told(&address, &reply.why);
                     }
@@ -126,35 +128,35 @@ impl Agent {
                 Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
             }
         }
-        Ok(Heard::News)
+        Ok(ReportOutcome::News)
     }
 
-    /// Says what keeps this server out, once, and only where it lasts: to somebody who has just come back the leader may
-    /// answer for a moment as before.
+    /// Logs what keeps this server out, once, and only if it lasts: right after a return the leader may still
+    /// answer as before.
     fn told(&self, peer: &str, why: &str) {
         let mut since = self.kept_out.lock();
         match *since {
             _ if why.is_empty() => *since = None,
             None => *since = Some(Instant::now()),
-            Some(at) if at.elapsed() < KEPT_OUT => {}
+            Some(at) if at.elapsed() < KEPT_OUT_LOG_DELAY => {}
             Some(_) if self.complained.swap(true, Relaxed) => {}
             Some(_) => tracing::error!(%peer, "{why}"),
         }
     }
 
-    /// Does what it is told. Each directive may have been overtaken; what does not fit any more changes nothing.
+    /// Executes directives. Each may be outdated; one that no longer applies changes nothing.
     fn follow(self: &Arc<Self>, generation: u64, directives: Vec<Directive>) {
         if self.generation.fetch_max(generation, Relaxed) > generation {
-            return; // from a leader of the past
+            return; // from a former leader
         }
         for d in directives {
-            let Some(busy) = Busy::begin(self, d.shard) else { continue };
+            let Some(busy) = DirectiveGuard::begin(self, d.shard) else { continue };
             let this = self.clone();
             tokio::spawn(async move {
                 let done = this.carry_out(&d).await;
                 drop(busy);
                 match done {
-                    // What comes next is planned by what is here now.
+                    // The next plan depends on what is here now.
                     Ok(())
                         if matches!(d.what, Action::Host { .. } | Action::Found { .. } | Action::Remove) =>
                     {
@@ -219,7 +221,7 @@ impl Agent {
     fn report_of(&self, shard: JobShard, r: &Replica) -> ReplicaReport {
         let lead = *r.group.leadership().borrow();
         let membership = r.group.membership();
-        // One that has ended, not been stopped, is about to wait.
+        // A group that has ended, but was not stopped, is about to wait.
         let own = r.group.trouble().or_else(|| r.shard.lacks_room());
         let waits = own.is_some() && !r.group.was_failed();
         let refuses = self.cannot_serve(shard, r).filter(|_| own.is_none());
@@ -247,32 +249,32 @@ impl Agent {
     }
 }
 
-/// A directive for a shard is being carried out, until this goes, also where that panics.
-struct Busy(Arc<Agent>, JobShard);
+/// Marks a shard with a directive in progress, until it is dropped, even by a panic.
+struct DirectiveGuard(Arc<Agent>, JobShard);
 
-impl Busy {
-    /// `None`: another one is.
+impl DirectiveGuard {
+    /// `None`: another directive is in progress.
     fn begin(agent: &Arc<Agent>, shard: JobShard) -> Option<Self> {
         let new = agent.busy.lock().insert(shard);
         new.then(|| Self(agent.clone(), shard))
     }
 }
 
-impl Drop for Busy {
+impl Drop for DirectiveGuard {
     fn drop(&mut self) {
         self.0.busy.lock().remove(&self.1);
     }
 }
 
-/// A replica that sleeps, and did when `then` was told, is as it was then.
-fn sleeps_on(r: &Replica, then: &ReplicaReport) -> bool {
+/// Whether a replica sleeps, and slept when `then` was reported: then it has not changed.
+fn slept_since(r: &Replica, then: &ReplicaReport) -> bool {
     let lead = *r.group.leadership().borrow();
     let as_then = (r.group.me(), r.founding, r.group.applied_index(), lead.leads, lead.term)
         == (then.node, then.founding, then.applied, then.leads, then.term);
     as_then && r.group.is_asleep() && then.trouble.is_empty() && r.group.trouble().is_none()
 }
 
-/// What a shard that is led here says of its job.
+/// The job that a shard reports, if this server leads it.
 fn job_of(replica: &Replica) -> Option<JobReport> {
     let shard = &replica.shard;
     let configured = shard.configured()?;

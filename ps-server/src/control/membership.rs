@@ -1,4 +1,4 @@
-//! Who is taken into the fleet, and who is let go.
+//! Which servers the fleet admits, and which it removes.
 
 use super::{
     agent::{Agent, MAX_NEWCOMERS},
@@ -14,10 +14,10 @@ use std::{
 };
 use tokio::net::TcpStream;
 
-/// Where the server of this number is already, when another process reports under it. Who the control group knows by this
-/// replica and address is believed at once; anybody else only when nobody has reported under the number for `silent`: a
-/// stray process, or one that has another's number by mistake, changes nothing while the right one is there. A server that
-/// has lost its disk, or has moved, waits as long.
+/// The address of another server with this id, when a process reports under the id. A process that the
+/// control group knows by this replica and address is believed at once. Any other is believed only when no
+/// process has reported under the id for `silent`: a stray process, or one with another's id by mistake,
+/// changes nothing while the right one runs. A server that has lost its disk, or has moved, waits as long.
 pub(super) fn holder(
     server: ServerId,
     report: &Report,
@@ -32,35 +32,35 @@ pub(super) fn holder(
     match heard {
         Some(h) if (h.report.node, &h.report.address) == (report.node, &report.address) => None,
         Some(h) => (h.at.elapsed() <= silent).then(|| h.report.address.clone()),
-        // A new leader has heard nobody yet.
+        // A new leader has received no reports yet.
         None if leads_since.elapsed() > silent => None,
         None => members.iter().find(|(n, _)| n.server() == server).map(|(_, address)| address.clone()),
     }
 }
 
-/// So many servers may ask to join...
-const JOINS: usize = 32;
+/// Maximum number of servers that may ask to join...
+const MAX_JOINS: usize = 32;
 /// ...within this time.
-const JOINS_WITHIN: Duration = Duration::from_secs(10);
-/// How long a server that wants to join may take to accept a connection.
-const REACHED_WITHIN: Duration = Duration::from_secs(1);
-/// Between two looks whether a server counts as silent.
-const SILENCE_LOOK: Duration = Duration::from_millis(20);
+const JOIN_WINDOW: Duration = Duration::from_secs(10);
+/// How long a joining server may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval of checks whether a server counts as silent.
+const SILENCE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Agent {
-    /// What keeps a server that reports from taking part: too few of the others reach it.
+    /// Why a reporting server cannot take part: too few other servers reach it.
     pub fn unreached(&self, server: ServerId) -> Option<String> {
         self.leading.lock().unreached.get(&server).cloned()
     }
 
-    /// Whether a server at this address is taken in. Nobody is whom the leader does not reach, nor more than a few of whom
-    /// nothing was heard yet: what joins is agreed on by all, and stays.
+    /// Whether a server at this address is admitted. The leader must reach it, and only a few admitted
+    /// servers may be without a report: every join is agreed on, and stays.
     pub async fn may_join(&self, address: &str) -> Result<(), String> {
         if let Some(server) = self
             .agreed
             .read(|s| s.servers.iter().find(|(_, m)| m.address == address).map(|(server, _)| *server))
         {
-            // One that is silent asks again, since it has not heard the answer, or comes back without its disk.
+            // A silent server asks again, since it has not received the answer, or returns without its disk.
             return match self.silent_servers().contains(&server) {
                 true => Ok(()),
                 false => Err(format!(
@@ -70,13 +70,13 @@ impl Agent {
         }
         {
             let mut joins = self.joins.lock();
-            joins.retain(|_, at| at.elapsed() <= JOINS_WITHIN);
-            if joins.len() >= JOINS && !joins.contains_key(address) {
+            joins.retain(|_, at| at.elapsed() <= JOIN_WINDOW);
+            if joins.len() >= MAX_JOINS && !joins.contains_key(address) {
                 return Err(format!(
-                    "{JOINS} servers have asked to join within {JOINS_WITHIN:?}: ask again later"
+                    "{MAX_JOINS} servers have asked to join within {JOIN_WINDOW:?}: ask again later"
                 ));
             }
-            // Who asks again is no other server.
+            // A repeated request is not another server.
             joins.entry(address.to_string()).or_insert_with(Instant::now);
         }
         let unheard = {
@@ -89,23 +89,24 @@ impl Agent {
                  go that do not come"
             ));
         }
-        match tokio::time::timeout(REACHED_WITHIN, TcpStream::connect(address)).await {
+        match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(e)) => {
                 Err(format!("`{address}` cannot be reached from {}: {e} (--advertise)", self.address()))
             }
             Err(_) => Err(format!(
-                "`{address}` cannot be reached from {}: no answer within {REACHED_WITHIN:?} (--advertise)",
+                "`{address}` cannot be reached from {}: no answer within {CONNECT_TIMEOUT:?} (--advertise)",
                 self.address()
             )),
         }
     }
 
-    /// A server will not come back. Refused for one that is there, and where a shard needs what it holds to come back to a
-    /// majority. One that has ended a moment ago is waited for until it counts as silent; a report of it meanwhile shows that it is there.
+    /// A server will not return. Refused for a live one, and if a shard needs its data to regain a majority.
+    /// A server that has just ended counts as silent only later, so this waits; a report from it meanwhile
+    /// shows that it is alive.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     pub async fn forget(&self, token: u64, server: ServerId) -> Result<(), RefusalKind> {
         let asked = Instant::now();
         let (state, silent) = loop {
@@ -117,7 +118,7 @@ impl Agent {
                 return Err(RefusalKind::NoSuchServer(server));
             }
             let silent = self.silent_servers();
-            // A new leader has heard nobody yet, and knows of nobody who is silent.
+            // A new leader has received no reports yet, and does not know which servers are silent.
             if !self.is_new() && (silent.contains(&server) || self.unreached(server).is_some()) {
                 break (state, silent);
             }
@@ -128,7 +129,7 @@ impl Agent {
                     "{server} is there: `paraft drain {server}` empties it, then stop it"
                 )));
             }
-            tokio::time::sleep(SILENCE_LOOK).await;
+            tokio::time::sleep(SILENCE_POLL_INTERVAL).await;
             if !self.leads() {
                 return Err(RefusalKind::NotControlLeader { leader: self.group().leader_address() });
             }
@@ -148,10 +149,10 @@ impl Agent {
         self.order(token, Order::Forget { server }).await.map(drop)
     }
 
-    /// Gives up what a shard held, by a person's word; gives what that was, to be said.
+    /// Gives up a shard's state, on a person's order; returns a description of it.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     pub async fn abandon(
         &self,
         token: u64,
@@ -175,20 +176,21 @@ impl Agent {
         if !accept_loss {
             return Err(RefusalKind::BadOrder(format!("{held}. If that is meant: --accept-loss")));
         }
-        tracing::error!(%shard, founding = place.founding, "given up by a person's word: founded anew");
+        tracing::error!(%shard, founding = place.founding, "given up by an operator: the shard is founded again");
         let place = new_founding(shard, rand::random::<u64>() | (1 << 63));
         self.order(token, Order::Abandon { shard, place }).await?;
         Ok(held)
     }
 
-    /// Whether this leader leads for less than the time after which a server counts as silent, and has not heard of all yet.
+    /// Whether this leader leads for less than the silence timeout, and has not received a report from every
+    /// server yet.
     fn is_new(&self) -> bool {
         let leading = self.leading.lock();
         let unheard = || self.agreed.read(|s| s.servers.keys().any(|id| !leading.heard.contains_key(id)));
         leading.since.is_none_or(|since| since.elapsed() <= self.timeouts().silent) && unheard()
     }
 
-    /// Servers that this leader has not heard of for a while.
+    /// Servers without a report to this leader for a while.
     fn silent_servers(&self) -> std::collections::BTreeSet<ServerId> {
         let leading = self.leading.lock();
         let silent =
