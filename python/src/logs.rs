@@ -18,7 +18,7 @@ use tracing_subscriber::{
 };
 
 /// Lines that wait, at most: the oldest go first.
-const WAITING: usize = 1_000;
+const MAX_WAITING_LINES: usize = 1_000;
 
 static LINES: Mutex<VecDeque<(u32, String)>> = Mutex::new(VecDeque::new());
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -60,7 +60,7 @@ impl<S: Subscriber> Layer<S> for Lines {
             _ => 10,
         };
         let mut lines = LINES.lock();
-        if lines.len() == WAITING {
+        if lines.len() == MAX_WAITING_LINES {
             lines.pop_front();
         }
         lines.push_back((level, text));

@@ -7,8 +7,8 @@ use crate::{
 };
 use paraft_tls::{Access, access::As};
 use paraft_worker::{
-    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, TensorKind, TensorSpec,
-    Went, WorkerError, WorkerOptions, slow::Slowness,
+    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
+    TensorSpec, WorkerError, WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
@@ -46,7 +46,7 @@ struct Inner {
 }
 
 /// Where a worker stands after a step: its last step, whether it goes on from elsewhere, whether nothing is left to train.
-type Stands = (u64, bool, bool);
+type StepState = (u64, bool, bool);
 
 #[pymethods]
 impl Run {
@@ -176,7 +176,7 @@ impl Run {
         gradients: Vec<(usize, usize)>,
         loss: f32,
         samples: u64,
-    ) -> PyResult<Stands> {
+    ) -> PyResult<StepState> {
         self.on(py, |inner, lengths| {
             for (tensor, address) in gradients {
                 inner.ready(lengths, tensor, address)?;
@@ -186,7 +186,7 @@ impl Run {
     }
 
     /// Waits on, where a step's wait was interrupted.
-    fn go_on(&self, py: Python<'_>) -> PyResult<Stands> {
+    fn go_on(&self, py: Python<'_>) -> PyResult<StepState> {
         self.on(py, |inner, _| inner.wait(OpenRun::go_on))
     }
 
@@ -299,8 +299,8 @@ impl Inner {
 
     fn wait(
         &mut self,
-        wait: impl FnOnce(&mut OpenRun) -> Result<Went, WorkerError>,
-    ) -> Result<Stands, WorkerError> {
+        wait: impl FnOnce(&mut OpenRun) -> Result<StepOutcome, WorkerError>,
+    ) -> Result<StepState, WorkerError> {
         let went = wait(self.run()?)?;
         Ok((went.done.0, went.moved, went.over))
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// The interpreter is asked for no more often: another thread of it may have to let go first.
-const LOOK_MS: u64 = 20;
+const POLL_INTERVAL_MS: u64 = 20;
 
 /// Ends a wait where a signal's handler raises something, as Ctrl-C's does.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Interrupt for Signals {
             return true;
         }
         let now = self.began.elapsed().as_millis() as u64;
-        if now.saturating_sub(self.looked.load(Relaxed)) < LOOK_MS {
+        if now.saturating_sub(self.looked.load(Relaxed)) < POLL_INTERVAL_MS {
             return false;
         }
         self.looked.store(now, Relaxed);

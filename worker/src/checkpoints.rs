@@ -12,9 +12,9 @@
 //! Which checkpoints there are is told to the control group by a third thread (`tell`).
 
 mod author;
-mod desk;
+mod checkpoint_thread;
+mod control_notifier;
 mod save;
-mod tell;
 
 use crate::{
     Job, WorkerError,
@@ -23,12 +23,13 @@ use crate::{
     worker::Plan,
 };
 pub(crate) use author::Author;
-use desk::{Desk, Order};
+use checkpoint_thread::{CheckpointThread, Order};
+use control_notifier::ControlNotifier;
 use paraft_checkpoint::{Folder, State};
 use paraft_client::Pulled;
 use paraft_common::{Step, WorkerId};
 use paraft_record::{Event, event};
-use paraft_trainer::Due;
+use paraft_trainer::CheckpointSteps;
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -38,7 +39,6 @@ use std::{
     },
     thread,
 };
-use tell::Teller;
 
 /// Where the checkpoints of a job go: `checkpoint.dir`, else a folder in the run's.
 pub fn folder(job: &Job, run_dir: Option<&Path>) -> Option<PathBuf> {
@@ -64,13 +64,13 @@ pub(crate) fn place(job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Worker
 }
 
 /// The steps at which a job's checkpoints are due.
-pub fn due(config: &CheckpointConfig, plan: &Plan) -> Due {
-    Due::new(config.every_steps, config.epochs(), &plan.steps, plan.leased)
+pub fn due(config: &CheckpointConfig, plan: &Plan) -> CheckpointSteps {
+    CheckpointSteps::new(config.every_steps, config.epochs(), &plan.steps, plan.leased)
 }
 
 /// The training thread's side.
 pub struct Checkpoints {
-    due: Due,
+    due: CheckpointSteps,
     worker: WorkerId,
     orders: Option<mpsc::Sender<Order>>,
     events: mpsc::Receiver<event::Checkpoint>,
@@ -95,16 +95,16 @@ impl Checkpoints {
     }
 
     /// `folder`: where they go, if anywhere.
-    fn begin(due: Due, folder: Option<PathBuf>, author: Author) -> Result<Self, WorkerError> {
-        let teller = Teller::start(author.servers.clone(), author.transport)
+    fn begin(due: CheckpointSteps, folder: Option<PathBuf>, author: Author) -> Result<Self, WorkerError> {
+        let teller = ControlNotifier::start(author.servers.clone(), author.transport)
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
         let worker = author.worker;
         let (orders, received) = mpsc::channel();
         let (tell, events) = mpsc::channel();
         let waiting = Arc::new(AtomicU64::new(0));
         let done = waiting.clone();
-        let desk = Desk { author, folder: folder.map(Folder::new), teller };
-        let work = move || desk.work(&received, &tell, &done);
+        let checkpoint_thread = CheckpointThread { author, folder: folder.map(Folder::new), teller };
+        let work = move || checkpoint_thread.work(&received, &tell, &done);
         let thread = thread::Builder::new()
             .name("paraft-checkpoint".into())
             .spawn(work)

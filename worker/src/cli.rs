@@ -308,7 +308,7 @@ fn keep(job: &Job, layers: &[Layer]) -> Keep {
 }
 
 /// A signalled worker has so long for its step and for telling the shards that it leaves. Launchers wait longer.
-const SIGNAL_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+const SIGNAL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// A first signal ends the run at the next step, or where it waits for others; a second one at once, and so does a step
 /// that takes too long.
@@ -319,7 +319,7 @@ fn watch_signals(interrupt: Arc<AtomicBool>, signal: Arc<AtomicI32>) {
             let number = paraft_host::lifeline::terminated().await;
             signal.store(number, Relaxed);
             interrupt.store(true, Relaxed);
-            let soon = tokio::time::sleep(SIGNAL_PATIENCE);
+            let soon = tokio::time::sleep(SIGNAL_TIMEOUT);
             tokio::select! { _ = paraft_host::lifeline::terminated() => {}, () = soon => {} }
             std::process::exit(128 + number);
         });

@@ -12,7 +12,7 @@
 use crate::worker::WorkerError;
 use paraft_client::{
     Interrupt, Pull,
-    groups::{Heartbeats, Joined, Member, MemberOptions},
+    groups::{Heartbeats, JoinOutcome, Member, MemberOptions},
 };
 use paraft_common::{
     Share, Step,
@@ -103,7 +103,7 @@ pub(crate) struct Ranks {
 }
 
 /// What a call in a group ends with: that it broke is no fault of this rank.
-pub(crate) type Together<T = ()> = Result<T, GroupError>;
+pub(crate) type GroupResult<T = ()> = Result<T, GroupError>;
 
 impl Ranks {
     /// Asks nobody yet.
@@ -143,12 +143,12 @@ impl Ranks {
             }
             self.leave(model);
             let (assignment, place) = match self.member.join(&self.lost, &*self.stop)? {
-                Joined::Assigned(assignment, place) => (assignment, place),
-                Joined::Over => {
+                JoinOutcome::Assigned(assignment, place) => (assignment, place),
+                JoinOutcome::Over => {
                     tracing::warn!("the job is done: nothing is left for this rank, and it writes nothing");
                     return Ok(false);
                 }
-                Joined::Stopped => return Err(WorkerError::Interrupted),
+                JoinOutcome::Stopped => return Err(WorkerError::Interrupted),
             };
             self.lost.clear();
             match self.bind(assignment, place, model) {
@@ -221,7 +221,7 @@ impl Ranks {
         Ok(())
     }
 
-    fn bound(&self) -> Together<&Bound> {
+    fn bound(&self) -> GroupResult<&Bound> {
         self.bound.as_ref().ok_or_else(|| GroupError::Broken("it was left".into()))
     }
 
@@ -281,7 +281,7 @@ impl Ranks {
     }
 
     /// The leader speaks.
-    pub fn say(&self, message: &ControlMessage) -> Together {
+    pub fn say(&self, message: &ControlMessage) -> GroupResult {
         let Bound { group, .. } = self.bound()?;
         let mut head = match message {
             ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
@@ -309,7 +309,7 @@ impl Ranks {
     }
 
     /// Waits for what the leader says next. `len` is that of the weights.
-    pub fn hear(&self, len: usize) -> Together<ControlMessage> {
+    pub fn hear(&self, len: usize) -> GroupResult<ControlMessage> {
         let group = &self.bound()?.group;
         let mut head = [0; 2];
         group.words(&mut head)?;
@@ -364,17 +364,17 @@ impl Ranks {
     }
 
     /// Sums over the ranks.
-    pub fn sum(&self, values: &mut [f64]) -> Together {
+    pub fn sum(&self, values: &mut [f64]) -> GroupResult {
         self.bound()?.group.sum(values)
     }
 
     /// From rank to rank, where they hold stages of the model.
-    pub fn lines(&mut self) -> Together<&mut Lines> {
+    pub fn lines(&mut self) -> GroupResult<&mut Lines> {
         self.bound.as_mut().map(|b| &mut b.lines).ok_or_else(|| GroupError::Broken("it was left".into()))
     }
 
     /// For gradients and weights in the host's memory.
-    pub fn reducer(&mut self) -> Together<&mut Reducer> {
+    pub fn reducer(&mut self) -> GroupResult<&mut Reducer> {
         self.bound.as_mut().map(|b| &mut b.reducer).ok_or_else(|| GroupError::Broken("it was left".into()))
     }
 }
@@ -415,7 +415,7 @@ enum Order {
 
 enum Done {
     Reduced(usize, Vec<f32>),
-    Broadcast(Vec<f32>, Together),
+    Broadcast(Vec<f32>, GroupResult),
     Failed(GroupError),
 }
 
@@ -472,7 +472,7 @@ impl Reducer {
     }
 
     /// The next bucket, in the order in which they were begun: if one is ready, or, when told to `wait`, as soon as one is.
-    pub fn take(&mut self, wait: bool, with: impl FnOnce(usize, &[f32])) -> Together<bool> {
+    pub fn take(&mut self, wait: bool, with: impl FnOnce(usize, &[f32])) -> GroupResult<bool> {
         if self.pending == 0 {
             return Ok(false);
         }
@@ -497,7 +497,7 @@ impl Reducer {
     }
 
     /// These parts of the leader's weights, on all ranks.
-    pub fn broadcast(&mut self, weights: &mut Vec<f32>, ranges: &[Range<usize>]) -> Together {
+    pub fn broadcast(&mut self, weights: &mut Vec<f32>, ranges: &[Range<usize>]) -> GroupResult {
         let len = weights.len();
         let order = Order::Broadcast(std::mem::take(weights), ranges.to_vec());
         if let Err(mpsc::SendError(Order::Broadcast(back, _))) = self.orders.send(order) {

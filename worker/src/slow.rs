@@ -18,7 +18,7 @@ use std::{
 };
 
 /// A held up worker looks so often whether it shall end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// So often a step takes so many times as long. Written `P:Fx`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -97,13 +97,13 @@ impl Slowness {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Slow {
+pub(crate) struct Slowdown {
     slowness: Slowness,
     draws: ChaCha8Rng,
     last: Duration,
 }
 
-impl Slow {
+impl Slowdown {
     /// For the worker of this rank.
     pub fn new(slowness: Slowness, seed: u64, rank: u32) -> Self {
         let mut draws = ChaCha8Rng::seed_from_u64(seed);
@@ -134,7 +134,7 @@ impl Slow {
     pub fn hold(&mut self, ends: impl Fn() -> bool) {
         let mut left = self.pause();
         while !left.is_zero() && !ends() {
-            let now = left.min(LOOK);
+            let now = left.min(POLL_INTERVAL);
             thread::sleep(now);
             left -= now;
         }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_step_is_held_up_in_proportion_to_the_one_before() {
-        let slower = |factor| Slow::new(Slowness { factor, straggle: None }, 1, 0);
+        let slower = |factor| Slowdown::new(Slowness { factor, straggle: None }, 1, 0);
         let mut slow = slower(5.0);
         assert_eq!(slow.pause(), Duration::ZERO, "nothing is known of the first");
         slow.step(|| std::thread::sleep(Duration::from_millis(2)));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_step_that_is_held_up_ends_where_it_is_told_to() {
-        let mut slow = Slow::new(Slowness { factor: 1000.0, straggle: None }, 1, 0);
+        let mut slow = Slowdown::new(Slowness { factor: 1000.0, straggle: None }, 1, 0);
         slow.took(Duration::from_secs(3600));
         let looks = std::cell::Cell::new(0);
         slow.hold(|| looks.replace(looks.get() + 1) == 2);
@@ -175,7 +175,7 @@ mod tests {
     fn some_steps_straggle_and_each_rank_has_its_own() {
         let straggle: Straggle = "0.25:9x".parse().expect("as it is written");
         let held = |seed, rank| {
-            let mut slow = Slow::new(Slowness { factor: 2.0, straggle: Some(straggle) }, seed, rank);
+            let mut slow = Slowdown::new(Slowness { factor: 2.0, straggle: Some(straggle) }, seed, rank);
             slow.last = Duration::from_millis(1);
             (0..4000).map(|_| slow.pause().as_millis()).collect::<Vec<_>>()
         };

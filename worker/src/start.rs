@@ -13,14 +13,14 @@ use std::path::Path;
 pub type Init<'a> = dyn FnMut(u64, &mut [f32]) + 'a;
 
 /// What a worker brings along for servers that have nothing yet.
-pub struct Beginning {
+pub struct InitialState {
     /// The bulk.
     pub initial: Initial,
     /// What the servers' job says of it; `None` for weights from the seed.
     pub start: Option<Start>,
 }
 
-impl Beginning {
+impl InitialState {
     /// The steps that are done.
     pub fn step(&self) -> u64 {
         self.start.as_ref().map_or(0, |s| s.step)
@@ -38,7 +38,7 @@ pub fn begin(
     layout: &Layout,
     plan: &Plan,
     scratch: &Path,
-) -> Result<Beginning, WorkerError> {
+) -> Result<InitialState, WorkerError> {
     let room = |len: usize| -> Result<Values, WorkerError> {
         match job.by_layers() {
             true => Ok(streamed::scratch(scratch, len)?.into()),
@@ -50,17 +50,17 @@ pub fn begin(
     }
     if let Some(name) = job.train.init_job() {
         // The servers copy them.
-        return Ok(Beginning { initial: Initial::default(), start: Some(Start::of_job(name)) });
+        return Ok(InitialState { initial: Initial::default(), start: Some(Start::of_job(name)) });
     }
     if let Some(path) = &job.train.init {
         let (weights, from) = weights::load_into(&job.base_dir.join(path), layout, room)?;
         let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default() };
-        return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
+        return Ok(InitialState { initial: Initial::fresh(weights), start: Some(start) });
     }
-    let Some(init) = init else { return Ok(Beginning { initial: Initial::default(), start: None }) };
+    let Some(init) = init else { return Ok(InitialState { initial: Initial::default(), start: None }) };
     let mut weights = room(layout.len())?;
     init(job.seed, &mut weights);
-    Ok(Beginning { initial: Initial::fresh(weights), start: None })
+    Ok(InitialState { initial: Initial::fresh(weights), start: None })
 }
 
 fn from_checkpoint(
@@ -69,7 +69,7 @@ fn from_checkpoint(
     layout: &Layout,
     plan: &Plan,
     room: impl FnMut(usize) -> Result<Values, WorkerError>,
-) -> Result<Beginning, WorkerError> {
+) -> Result<InitialState, WorkerError> {
     let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
     checkpoint.verify()?;
     checkpoint.fits(layout.tensors(), &job.on_servers().optimizer)?;
@@ -97,7 +97,7 @@ fn from_checkpoint(
     stopping.stop = job.eval.early_stop.is_some_and(|rule| stopping.bad >= rule.patience);
     let (weights, slots) = checkpoint.load_into(room)?;
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
-    Ok(Beginning {
+    Ok(InitialState {
         initial: Initial { weights, slots, stamps },
         start: Some(Start { from: checkpoint.identity(), step, epochs, stopping }),
     })

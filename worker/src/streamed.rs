@@ -49,7 +49,7 @@ pub(crate) struct Streamed {
     at: usize,
     back: bool,
     /// A pull that is under way.
-    asked: Option<Asked>,
+    asked: Option<PendingPull>,
     pace: Pace,
     /// All weights, and of which step they are.
     whole: Option<Scratch>,
@@ -58,7 +58,7 @@ pub(crate) struct Streamed {
 }
 
 /// A pull that is asked for ahead.
-struct Asked {
+struct PendingPull {
     pull: Pull,
     /// The buckets that it brings.
     wanted: Vec<usize>,
@@ -66,7 +66,7 @@ struct Asked {
 }
 
 /// The most layers that are asked for at once.
-const MOST_AHEAD: usize = 8;
+const MAX_PULLS_AHEAD: usize = 8;
 
 /// How many layers are asked for ahead.
 struct Pace {
@@ -101,7 +101,7 @@ impl Pace {
     fn ahead(&self) -> usize {
         let (Some(layer), Some(pull)) = (self.layer, self.pull) else { return 1 };
         let n = pull.as_secs_f64() / layer.as_secs_f64().max(1e-6);
-        (n.ceil() as usize).clamp(1, MOST_AHEAD)
+        (n.ceil() as usize).clamp(1, MAX_PULLS_AHEAD)
     }
 }
 
@@ -125,13 +125,13 @@ impl Places for Into<'_> {
 
 /// Why a step was not made.
 #[derive(Debug)]
-pub(crate) enum Stopped {
+pub(crate) enum StreamError {
     /// This worker had been taken out, and has joined again: it goes on from there.
     Rejoined(Pulled),
     Failed(WorkerError),
 }
 
-impl From<ClientError> for Stopped {
+impl From<ClientError> for StreamError {
     fn from(e: ClientError) -> Self {
         Self::Failed(e.into())
     }
@@ -262,13 +262,13 @@ impl Streamed {
     }
 
     /// As [`Self::pull`], in a step.
-    fn pull_within(&mut self, client: &mut Client, pull: Pull, wanted: &[usize]) -> Result<(), Stopped> {
+    fn pull_within(&mut self, client: &mut Client, pull: Pull, wanted: &[usize]) -> Result<(), StreamError> {
         let pulled = self.pull(client, pull, wanted)?;
         match pulled.rejoined {
             false => Ok(()),
             true => {
                 self.begin(pulled.done);
-                Err(Stopped::Rejoined(pulled))
+                Err(StreamError::Rejoined(pulled))
             }
         }
     }
@@ -285,7 +285,7 @@ impl Streamed {
     }
 
     /// Has a layer here, and the next ones on their way where there is room.
-    fn bring(&mut self, layer: usize, client: &mut Client) -> Result<(), Stopped> {
+    fn bring(&mut self, layer: usize, client: &mut Client) -> Result<(), StreamError> {
         let again = layer == self.at;
         if again && self.asked.is_some() && self.missing(layer).is_empty() {
             return Ok(());
@@ -348,7 +348,7 @@ impl Streamed {
             wanted.sort_unstable(); // as a pull names them
             let pull = self.of(&wanted);
             client.ask(pull.clone());
-            self.asked = Some(Asked { pull, wanted, at: Instant::now() });
+            self.asked = Some(PendingPull { pull, wanted, at: Instant::now() });
         }
     }
 
@@ -399,15 +399,15 @@ pub(crate) fn scratch(folder: &Path, len: usize) -> Result<Scratch, WorkerError>
 }
 
 /// A step under way.
-pub(crate) struct Going<'s, 'p, 'c> {
+pub(crate) struct StreamedStep<'s, 'p, 'c> {
     streamed: &'s mut Streamed,
     push: &'p mut PushParts<'c>,
     /// Buckets from here on are pushed.
     next: usize,
-    stopped: Option<Stopped>,
+    stopped: Option<StreamError>,
 }
 
-impl<'s, 'p, 'c> Going<'s, 'p, 'c> {
+impl<'s, 'p, 'c> StreamedStep<'s, 'p, 'c> {
     /// Behind [`Streamed::pull_between`].
     pub fn new(streamed: &'s mut Streamed, push: &'p mut PushParts<'c>) -> Self {
         let next = streamed.buckets.len();
@@ -415,11 +415,11 @@ impl<'s, 'p, 'c> Going<'s, 'p, 'c> {
     }
 
     /// What came of it, where `made` is what the model says.
-    pub fn end<T>(self, made: Result<T, WorkerError>) -> Result<T, Stopped> {
+    pub fn end<T>(self, made: Result<T, WorkerError>) -> Result<T, StreamError> {
         match (self.stopped, made) {
             (Some(stopped), _) => Err(stopped),
-            (None, Err(e)) => Err(Stopped::Failed(e)),
-            (None, Ok(_)) if self.next > 0 => Err(Stopped::Failed(crate::engine::incomplete().into())),
+            (None, Err(e)) => Err(StreamError::Failed(e)),
+            (None, Ok(_)) if self.next > 0 => Err(StreamError::Failed(crate::engine::incomplete().into())),
             (None, Ok(made)) => Ok(made),
         }
     }
@@ -436,7 +436,7 @@ impl<'s, 'p, 'c> Going<'s, 'p, 'c> {
     }
 }
 
-impl Weights<CpuDevice> for Going<'_, '_, '_> {
+impl Weights<CpuDevice> for StreamedStep<'_, '_, '_> {
     fn params(&mut self, layer: usize) -> NetResult<&[f32]> {
         self.bring(layer)?;
         Ok(&self.streamed.weights)
@@ -449,7 +449,7 @@ impl Weights<CpuDevice> for Going<'_, '_, '_> {
     }
 }
 
-impl Flat<CpuDevice> for Going<'_, '_, '_> {
+impl Flat<CpuDevice> for StreamedStep<'_, '_, '_> {
     fn layer(&mut self, layer: usize) -> NetResult<(&[f32], &mut [f32])> {
         self.bring(layer)?;
         Ok((&self.streamed.weights, &mut self.streamed.gradient))
@@ -480,7 +480,7 @@ mod tests {
     fn as_many_layers_come_ahead_as_are_computed_while_a_pull_comes() {
         assert_eq!(Pace::new().ahead(), 1, "nothing is known yet");
         for (layer, pull, ahead) in
-            [(10, 3, 1), (10, 10, 1), (10, 35, 4), (1, 1000, MOST_AHEAD), (0, 5, MOST_AHEAD)]
+            [(10, 3, 1), (10, 10, 1), (10, 35, 4), (1, 1000, MAX_PULLS_AHEAD), (0, 5, MAX_PULLS_AHEAD)]
         {
             assert_eq!(pace(layer, pull).ahead(), ahead, "{layer} ms, {pull} ms");
         }

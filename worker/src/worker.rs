@@ -23,22 +23,22 @@ mod training;
 
 pub use driver::Landing;
 pub use error::{ErrorKind, WorkerError};
-pub use open_run::{OpenRun, Went};
+pub use open_run::{OpenRun, StepOutcome};
 pub use own_loop::Run;
 pub use plan::{Minibatches, Plan};
-pub use setup::{Minibatch, OptimizerState, Setup, Turn};
+pub use setup::{LoopAction, Minibatch, OptimizerState, Setup};
 
 use self::{
     clock::Clock,
-    join::{Joined, Staged, client_options, join},
+    join::{JoinedWorker, Staged, client_options, join},
     training::Training,
 };
 use crate::{
-    engine::{Broke, Engine},
+    engine::{Engine, StepError},
     group::{ControlMessage, Ranks},
     job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
-    slow::{Slow, Slowness},
+    slow::{Slowdown, Slowness},
     stage::{self, Join, Stage},
     streamed::Streamed,
 };
@@ -274,14 +274,14 @@ fn lead(
         (Some(stage), Some(ranks)) => {
             let (values, here) = (stage.values(), stage.stages_at(ranks.place()));
             let mut meet = |step| match ranks.say(&ControlMessage::Meet(step)) {
-                Ok(()) => stage.meet(ranks, &*model, step).map_err(Broke::or_regrouped),
+                Ok(()) => stage.meet(ranks, &*model, step).map_err(StepError::or_regrouped),
                 Err(_) => Err(WorkerError::Regrouped),
             };
             join(job, options, setup, &plan, gauges, true, Some(Staged { values, here, meet: &mut meet }))?
         }
         (_, ranks) => join(job, options, setup, &plan, gauges, ranks.is_some(), None)?,
     };
-    let Joined { mut driver, start, flush: _flush, .. } = joined;
+    let JoinedWorker { mut driver, start, flush: _flush, .. } = joined;
     let (client, len) = (&mut driver.client, driver.layout.len());
     // Of a group that shares a model the ranks end it together, whoever of them has come last.
     let ends = stage.is_some() && ranks.as_ref().is_some_and(|r| r.generation() > 1);
@@ -314,7 +314,7 @@ fn lead(
             Engine::streamed(model, parts, streamed)
         }
     };
-    let slow = Slow::new(options.slow, job.seed, options.rank);
+    let slow = Slowdown::new(options.slow, job.seed, options.rank);
     let mut training = Training { job, options, plan, train, test, engine, driver, slow };
     match training.run() {
         Err(WorkerError::Interrupted | WorkerError::Client(ClientError::Interrupted)) => {

@@ -67,7 +67,7 @@ pub enum CheckpointError {
 }
 
 /// Of many differences, this many are told.
-const TOLD: usize = 8;
+const MAX_LISTED: usize = 8;
 
 struct Offer<'a>(Option<&'a Path>);
 
@@ -84,8 +84,8 @@ struct List<'a>(&'a [String]);
 
 impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0[..self.0.len().min(TOLD)].join("\n  "))?;
-        match self.0.len().saturating_sub(TOLD) {
+        f.write_str(&self.0[..self.0.len().min(MAX_LISTED)].join("\n  "))?;
+        match self.0.len().saturating_sub(MAX_LISTED) {
             0 => Ok(()),
             more => write!(f, "\n  and {more} more"),
         }

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// So often it is looked whether a folder is free.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The pointer to the checkpoint that was written last.
 pub const LATEST: &str = "latest";
@@ -66,7 +66,7 @@ impl Folder {
             match folder.try_lock() {
                 Ok(()) => return Ok(Some(folder)),
                 Err(TryLockError::Error(_)) => return Ok(None),
-                Err(TryLockError::WouldBlock) if began.elapsed() < timeout => thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) if began.elapsed() < timeout => thread::sleep(POLL_INTERVAL),
                 Err(TryLockError::WouldBlock) => {
                     let why = format!("somebody else has been writing one for {timeout:?}");
                     return Err(CheckpointError::Unwritable { path: self.0.clone(), why });

@@ -29,9 +29,9 @@ use std::{
 };
 
 /// Servers that are asked because another one named them.
-const MOST_REDIRECTS: usize = 64;
+const MAX_REDIRECTS: usize = 64;
 /// A server that is asked for its image answers at once; one that hangs must not hold up the others.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The images of one step, on their way.
 pub struct CheckpointParts {
@@ -212,8 +212,7 @@ impl CheckpointParts {
                 }
                 Err(cause) => causes.push((address, cause)),
             }
-            if !leader.is_empty() && !known.contains(&leader) && known.len() < servers.len() + MOST_REDIRECTS
-            {
+            if !leader.is_empty() && !known.contains(&leader) && known.len() < servers.len() + MAX_REDIRECTS {
                 known.push(leader);
             }
         }
@@ -252,9 +251,9 @@ impl CheckpointParts {
                 Some(Kind::Piece(_)) | None => Err("a message out of place".into()),
             }
         };
-        match tokio::time::timeout(ANSWER_PATIENCE, ask).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, ask).await {
             Ok(r) => r,
-            Err(_) => Err(format!("no answer within {ANSWER_PATIENCE:?}")),
+            Err(_) => Err(format!("no answer within {ANSWER_TIMEOUT:?}")),
         }
     }
 

@@ -35,7 +35,7 @@ const POOLED: usize = 16;
 
 /// Shards that wait for the norm of a step, where not all parts of it are known to this worker's processes, wait so long for
 /// another worker, which may know them.
-const PATIENCE: Duration = Duration::from_secs(2);
+const NORM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How to take part in a job.
 #[derive(Clone, Debug)]
@@ -601,7 +601,7 @@ impl Client {
                     };
                     match norm.whole {
                         true => self.io.session().tell_norm(step, norm.sum_of_squares),
-                        false => late = Some((Instant::now() + PATIENCE, norm.sum_of_squares)),
+                        false => late = Some((Instant::now() + NORM_TIMEOUT, norm.sum_of_squares)),
                     }
                 }
                 Some(Event::Pulled(pulled)) => break pulled,

@@ -6,9 +6,9 @@ use std::{collections::BTreeSet, time::Duration};
 use tonic::{Status, transport::Channel};
 
 /// Servers that are asked because another one named them.
-const MOST_REDIRECTS: usize = 16;
+const MAX_REDIRECTS: usize = 16;
 /// A server that hangs must not keep the others from being asked.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a server says that was asked.
 pub(crate) enum ControlReply<T> {
@@ -38,14 +38,14 @@ where
     let mut why = "no server was given".to_string();
     while let Some(address) = known.get(next).cloned() {
         next += 1;
-        if !asked.insert(address.clone()) || asked.len() > servers.len() + MOST_REDIRECTS {
+        if !asked.insert(address.clone()) || asked.len() > servers.len() + MAX_REDIRECTS {
             continue;
         }
         let one = async {
             let channel = channel(&address, transport).await?;
             call(ControlClient::new(channel)).await.map_err(|s| words(&address, &s))
         };
-        match tokio::time::timeout(ANSWER_PATIENCE, one).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, one).await {
             Ok(Ok(ControlReply::Done(done))) => return Ok(done),
             Ok(Ok(ControlReply::Refused { why: cause, leader })) => {
                 why = format!("{address}: {cause}");
@@ -54,7 +54,7 @@ where
                 }
             }
             Ok(Err(cause)) => why = format!("{address}: {cause}"),
-            Err(_) => why = format!("{address}: no answer within {ANSWER_PATIENCE:?}"),
+            Err(_) => why = format!("{address}: no answer within {ANSWER_TIMEOUT:?}"),
         }
     }
     Err(why)

@@ -44,7 +44,7 @@ pub struct MemberOptions {
 
 /// What a process that asked for an assignment gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Joined {
+pub enum JoinOutcome {
     /// One, at this place.
     Assigned(Assignment, usize),
     /// None any more: the job is done.
@@ -63,10 +63,10 @@ pub struct Member {
     runtime: Runtime,
 }
 
-const TRY_AGAIN: Duration = Duration::from_millis(50);
-const SAY_AGAIN: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// The leader's sign of life; who comes back waits about half as long to be taken in.
-const HOLD: Duration = Duration::from_millis(500);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Member {
     /// Asks nobody yet.
@@ -78,7 +78,7 @@ impl Member {
 
     /// Waits for an assignment in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
     /// `stop` is set.
-    pub fn join(&mut self, lost: &[u32], stop: &dyn Interrupt) -> Result<Joined, ClientError> {
+    pub fn join(&mut self, lost: &[u32], stop: &dyn Interrupt) -> Result<JoinOutcome, ClientError> {
         let o = &self.options;
         let request = JoinGroupRequest {
             job: o.job.clone(),
@@ -115,20 +115,20 @@ impl Member {
                         why: "a place in a group without this process".into(),
                     })?;
                     self.last = assignment.clone();
-                    return Ok(Joined::Assigned(assignment, place));
+                    return Ok(JoinOutcome::Assigned(assignment, place));
                 }
                 Ok(reply) if reply.fix => return Err(ClientError::Options(reply.why)),
                 Ok(reply) if reply.give_up => {
                     return Err(ClientError::Control { waited: began.elapsed(), why: reply.why });
                 }
-                Ok(reply) if reply.over => return Ok(Joined::Over),
+                Ok(reply) if reply.over => return Ok(JoinOutcome::Over),
                 Ok(reply) => {
                     answered = Instant::now();
                     in_the_way = in_the_way.or(Some(answered)).filter(|_| !reply.why.is_empty());
                     if let Some(waited) = in_the_way.map(|s| s.elapsed()).filter(|w| *w >= o.timeout) {
                         return Err(ClientError::Control { waited, why: reply.why });
                     }
-                    if said.elapsed() >= SAY_AGAIN {
+                    if said.elapsed() >= LOG_INTERVAL {
                         said = answered;
                         match reply.why.is_empty() {
                             true => tracing::warn!(
@@ -143,10 +143,10 @@ impl Member {
                 Err(why) if answered.elapsed() >= o.timeout => {
                     return Err(ClientError::Control { waited: answered.elapsed(), why });
                 }
-                Err(_) => thread::sleep(TRY_AGAIN),
+                Err(_) => thread::sleep(RETRY_DELAY),
             }
         }
-        Ok(Joined::Stopped)
+        Ok(JoinOutcome::Stopped)
     }
 
     fn holds(&self, assignment: &Assignment, step: u64, over: bool) -> GroupHeartbeatRequest {
@@ -177,7 +177,7 @@ impl Member {
                     Ok(n) => heard.store(n, Relaxed),
                     Err(why) => tracing::debug!(%why, "the control group does not hear of this group"),
                 }
-                match ended.recv_timeout(HOLD) {
+                match ended.recv_timeout(HEARTBEAT_INTERVAL) {
                     Err(RecvTimeoutError::Timeout) => {}
                     _ => return,
                 }

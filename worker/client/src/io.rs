@@ -10,7 +10,7 @@ use crate::{
     error::ClientError,
     initial::Initial,
     interrupt::Interrupt,
-    out::{Out, Sent},
+    out::{Outgoing, OutgoingMessage},
 };
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
@@ -36,7 +36,7 @@ use tokio::{
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 /// Who waits looks so often whether it is interrupted.
-const INTERRUPT_LOOK: Duration = Duration::from_millis(20);
+const INTERRUPT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A server answers a new stream at once, whatever it then says on it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -116,7 +116,7 @@ struct State {
     /// The deadline that the I/O thread waits for.
     armed: Option<Duration>,
     /// What the training thread waits for: it is woken for nothing else, since acks alone would wake it for every push.
-    waits: Option<Waits>,
+    waits: Option<WaitReason>,
     /// By which way each shard was reached last.
     said: BTreeMap<ShardId, String>,
     /// Of each shard without a stream: since when, and when that was said last.
@@ -126,11 +126,11 @@ struct State {
 }
 
 /// A shard without a leader for longer than this is said, and so often: an election takes less.
-const SAID_AFTER: Duration = Duration::from_secs(2);
-const SAID_EVERY: Duration = Duration::from_secs(10);
+const NO_LEADER_WARNING_DELAY: Duration = Duration::from_secs(2);
+const NO_LEADER_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy)]
-enum Waits {
+enum WaitReason {
     /// Something to poll.
     News,
     /// Room for a push of so many bytes.
@@ -141,15 +141,15 @@ impl State {
     fn is_due(&self) -> bool {
         match self.waits {
             None => false,
-            Some(Waits::News) => self.session.has_news(),
-            Some(Waits::Room(len)) => self.session.has_room(len),
+            Some(WaitReason::News) => self.session.has_news(),
+            Some(WaitReason::Room(len)) => self.session.has_room(len),
         }
     }
 }
 
 /// A stream, or one that is dialled.
 struct Open {
-    out: Arc<Out>,
+    out: Arc<Outgoing>,
     task: AbortHandle,
     /// Its server's.
     address: String,
@@ -164,12 +164,12 @@ impl Drop for Open {
 }
 
 /// The session, for the training thread. What it is told is carried out when this is let go.
-pub(crate) struct Guard<'a> {
+pub(crate) struct SessionGuard<'a> {
     inner: &'a Arc<Inner>,
     state: MutexGuard<'a, State>,
 }
 
-impl std::ops::Deref for Guard<'_> {
+impl std::ops::Deref for SessionGuard<'_> {
     type Target = Session;
 
     fn deref(&self) -> &Session {
@@ -177,13 +177,13 @@ impl std::ops::Deref for Guard<'_> {
     }
 }
 
-impl std::ops::DerefMut for Guard<'_> {
+impl std::ops::DerefMut for SessionGuard<'_> {
     fn deref_mut(&mut self) -> &mut Session {
         &mut self.state.session
     }
 }
 
-impl Drop for Guard<'_> {
+impl Drop for SessionGuard<'_> {
     fn drop(&mut self) {
         self.inner.carry_out(&mut self.state);
         // What the session has given up makes room for what comes.
@@ -229,7 +229,7 @@ impl Io {
         let (end, ended) = oneshot::channel::<()>();
         let ticks = inner.clone();
         let thread = thread::Builder::new().name("paraft-io".into()).spawn(move || {
-            let says = Ended(ticks.clone());
+            let says = EndOnDrop(ticks.clone());
             runtime.block_on(async move {
                 tokio::select! { () = ticks.ticks() => {}, _ = ended => {} }
             });
@@ -240,8 +240,8 @@ impl Io {
     }
 
     /// The session, to ask and to tell.
-    pub fn session(&self) -> Guard<'_> {
-        Guard { inner: &self.inner, state: self.inner.lock() }
+    pub fn session(&self) -> SessionGuard<'_> {
+        SessionGuard { inner: &self.inner, state: self.inner.lock() }
     }
 
     /// Every ack from now on goes there too.
@@ -256,7 +256,7 @@ impl Io {
         until: Option<Instant>,
     ) -> Result<Option<Event>, ClientError> {
         let mut found = None;
-        self.wait(Waits::News, interrupt, until, |session| match session.poll(now()) {
+        self.wait(WaitReason::News, interrupt, until, |session| match session.poll(now()) {
             Ok(None) => Ok(false),
             Ok(event) => {
                 found = event;
@@ -284,13 +284,13 @@ impl Io {
         }
         let began = Instant::now();
         // Who has failed or ended has room, and who is interrupted pushes this and nothing more.
-        let _ = self.wait(Waits::Room(len), interrupt, None, |session| Ok(session.has_room(len)));
+        let _ = self.wait(WaitReason::Room(len), interrupt, None, |session| Ok(session.has_room(len)));
         began.elapsed()
     }
 
     fn wait(
         &self,
-        what: Waits,
+        what: WaitReason,
         interrupt: Option<&dyn Interrupt>,
         until: Option<Instant>,
         mut is_over: impl FnMut(&mut Session) -> Result<bool, ClientError>,
@@ -311,7 +311,7 @@ impl Io {
                 return Ok(());
             }
             state.waits = Some(what);
-            let look = interrupt.map(|_| INTERRUPT_LOOK);
+            let look = interrupt.map(|_| INTERRUPT_POLL_INTERVAL);
             state = match left.into_iter().chain(look).min() {
                 None => inner.changed.wait(state).unwrap_or_else(|e| e.into_inner()),
                 Some(most) => {
@@ -345,9 +345,9 @@ impl Drop for Io {
 }
 
 /// The I/O thread ends, however it does: nobody may wait for it.
-struct Ended(Arc<Inner>);
+struct EndOnDrop(Arc<Inner>);
 
-impl Drop for Ended {
+impl Drop for EndOnDrop {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.changed.notify_all();
@@ -397,7 +397,7 @@ impl Inner {
                 Effect::SendInitial(shard) => {
                     let (stream, initial) = (state.streams.get(&shard), state.initial.get(&shard));
                     if let Some((stream, (initial, buckets))) = stream.zip(initial) {
-                        stream.out.send(Sent::Initial(initial.clone().messages(buckets.clone())));
+                        stream.out.send(OutgoingMessage::Initial(initial.clone().messages(buckets.clone())));
                     }
                 }
                 Effect::InitialKnown(shard) => drop(state.initial.remove(&shard)),
@@ -442,7 +442,7 @@ impl Inner {
         open: paraft_proto::Open,
         beside: bool,
     ) -> Open {
-        let out = Out::new(ToShard { kind: Some(Kind::Open(open)) }.into());
+        let out = Outgoing::new(ToShard { kind: Some(Kind::Open(open)) }.into());
         let connection = Arc::new(OnceLock::new());
         let reader =
             Reader { io: self.clone(), shard, dial, address: address.clone(), beside, out: out.clone() };
@@ -507,7 +507,7 @@ struct Reader {
     /// It was begun beside another.
     beside: bool,
     /// Of the stream, for signs of life.
-    out: Arc<Out>,
+    out: Arc<Outgoing>,
 }
 
 impl Reader {
@@ -555,7 +555,9 @@ impl Reader {
         let mut state = self.io.lock();
         let (since, said) = state.down.entry(self.shard).or_insert((now, None));
         let seconds = (now - *since).as_secs();
-        if now - *since >= SAID_AFTER && said.is_none_or(|at| now - at >= SAID_EVERY) {
+        if now - *since >= NO_LEADER_WARNING_DELAY
+            && said.is_none_or(|at| now - at >= NO_LEADER_WARNING_INTERVAL)
+        {
             *said = Some(now);
             let (worker, shard, address) = (self.io.worker, self.shard, &self.address);
             tracing::warn!(%worker, %shard, %address, seconds, cause, "no leader of this shard is reached");

@@ -7,82 +7,82 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
 /// What waits to go out. Initial states are made when their turn comes: those of a large model would fill the memory.
-pub(crate) enum Sent {
+pub(crate) enum OutgoingMessage {
     One(Option<ToShard>),
     Initial(Messages),
 }
 
-impl Iterator for Sent {
+impl Iterator for OutgoingMessage {
     type Item = WithBulk<ToShard>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let message = match self {
-            Sent::One(m) => m.take(),
-            Sent::Initial(all) => all.next().map(|m| ToShard { kind: Some(Kind::Init(m)) }),
+            OutgoingMessage::One(m) => m.take(),
+            OutgoingMessage::Initial(all) => all.next().map(|m| ToShard { kind: Some(Kind::Init(m)) }),
         };
         message.map(WithBulk::from)
     }
 }
 
-impl From<ToShard> for Sent {
+impl From<ToShard> for OutgoingMessage {
     fn from(m: ToShard) -> Self {
-        Sent::One(Some(m))
+        OutgoingMessage::One(Some(m))
     }
 }
 
 /// The way out.
-pub(crate) struct Out(Mutex<Way>);
+pub(crate) struct Outgoing(Mutex<OutgoingState>);
 
-enum Way {
+enum OutgoingState {
     /// It is dialled; so much waits.
-    None(Vec<Sent>),
-    Lane(Arc<Sender<Sent>>),
-    Http(mpsc::UnboundedSender<Sent>),
+    None(Vec<OutgoingMessage>),
+    Lane(Arc<Sender<OutgoingMessage>>),
+    Http(mpsc::UnboundedSender<OutgoingMessage>),
 }
 
-impl Out {
+impl Outgoing {
     /// Nothing is dialled yet.
-    pub fn new(first: Sent) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Way::None(vec![first]))))
+    pub fn new(first: OutgoingMessage) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(OutgoingState::None(vec![first]))))
     }
 
     /// Sends it, as soon as there is a way.
-    pub fn send(&self, what: Sent) {
+    pub fn send(&self, what: OutgoingMessage) {
         match &mut *self.lock() {
-            Way::None(waits) => waits.push(what),
-            Way::Lane(lane) => lane.put(what),
-            Way::Http(stream) => _ = stream.send(what),
+            OutgoingState::None(waits) => waits.push(what),
+            OutgoingState::Lane(lane) => lane.put(what),
+            OutgoingState::Http(stream) => _ = stream.send(what),
         }
     }
 
     /// Weights that came were taken.
     pub fn give_back(&self) {
-        if let Way::Lane(lane) = &*self.lock() {
+        if let OutgoingState::Lane(lane) = &*self.lock() {
             lane.give_back();
         }
     }
 
     /// There is a lane.
-    pub fn lane(&self, lane: Arc<Sender<Sent>>) {
+    pub fn lane(&self, lane: Arc<Sender<OutgoingMessage>>) {
         let mut way = self.lock();
-        if let Way::None(waits) = &mut *way {
+        if let OutgoingState::None(waits) = &mut *way {
             waits.drain(..).for_each(|what| lane.put(what));
         }
-        *way = Way::Lane(lane);
+        *way = OutgoingState::Lane(lane);
     }
 
     /// There is a stream over HTTP/2, which takes what comes there.
-    pub fn http(&self) -> mpsc::UnboundedReceiver<Sent> {
+    pub fn http(&self) -> mpsc::UnboundedReceiver<OutgoingMessage> {
         let (tx, rx) = mpsc::unbounded_channel();
         let mut way = self.lock();
-        if let Way::None(waits) = &mut *way {
+        if let OutgoingState::None(waits) = &mut *way {
             waits.drain(..).for_each(|what| _ = tx.send(what));
         }
-        *way = Way::Http(tx);
+        *way = OutgoingState::Http(tx);
         rx
     }
 
-    fn lock(&self) -> MutexGuard<'_, Way> {
+    fn lock(&self) -> MutexGuard<'_, OutgoingState> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

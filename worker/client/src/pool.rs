@@ -23,22 +23,22 @@ impl Pool {
         buffer.clear();
         buffer.reserve(capacity);
         fill(&mut buffer);
-        Bytes::from_owner(Lent { buffer, pool: self.clone() })
+        Bytes::from_owner(PooledBuffer { buffer, pool: self.clone() })
     }
 }
 
-struct Lent {
+struct PooledBuffer {
     buffer: Vec<u8>,
     pool: Arc<Pool>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.buffer
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let mut free = self.pool.free.lock().unwrap_or_else(|e| e.into_inner());
         if free.len() < self.pool.most {

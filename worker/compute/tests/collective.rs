@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const WITHIN: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// They speak TLS, as ranks do, with one certificate.
 fn closed() {
@@ -47,7 +47,7 @@ fn each<T: Send + 'static>(
         let work = work.clone();
         thread::spawn(move || {
             let place = rendezvous.place;
-            let (group, ring) = Group::form(rendezvous, &mut l, WITHIN).expect("all are there");
+            let (group, ring) = Group::form(rendezvous, &mut l, TEST_TIMEOUT).expect("all are there");
             work(place, group, ring)
         })
     };
@@ -216,7 +216,7 @@ fn who_is_not_there_is_named() {
     // The first dials nobody's port.
     drop(listeners.pop());
     let mut first = listeners.pop().expect("one of two");
-    let error = Group::form(assigns[0].clone(), &mut first, WITHIN).expect_err("alone");
+    let error = Group::form(assigns[0].clone(), &mut first, TEST_TIMEOUT).expect_err("alone");
     assert!(matches!(error, GroupError::Lost { rank: 1, .. }), "{error}");
 }
 
@@ -239,11 +239,11 @@ fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
     stranger.write_all(&[7; 100]).expect("it reads");
     let (one, other) = (rendezvous(2, 0), rendezvous(2, 1));
     let second = thread::spawn(move || {
-        let (_group, mut ring) = Group::form(other, &mut b, WITHIN).expect("both are there");
+        let (_group, mut ring) = Group::form(other, &mut b, TEST_TIMEOUT).expect("both are there");
         let mut v = [2.0f32];
         ring.all_reduce(&mut v).map(|()| v)
     });
-    let (_group, mut ring) = Group::form(one, &mut a, WITHIN).expect("both are there");
+    let (_group, mut ring) = Group::form(one, &mut a, TEST_TIMEOUT).expect("both are there");
     let mut v = [1.0f32];
     ring.all_reduce(&mut v).expect("both are there");
     assert_eq!(v, [3.0]);
@@ -257,7 +257,8 @@ fn a_line_carries_what_is_sent_whichever_is_waited_for_first_and_ends_with_its_r
     let start = |rendezvous: Rendezvous, mut l: Listener| {
         thread::spawn(move || {
             let place = rendezvous.place;
-            let met = Group::form_with(rendezvous, &mut l, WITHIN, Some(1 << 20)).expect("all are there");
+            let met =
+                Group::form_with(rendezvous, &mut l, TEST_TIMEOUT, Some(1 << 20)).expect("all are there");
             let (group, _ring, lines) = met;
             // More than sockets hold, to both, before anybody receives.
             for to in (0..3).filter(|to| *to != place) {

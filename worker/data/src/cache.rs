@@ -15,7 +15,7 @@
 //! (`PARAFT_CACHE=` switches it off): the job is the same, each process only holds a copy.
 
 use crate::dataset::Samples;
-use crate::values::{FileValues, Of, Source};
+use crate::values::{FileValues, Source, ValueFormat};
 use crate::{DataError, Dataset, Split};
 use paraft_host::Mapped;
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ const SMALL: u64 = 1 << 20;
 const MAGIC: &[u8; 8] = b"PARAFTD1";
 /// Of a description: shapes and lengths of two parts.
 const MAX_DESCRIPTION: u64 = 1 << 16;
-const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+const MAX_UNUSED_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Where unpacked data lies.
 #[derive(Clone, Debug)]
@@ -137,7 +137,7 @@ fn name_of(sources: &[&Path], how: &str) -> io::Result<(String, u64)> {
 }
 
 /// Another process that takes longer to make a file is not waited for: the data is read without one.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// After so long the user is told what is waited for.
 const WORD: Duration = Duration::from_secs(3);
 
@@ -151,7 +151,7 @@ fn lock(folder: &Path) -> io::Result<File> {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
             Err(TryLockError::Error(e)) => return Err(e),
-            Err(TryLockError::WouldBlock) if began.elapsed() >= PATIENCE => {
+            Err(TryLockError::WouldBlock) if began.elapsed() >= LOCK_TIMEOUT => {
                 return Err(ErrorKind::TimedOut.into());
             }
             Err(TryLockError::WouldBlock) => {}
@@ -169,7 +169,7 @@ fn clear(folder: &Path) {
     for entry in entries.flatten() {
         let ours = entry.path().extension().is_some_and(|e| e == "data" || e == "part");
         let used = entry.metadata().and_then(|m| m.modified());
-        if ours && used.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > UNUSED)) {
+        if ours && used.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > MAX_UNUSED_AGE)) {
             let _ = fs::remove_file(entry.path()); // another process may have been faster
         }
     }
@@ -185,7 +185,8 @@ fn write(path: &Path, split: &Split) -> io::Result<()> {
 }
 
 fn write_to(path: &Path, split: &Split) -> io::Result<()> {
-    let mut out = Hashed { out: BufWriter::with_capacity(1 << 20, File::create(path)?), hash: Xxh3::new() };
+    let mut out =
+        HashingWriter { out: BufWriter::with_capacity(1 << 20, File::create(path)?), hash: Xxh3::new() };
     let parts = [&split.train, &split.test];
     let description = serde_json::to_vec(&parts.map(Part::of))?;
     out.write_all(MAGIC)?;
@@ -210,12 +211,12 @@ fn write_to(path: &Path, split: &Split) -> io::Result<()> {
 }
 
 /// Hashes what it writes.
-struct Hashed {
+struct HashingWriter {
     out: BufWriter<File>,
     hash: Xxh3,
 }
 
-impl Write for Hashed {
+impl Write for HashingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = self.out.write(bytes)?;
         self.hash.update(&bytes[..n]);
@@ -230,9 +231,9 @@ impl Write for Hashed {
 impl Part {
     fn of(data: &Dataset) -> Self {
         let kind = match data.of() {
-            Of::Bytes { divisor } => Kind::Bytes(divisor.to_bits()),
-            Of::Floats => Kind::Floats,
-            Of::Tokens { context, vocab } => Kind::Tokens { context, vocab },
+            ValueFormat::Bytes { divisor } => Kind::Bytes(divisor.to_bits()),
+            ValueFormat::Floats => Kind::Floats,
+            ValueFormat::Tokens { context, vocab } => Kind::Tokens { context, vocab },
         };
         let labels = data.has_labels().then(|| data.labels().len());
         let (shape, classes) = (data.shape().to_vec(), data.classes());
@@ -252,10 +253,10 @@ impl Part {
             *at = after;
         }
         let of = match self.kind {
-            Kind::Bytes(bits) => Of::Bytes { divisor: f32::from_bits(bits) },
-            Kind::Floats => Of::Floats,
+            Kind::Bytes(bits) => ValueFormat::Bytes { divisor: f32::from_bits(bits) },
+            Kind::Floats => ValueFormat::Floats,
             Kind::Tokens { context: 0, .. } => return Err(ErrorKind::InvalidData.into()),
-            Kind::Tokens { context, vocab } => Of::Tokens { context, vocab },
+            Kind::Tokens { context, vocab } => ValueFormat::Tokens { context, vocab },
         };
         let values = FileValues::new(Source::Mapped(file.clone()), path.clone(), *at, self.values, of)?;
         *at = end(*at, self.values, of.width())?;
@@ -445,7 +446,9 @@ mod tests {
             let file = File::options().write(true).open(path).expect("opens");
             file.set_modified(SystemTime::now() - ago).expect("ours");
         };
-        for (how, ago, left) in [("a", Duration::ZERO, 1), ("b", UNUSED * 2, 2), ("c", Duration::ZERO, 2)] {
+        for (how, ago, left) in
+            [("a", Duration::ZERO, 1), ("b", MAX_UNUSED_AGE * 2, 2), ("c", Duration::ZERO, 2)]
+        {
             cache.split(&[&source], how, || Ok(made.clone())).expect("made");
             assert_eq!(files(&folder).len(), left, "{how}");
             let (name, _) = name_of(&[&source], how).expect("there");

@@ -1,6 +1,6 @@
 //! A data set: labels in memory, and values in memory or in a file.
 
-use crate::values::{FileValues, Of, words};
+use crate::values::{FileValues, ValueFormat, words};
 use crate::{DataError, text::TextCorpus};
 use paraft_common::codec::{get_f32_le, put_quotients};
 
@@ -61,11 +61,11 @@ impl Samples {
     }
 
     /// What they are.
-    fn of(&self) -> Of {
+    fn of(&self) -> ValueFormat {
         match self {
-            Self::Bytes { divisor, .. } => Of::Bytes { divisor: *divisor },
-            Self::Floats(_) => Of::Floats,
-            Self::Tokens { context, vocab, .. } => Of::Tokens { context: *context, vocab: *vocab },
+            Self::Bytes { divisor, .. } => ValueFormat::Bytes { divisor: *divisor },
+            Self::Floats(_) => ValueFormat::Floats,
+            Self::Tokens { context, vocab, .. } => ValueFormat::Tokens { context: *context, vocab: *vocab },
             Self::File(values) => values.of(),
         }
     }
@@ -74,8 +74,8 @@ impl Samples {
     fn len(&self) -> usize {
         match self.of() {
             // The last token of a sample is followed by one more, its label.
-            Of::Tokens { context, .. } => self.values().saturating_sub(1) / context * context,
-            Of::Bytes { .. } | Of::Floats => self.values(),
+            ValueFormat::Tokens { context, .. } => self.values().saturating_sub(1) / context * context,
+            ValueFormat::Bytes { .. } | ValueFormat::Floats => self.values(),
         }
     }
 }
@@ -116,8 +116,8 @@ impl Dataset {
             }
         }
         let classes = match samples.of() {
-            Of::Tokens { vocab, .. } => Some(vocab),
-            Of::Bytes { .. } | Of::Floats => classes,
+            ValueFormat::Tokens { vocab, .. } => Some(vocab),
+            ValueFormat::Bytes { .. } | ValueFormat::Floats => classes,
         };
         Ok(Self { samples, labels, shape, input_len, len, classes })
     }
@@ -134,7 +134,7 @@ impl Dataset {
     }
 
     /// What the values are.
-    pub(crate) fn of(&self) -> Of {
+    pub(crate) fn of(&self) -> ValueFormat {
         self.samples.of()
     }
 
@@ -151,8 +151,8 @@ impl Dataset {
     /// Where samples are tokens: how many different ones there are.
     pub fn vocab(&self) -> Option<usize> {
         match self.of() {
-            Of::Tokens { vocab, .. } => Some(vocab),
-            Of::Bytes { .. } | Of::Floats => None,
+            ValueFormat::Tokens { vocab, .. } => Some(vocab),
+            ValueFormat::Bytes { .. } | ValueFormat::Floats => None,
         }
     }
 
@@ -213,9 +213,11 @@ impl Dataset {
                     labels.extend_from_slice(&all[range.start + 1..range.end + 1]);
                 }
                 Samples::File(values) => match values.of() {
-                    Of::Bytes { divisor } => put_quotients(values.bytes(range, &mut room)?, divisor, row()),
-                    Of::Floats => get_f32_le(values.bytes(range, &mut room)?, row()),
-                    Of::Tokens { .. } => {
+                    ValueFormat::Bytes { divisor } => {
+                        put_quotients(values.bytes(range, &mut room)?, divisor, row())
+                    }
+                    ValueFormat::Floats => get_f32_le(values.bytes(range, &mut room)?, row()),
+                    ValueFormat::Tokens { .. } => {
                         let bytes = values.bytes(range.start..range.end + 1, &mut room)?;
                         tokens.extend(words(&bytes[..bytes.len() - 4]));
                         labels.extend(words(&bytes[4..]));

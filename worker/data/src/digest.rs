@@ -3,7 +3,7 @@
 //! Over all values and labels, eight bytes at a time: some GB/s, far less than reading the files took. It is for mistakes (an
 //! older file on one host, another option of the reader), not against somebody who wants to deceive.
 
-use crate::values::{FileValues, Of, words};
+use crate::values::{FileValues, ValueFormat, words};
 use crate::{DataError, Dataset, Samples, Split};
 use std::fmt;
 
@@ -78,9 +78,9 @@ impl Hash {
     /// As if its values were in memory.
     fn file(&mut self, values: &FileValues) -> Result<(), DataError> {
         match values.of() {
-            Of::Bytes { divisor } => self.word(u64::from(divisor.to_bits())),
-            Of::Floats => {}
-            Of::Tokens { context, vocab } => {
+            ValueFormat::Bytes { divisor } => self.word(u64::from(divisor.to_bits())),
+            ValueFormat::Floats => {}
+            ValueFormat::Tokens { context, vocab } => {
                 self.word(context as u64);
                 self.word(vocab as u64);
             }

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::input::{self, Input, MAX_BYTES};
-use crate::values::{FileValues, Of, Source};
+use crate::values::{FileValues, Source, ValueFormat};
 use crate::{DataError, Dataset, Place, Samples, Split};
 use std::cmp::Ordering;
 use std::fs::File;
@@ -18,7 +18,7 @@ const IMAGES: u32 = 2051;
 const LABELS: u32 = 2049;
 /// What pixels are divided by, as by PyTorch's `ToTensor`.
 const WHITE: f32 = 255.0;
-const AGAIN: &str = "fetch the file again";
+const FETCH_AGAIN: &str = "fetch the file again";
 
 /// Reads the four files of a data set from a folder: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and
 /// the same with `t10k`, each plain or with `.gz`; `-idx` may be `.idx`.
@@ -116,7 +116,7 @@ fn read_pixels(path: &Path) -> Result<(Vec<u32>, Samples), DataError> {
     let file = File::open(path).map_err(read)?;
     let there = file.metadata().map_err(read)?.len().saturating_sub(at);
     check_length(&input, &dims, claimed, there)?;
-    let of = Of::Bytes { divisor: WHITE };
+    let of = ValueFormat::Bytes { divisor: WHITE };
     let values = FileValues::new(Source::Read(Arc::new(file)), Arc::from(path), at, claimed as usize, of)
         .map_err(read)?;
     Ok((dims, Samples::File(values)))
@@ -143,13 +143,13 @@ fn read_header(input: &mut Input<'_>, magic: u32) -> Result<(Vec<u32>, u64), Dat
         return Err(input.malformed(
             Place::Byte(n as u64),
             format!("the header of {need} bytes is cut off"),
-            AGAIN,
+            FETCH_AGAIN,
         ));
     }
     let dims = words[1..].to_vec();
     if let Some(zero) = dims.iter().position(|&d| d == 0) {
         let at = Place::Byte(4 + 4 * zero as u64);
-        return Err(input.malformed(at, format!("a dimension of {dims:?} is 0"), AGAIN));
+        return Err(input.malformed(at, format!("a dimension of {dims:?} is 0"), FETCH_AGAIN));
     }
     // Three u32 may not fit a u64.
     let claimed = dims.iter().fold(1u64, |a, &d| a.saturating_mul(u64::from(d)));
@@ -174,5 +174,5 @@ fn check_length(input: &Input<'_>, dims: &[u32], claimed: u64, found: u64) -> Re
         Ordering::Less => format!("the header {dims:?} promises {claimed} bytes but only {found} follow"),
         Ordering::Greater => format!("the header {dims:?} promises {claimed} bytes but more follow"),
     };
-    Err(input.malformed(end, what, AGAIN))
+    Err(input.malformed(end, what, FETCH_AGAIN))
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// What lies in the file, one value after another, numbers with the low byte first.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Of {
+pub(crate) enum ValueFormat {
     /// A byte each, divided by this.
     Bytes { divisor: f32 },
     /// `f32`.
@@ -25,7 +25,7 @@ pub(crate) enum Of {
     Tokens { context: usize, vocab: usize },
 }
 
-impl Of {
+impl ValueFormat {
     /// Bytes of a value.
     pub(crate) fn width(self) -> usize {
         match self {
@@ -60,7 +60,7 @@ pub struct FileValues {
     path: Arc<Path>,
     at: u64,
     len: usize,
-    of: Of,
+    of: ValueFormat,
 }
 
 /// The same values of the same file, as far as its name says.
@@ -72,7 +72,13 @@ impl PartialEq for FileValues {
 
 impl FileValues {
     /// `len` values from byte `at` on; they must be there.
-    pub(crate) fn new(source: Source, path: Arc<Path>, at: u64, len: usize, of: Of) -> io::Result<Self> {
+    pub(crate) fn new(
+        source: Source,
+        path: Arc<Path>,
+        at: u64,
+        len: usize,
+        of: ValueFormat,
+    ) -> io::Result<Self> {
         let end = (len as u64).checked_mul(of.width() as u64).and_then(|n| n.checked_add(at));
         let there = source.len()?;
         if end.is_none_or(|end| there < end) {
@@ -85,7 +91,7 @@ impl FileValues {
         self.len
     }
 
-    pub(crate) fn of(&self) -> Of {
+    pub(crate) fn of(&self) -> ValueFormat {
         self.of
     }
 

@@ -1,8 +1,8 @@
 //! An autoencoder: linear layers, a ReLU after every one of them, the last included, and the mean squared
 //! error against the input.
 
-use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
+use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -43,8 +43,8 @@ where
         self.stack.init(seed, params);
     }
 
-    fn takes(&self) -> Takes {
-        Takes { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
+    fn takes(&self) -> InputSpec {
+        InputSpec { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
     }
 
     fn layers(&self) -> Vec<Layer> {
@@ -67,7 +67,7 @@ where
         for part in batch.parts(EVALUATION_CHUNK) {
             self.load(device, 0, &part)?;
             let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
-            self.through(device, &mut There(params), &pass)?;
+            self.through(device, &mut WholeParams(params), &pass)?;
         }
         self.evaluated(device, batch.n)
     }

@@ -95,7 +95,7 @@ pub enum Sample {
 
 /// What a model takes: the checks of a step and of an evaluation.
 #[derive(Clone, Copy, Debug)]
-pub struct Takes {
+pub struct InputSpec {
     /// Values of the flat vector.
     pub len: usize,
     /// What a sample is.
@@ -104,7 +104,7 @@ pub struct Takes {
     pub classes: Option<usize>,
 }
 
-impl Takes {
+impl InputSpec {
     /// Whether a training step can be made of this.
     pub fn check_step(&self, params: &[f32], grads: &[f32], batch: &Batch) -> Result<(), ModelError> {
         if grads.len() != self.len {

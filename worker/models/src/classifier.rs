@@ -1,8 +1,8 @@
 //! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer perceptron.
 
-use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
-use crate::slice::{Among, NetSlice, Slice, SliceRanks};
+use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
+use crate::slice::{NetSlice, Slice, SliceMember, SliceRanks};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -27,7 +27,7 @@ enum Names {
 /// ```
 pub struct Classifier<D: Device> {
     stack: Stack<D>,
-    takes: Takes,
+    takes: InputSpec,
     classes: usize,
     names: Names,
     /// Of the input, of each layer, and of the output.
@@ -46,10 +46,10 @@ impl<D: Device> Classifier<D> {
         Self::among(widths, names, None)
     }
 
-    fn among(widths: &[usize], names: Names, among: Option<Among>) -> Result<Self, ModelError> {
+    fn among(widths: &[usize], names: Names, among: Option<SliceMember>) -> Result<Self, ModelError> {
         let (inputs, classes) = (widths[0], widths[widths.len() - 1]);
         let stack = Stack::among(widths, Activation::None, among);
-        let takes = Takes { len: stack.len(), sample: Sample::Values(inputs), classes: Some(classes) };
+        let takes = InputSpec { len: stack.len(), sample: Sample::Values(inputs), classes: Some(classes) };
         Ok(Self { stack, takes, classes, names, widths: widths.to_vec(), loaded: vec![Default::default()] })
     }
 
@@ -72,7 +72,7 @@ where
         if let Some(width) = self.widths[1..].iter().find(|w| **w < slice.of) {
             return Err(ModelError::new(format!("{} slices of a layer of width {width}", slice.of)));
         }
-        let net = Self::among(&self.widths, self.names, Some(Among { slice, ranks }))?;
+        let net = Self::among(&self.widths, self.names, Some(SliceMember { slice, ranks }))?;
         let runs = net.stack.runs(&self.widths, slice);
         Ok((Box::new(net), runs))
     }
@@ -88,7 +88,7 @@ where
         self.stack.init(seed, params);
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         self.takes
     }
 
@@ -114,7 +114,7 @@ where
         for part in batch.parts(EVALUATION_CHUNK) {
             self.load(device, 0, &part)?;
             let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
-            self.through(device, &mut There(params), &pass)?;
+            self.through(device, &mut WholeParams(params), &pass)?;
         }
         self.evaluated(device, batch.n)
     }

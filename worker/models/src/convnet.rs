@@ -11,7 +11,7 @@
 //! The running statistics are buffers. Their "gradient" is `momentum * (running - batch)`, so that subtracting
 //! it is PyTorch's update, and averaging it over workers averages the workers' statistics.
 
-use crate::batch::{Sample, Takes};
+use crate::batch::{InputSpec, Sample};
 use crate::init::Init;
 use crate::net::{Flat, Layer, Net, NetResult};
 use crate::{Batch, Evaluation, ModelError};
@@ -168,9 +168,9 @@ where
         init.uniform(self.features, &mut params[bias..bias + self.classes]);
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         let sample = Sample::Values(self.side * self.side);
-        Takes { len: self.len, sample, classes: Some(self.classes) }
+        InputSpec { len: self.len, sample, classes: Some(self.classes) }
     }
 
     /// One: its images are many, its parameters few.

@@ -62,7 +62,7 @@ impl<N: Net<CudaDevice>> Layered<N> {
         let Self { net, shelf, device, layers, .. } = self;
         shelf.begin()?;
         let ready = layers.iter().flat_map(|l| &l.params).map(|p| p.end).max().unwrap_or_default();
-        let mut back = Back { host: flat, shelf, waits: VecDeque::new(), ready, sent: 0, come: 0 };
+        let mut back = BackwardBuffers { host: flat, shelf, waits: VecDeque::new(), ready, sent: 0, come: 0 };
         let made = compute(net, device, &mut back)?;
         back.end(first)?;
         Ok(made)
@@ -70,12 +70,12 @@ impl<N: Net<CudaDevice>> Layered<N> {
 }
 
 /// Parameters on their way to the device.
-struct Forth<'a> {
+struct ForwardWeights<'a> {
     host: &'a mut dyn Weights<CpuDevice>,
     shelf: &'a mut Shelf,
 }
 
-impl Weights<CudaDevice> for Forth<'_> {
+impl Weights<CudaDevice> for ForwardWeights<'_> {
     fn params(&mut self, layer: usize) -> NetResult<&Params> {
         bring(self.host, self.shelf, layer)
     }
@@ -92,7 +92,7 @@ fn bring<'s, W: Weights<CpuDevice> + ?Sized>(
 }
 
 /// The same with the gradient on its way back.
-struct Back<'a> {
+struct BackwardBuffers<'a> {
     host: &'a mut dyn Flat<CpuDevice>,
     shelf: &'a mut Shelf,
     /// Offsets from which on the host's gradient is complete once so many parts have come.
@@ -104,13 +104,13 @@ struct Back<'a> {
     come: usize,
 }
 
-impl Weights<CudaDevice> for Back<'_> {
+impl Weights<CudaDevice> for BackwardBuffers<'_> {
     fn params(&mut self, layer: usize) -> NetResult<&Params> {
         bring(&mut *self.host, self.shelf, layer)
     }
 }
 
-impl Flat<CudaDevice> for Back<'_> {
+impl Flat<CudaDevice> for BackwardBuffers<'_> {
     fn layer(&mut self, layer: usize) -> NetResult<(&Params, &mut Gradient)> {
         bring(&mut *self.host, self.shelf, layer)?;
         self.take(layer, false)?;
@@ -129,7 +129,7 @@ impl Flat<CudaDevice> for Back<'_> {
     }
 }
 
-impl Back<'_> {
+impl BackwardBuffers<'_> {
     /// What has come of the gradient is the host's. `layer` is in hand.
     fn take(&mut self, layer: usize, all: bool) -> NetResult {
         while let Some(come) = self.shelf.come(all)? {
@@ -232,7 +232,7 @@ impl<N: Net<CudaDevice>> Model for Layered<N> {
         batch: &Batch,
         input: Option<&[f32]>,
     ) -> Result<Forward, ModelError> {
-        let mut forth = Forth { host: weights, shelf: &mut self.shelf };
+        let mut forth = ForwardWeights { host: weights, shelf: &mut self.shelf };
         forward_pass(&mut self.net, &mut self.device, &mut forth, pass, (batch, input))
     }
 

@@ -33,7 +33,7 @@ mod stages;
 mod transformer;
 
 pub use autoencoder::Autoencoder;
-pub use batch::{Batch, Evaluation, ModelError, Sample, Takes};
+pub use batch::{Batch, Evaluation, InputSpec, ModelError, Sample};
 pub use classifier::Classifier;
 pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;

@@ -3,7 +3,7 @@
 
 use crate::{
     Batch, Evaluation, Model, ModelError,
-    batch::Takes,
+    batch::InputSpec,
     slice::{NetSlice, Slice, SliceRanks, Sliced},
 };
 use paraft_common::layout::TensorSpec;
@@ -98,28 +98,28 @@ pub trait Flat<D: Buffers>: Weights<D> {
 }
 
 /// Parameters that are all there.
-pub(crate) struct There<'a, D: Buffers>(pub &'a D::Params);
+pub(crate) struct WholeParams<'a, D: Buffers>(pub &'a D::Params);
 
-impl<D: Buffers> Weights<D> for There<'_, D> {
+impl<D: Buffers> Weights<D> for WholeParams<'_, D> {
     fn params(&mut self, _: usize) -> NetResult<&D::Params> {
         Ok(self.0)
     }
 }
 
 /// Both vectors whole.
-pub(crate) struct Whole<'a, 'r, D: Buffers> {
+pub(crate) struct WholeVectors<'a, 'r, D: Buffers> {
     pub params: &'a D::Params,
     pub grads: &'a mut D::Grads,
     pub ready: &'a mut Ready<'r, D>,
 }
 
-impl<D: Buffers> Weights<D> for Whole<'_, '_, D> {
+impl<D: Buffers> Weights<D> for WholeVectors<'_, '_, D> {
     fn params(&mut self, _: usize) -> NetResult<&D::Params> {
         Ok(self.params)
     }
 }
 
-impl<D: Buffers> Flat<D> for Whole<'_, '_, D> {
+impl<D: Buffers> Flat<D> for WholeVectors<'_, '_, D> {
     fn layer(&mut self, _: usize) -> NetResult<(&D::Params, &mut D::Grads)> {
         Ok((self.params, self.grads))
     }
@@ -136,7 +136,7 @@ pub trait Net<D: Device>: Send {
     /// See [`Model::init`].
     fn init(&self, seed: u64, params: &mut [f32]);
     /// What batches must be like.
-    fn takes(&self) -> Takes;
+    fn takes(&self) -> InputSpec;
     /// What is computed at once, in the order of the forward pass.
     fn layers(&self) -> Vec<Layer>;
     /// Brings a training batch to the device.
@@ -197,7 +197,7 @@ impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
         (**self).init(seed, params);
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         (**self).takes()
     }
 
@@ -291,7 +291,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
             Ok(())
         };
         self.net.load(&mut self.device, 0, batch)?;
-        self.net.step(&mut self.device, &mut Whole { params, grads, ready: &mut ready }, batch.n)?;
+        self.net.step(&mut self.device, &mut WholeVectors { params, grads, ready: &mut ready }, batch.n)?;
         Ok(self.net.loss(&mut self.device)?)
     }
 

@@ -12,8 +12,8 @@ use paraft_common::{
     optim::{self, Hyper, OptimizerConfig, norm_factor},
 };
 use paraft_compute::cuda::{
-    CudaDevice, CudaOptions, Gradient, Inbox, Nccl, Outbox, Parcel, PinnedBytes, Precision, Rule, Slots,
-    StepResult, UniqueId, Update, Wire,
+    CudaDevice, CudaOptions, Gradient, GradientPart, Inbox, Nccl, Outbox, PinnedBytes, Precision, Rule,
+    Slots, StepResult, UniqueId, Update, Wire,
 };
 use paraft_compute::{DeviceError, device::Losses};
 use std::{collections::VecDeque, ops::Range, sync::Arc};
@@ -111,7 +111,7 @@ const GOOD_STEPS: u32 = 2_000;
 
 /// Values of the parts that a group reduces in one collective, unless one part alone has more: to begin one takes about as long as
 /// to reduce a mebibyte, and what waits for the end of a long one could be on its way to the host.
-const REDUCED_AT_ONCE: usize = 2 << 20;
+const REDUCE_VALUES: usize = 2 << 20;
 
 /// A net on a GPU.
 pub struct OnCuda<N> {
@@ -327,13 +327,13 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
     ) -> Result<f32, ModelError> {
         self.net.takes().check_step_batch(batch)?;
         self.pending = None;
-        let mut parcels: VecDeque<(usize, Parcel)> = VecDeque::with_capacity(parts.len());
+        let mut parcels: VecDeque<(usize, GradientPart)> = VecDeque::with_capacity(parts.len());
         let mut next = parts.len();
         let group = self.device.group().cloned();
         let mut send = |outbox: &mut Outbox, offset: usize, gradient: &Gradient| {
             let complete = parts[..next].partition_point(|p| p.range.start < offset)..next;
             next = complete.start;
-            for run in runs(parts, complete, REDUCED_AT_ONCE) {
+            for run in runs(parts, complete, REDUCE_VALUES) {
                 if let Some(group) = &group {
                     let range = parts[run.start].range.start..parts[run.end - 1].range.end;
                     outbox.reduce(gradient, range, group)?;
@@ -387,7 +387,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             reduce(&mut self.outbox, 0, &self.gradient)?;
         } else {
             // The same on all ranks, whether they begin graphs or not. Alone nothing leaves.
-            let behind = (1..).map(|i| i * REDUCED_AT_ONCE).take_while(|b| *b < len).map(|b| len - b);
+            let behind = (1..).map(|i| i * REDUCE_VALUES).take_while(|b| *b < len).map(|b| len - b);
             let mut cuts: Vec<usize> = behind.chain([0]).filter(|_| group.is_some()).collect();
             cuts.reverse();
             self.begin(batch, &Cuts(cuts), &mut reduce)?;

@@ -4,11 +4,11 @@
 //! What is written down ends where a part of the gradient has to leave: in between the host has its turn, as it has in a
 //! step that is not written down. So the two are the same work in the same order, and the same bits.
 
-use crate::net::{Net, NetResult, Whole};
+use crate::net::{Net, NetResult, WholeVectors};
 use paraft_compute::cuda::{CudaDevice, Gradient, Graph, Params, Recording};
 
 /// Shapes, with either buffer of parameters, that are kept at most; others are not written down.
-const MOST: usize = 8;
+const MAX_SHAPES: usize = 8;
 
 /// Where a backward pass lets go of what is ready of the gradient: where it has come past one more of these offsets, which rise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,12 +88,12 @@ impl Replays {
         let known = self.kept.iter().position(|r| r.shape == shape && r.params == at);
         let known = match known {
             None if !self.seen.contains(&shape) => {
-                if self.seen.len() < MOST {
+                if self.seen.len() < MAX_SHAPES {
                     self.seen.push(shape);
                 }
                 None
             }
-            None if self.kept.len() < 2 * MOST && !self.refused.contains(&shape) => {
+            None if self.kept.len() < 2 * MAX_SHAPES && !self.refused.contains(&shape) => {
                 match record(net, device, params, gradient, samples, cuts) {
                     Ok(pieces) => {
                         let step_values = device.step_values();
@@ -137,7 +137,7 @@ fn eager<N: Net<CudaDevice>>(
     let mut ready = |offset: usize, gradient: &Gradient| {
         if cuts.past(&mut left, offset) { ready(offset, gradient) } else { Ok(()) }
     };
-    net.step(device, &mut Whole { params, grads: gradient, ready: &mut ready }, samples)
+    net.step(device, &mut WholeVectors { params, grads: gradient, ready: &mut ready }, samples)
 }
 
 /// Writes a step down; nothing of it is done.
@@ -160,7 +160,7 @@ fn record<N: Net<CudaDevice>>(
         }
         Ok(())
     };
-    net.step(device, &mut Whole { params, grads: gradient, ready: &mut ready }, samples)?;
+    net.step(device, &mut WholeVectors { params, grads: gradient, ready: &mut ready }, samples)?;
     pieces.push((open.take().map_or(Ok(None), Recording::end)?, None));
     Ok(pieces)
 }

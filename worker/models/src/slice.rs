@@ -99,15 +99,15 @@ pub type NetSlice<D> = (Box<dyn Net<D>>, Vec<Run>);
 pub fn layers_of_slice(model: &dyn Model, of: usize) -> Result<Vec<Layer>, ModelError> {
     match of {
         1 => Ok(model.layers()),
-        _ => Ok(model.slice(Slice { at: 0, of }, Arc::new(Nobody))?.model.layers()),
+        _ => Ok(model.slice(Slice { at: 0, of }, Arc::new(NoRanks))?.model.layers()),
     }
 }
 
 /// Of a slice that computes nothing.
 #[derive(Debug)]
-struct Nobody;
+struct NoRanks;
 
-impl SliceRanks for Nobody {
+impl SliceRanks for NoRanks {
     fn gather(&self, _: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
         Err(DeviceError::Group("a slice without the others".into()))
     }
@@ -166,12 +166,12 @@ impl Runs {
 
 /// A slice with those who have the others.
 #[derive(Clone, Debug)]
-pub(crate) struct Among {
+pub(crate) struct SliceMember {
     pub slice: Slice,
     pub ranks: Arc<dyn SliceRanks>,
 }
 
-impl Among {
+impl SliceMember {
     /// Each value becomes the sum over the slices.
     pub fn sum<D: Device>(&self, d: &mut D, values: &mut D::Values) -> NetResult {
         let sum = self.sum_of(&d.read(values)?)?;
@@ -218,7 +218,7 @@ impl Among {
     }
 }
 
-impl Among {
+impl SliceMember {
     /// Softmax and cross-entropy over the classes of all slices, of which this one has `classes`: `logits` is `[rows, classes]`, and becomes the
     /// gradient of the mean loss.
     pub fn cross_entropy(
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use crate::{
         Batch, DataShape, Evaluation, Forward, ModelConfig, Pass, Sample,
-        net::{There, Whole},
+        net::{WholeParams, WholeVectors},
     };
     use std::{
         sync::{Barrier, Mutex},
@@ -292,9 +292,9 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct Seat(Arc<Table>, usize);
+    struct ThreadRank(Arc<Table>, usize);
 
-    impl SliceRanks for Seat {
+    impl SliceRanks for ThreadRank {
         fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
             let Self(table, at) = self;
             table.parts.lock().expect("no panic")[*at] = own.to_vec();
@@ -307,7 +307,7 @@ mod tests {
 
     fn seats(of: usize) -> Vec<Arc<dyn SliceRanks>> {
         let table = Arc::new(Table { parts: Mutex::new(vec![Vec::new(); of]), meets: Barrier::new(of) });
-        (0..of).map(|at| Arc::new(Seat(table.clone(), at)) as Arc<dyn SliceRanks>).collect()
+        (0..of).map(|at| Arc::new(ThreadRank(table.clone(), at)) as Arc<dyn SliceRanks>).collect()
     }
 
     fn tokens(n: usize, time: usize, vocab: usize) -> Batch {
@@ -347,7 +347,7 @@ mod tests {
             for layers in &cuts {
                 let pass = Pass { layers: layers.clone(), slot: 0, n: batch.n, evaluates };
                 match model
-                    .forward_pass(&mut There(&local[..]), &pass, batch, edge.as_deref())
+                    .forward_pass(&mut WholeParams(&local[..]), &pass, batch, edge.as_deref())
                     .expect("forward")
                 {
                     Forward::Edge(values) => edge = Some(values),
@@ -362,7 +362,7 @@ mod tests {
         for layers in cuts.iter().rev() {
             let pass = Pass { layers: layers.clone(), slot: 0, n: batch.n, evaluates: false };
             let mut ready = |_: usize, _: &[f32]| Ok(());
-            let mut flat = Whole { params: &local[..], grads: &mut grads[..], ready: &mut ready };
+            let mut flat = WholeVectors { params: &local[..], grads: &mut grads[..], ready: &mut ready };
             edge = sliced.model.backward_pass(&mut flat, &pass, edge.as_deref()).expect("back");
         }
         // Nothing of a step is in the sums of an evaluation.

@@ -3,7 +3,7 @@
 
 use crate::init::Init;
 use crate::net::{Flat, Layer as Piece, NetResult, Pass, Weights};
-use crate::slice::{Among, Run, Runs, Slice};
+use crate::slice::{Run, Runs, Slice, SliceMember};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
@@ -68,7 +68,7 @@ pub(crate) struct Stack<D: Device> {
     /// Gradients of a layer's output and of its input, in turn.
     deltas: [D::Values; 2],
     /// The slice that it is, with the others.
-    among: Option<Among>,
+    among: Option<SliceMember>,
     /// Of a slice's part of what all get.
     scratch: D::Values,
 }
@@ -80,7 +80,7 @@ impl<D: Device> Stack<D> {
     }
 
     /// A slice of it, where that is given.
-    pub fn among(widths: &[usize], last: Activation, among: Option<Among>) -> Self {
+    pub fn among(widths: &[usize], last: Activation, among: Option<SliceMember>) -> Self {
         let mut offset = 0;
         let mut layers = Vec::with_capacity(widths.len());
         for (i, pair) in widths.windows(2).enumerate() {

@@ -17,12 +17,12 @@ mod places;
 
 use crate::{
     Batch, Evaluation, ModelError,
-    batch::{Sample, Takes},
+    batch::{InputSpec, Sample},
     init::Init,
-    net::{Flat, Layer, Net, NetResult, Pass, There, Weights},
-    slice::{Among, NetSlice, Run, Slice, SliceRanks},
+    net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams},
+    slice::{NetSlice, Run, Slice, SliceMember, SliceRanks},
 };
-use block::{Back, Room, block_backward, block_forward};
+use block::{BackwardBuffers, BlockActivations, block_backward, block_forward};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
@@ -72,7 +72,7 @@ struct Slot<D: Device> {
     /// The inputs of the blocks, and of the last norm.
     inputs: Vec<D::Values>,
     /// One for each block, or one for all.
-    rooms: Vec<Room<D>>,
+    rooms: Vec<BlockActivations<D>>,
     normed: D::Values,
     stats: D::Floats,
     logits: D::Values,
@@ -86,7 +86,7 @@ impl<D: Device> Slot<D> {
             labels: Default::default(),
             host_labels: Vec::new(),
             inputs: (0..=s.layers).map(|_| Default::default()).collect(),
-            rooms: (0..rooms).map(|_| Room::default()).collect(),
+            rooms: (0..rooms).map(|_| BlockActivations::default()).collect(),
             normed: Default::default(),
             stats: Default::default(),
             logits: Default::default(),
@@ -104,9 +104,9 @@ pub struct Transformer<D: Device> {
     places: Places,
     /// From one.
     slots: Vec<Slot<D>>,
-    back: Back<D>,
+    back: BackwardBuffers<D>,
     /// The slice that it is, with the others.
-    among: Option<Among>,
+    among: Option<SliceMember>,
     /// In a slice, over the classes of all slices: of an evaluation.
     sums: Sums,
     /// Likewise the mean loss of a step's last pass.
@@ -131,12 +131,12 @@ impl<D: Device> Transformer<D> {
                 slice.of, shape.heads, shape.vocab
             )));
         }
-        let net = Self::among(shape, Some(Among { slice, ranks }))?;
+        let net = Self::among(shape, Some(SliceMember { slice, ranks }))?;
         let runs = net.places.runs(shape, slice);
         Ok((net, runs))
     }
 
-    fn among(shape: TransformerShape, among: Option<Among>) -> Result<Self, ModelError> {
+    fn among(shape: TransformerShape, among: Option<SliceMember>) -> Result<Self, ModelError> {
         let TransformerShape { time, vocab, layers, heads, width, .. } = shape;
         if [time, vocab, layers, heads, width].contains(&0) {
             return Err(ModelError::new(format!(
@@ -156,7 +156,7 @@ impl<D: Device> Transformer<D> {
             sums: Sums::default(),
             loss: 0.0,
             slots: vec![Slot::new(shape)],
-            back: Back {
+            back: BackwardBuffers {
                 next: Default::default(),
                 hidden: Default::default(),
                 normed: Default::default(),
@@ -359,9 +359,9 @@ where
         }
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         let TransformerShape { time, vocab, .. } = self.shape;
-        Takes { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
+        InputSpec { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
     }
 
     /// The embeddings, each block, and the last norm with the head, whose weight is the tokens' embedding.
@@ -376,7 +376,7 @@ where
         let (edge, attended, hidden) = (s.time * s.width, s.time * inner, s.time * hidden);
         let block = 4.0 * width * (2.0 * attended as f64 + hidden as f64) + 4.0 * time * attended as f64;
         let logits = 2.0 * time * width * vocab as f64;
-        // Beside its result, a block keeps what [`Room`] has: norms, attention, the two inner linear layers; on its way back it uses [`Back`].
+        // Beside its result, a block keeps what [`BlockActivations`] has: norms, attention, the two inner linear layers; on its way back it uses [`BackwardBuffers`].
         let room = 5 * edge + 4 * attended + 2 * hidden + s.time * (heads + 4);
         let back = 3 * edge + 4 * attended + hidden;
         let (keeps, works) = if s.checkpoint_activations { (edge, room + back) } else { (edge + room, back) };
@@ -453,7 +453,7 @@ where
         let most = (1024 / self.shape.time).max(1);
         for part in batch.parts(most) {
             self.load_tokens(d, 0, &part)?;
-            self.infer(d, &mut There(params), part.n)?;
+            self.infer(d, &mut WholeParams(params), part.n)?;
             let (rows, slot) = (part.n * self.shape.time, &self.slots[0]);
             d.cross_entropy_sum(rows, self.shape.vocab, &slot.logits, &slot.labels)?;
         }

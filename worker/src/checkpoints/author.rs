@@ -34,7 +34,7 @@ pub(crate) struct Author {
 }
 
 /// A checkpoint's folder, the bytes of its bulk, and what names the job to the control group.
-pub(super) type Made = (PathBuf, u64, u64);
+pub(super) type SavedCheckpoint = (PathBuf, u64, u64);
 
 /// Why a checkpoint was not made.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +89,7 @@ impl Author {
         step: Step,
         epochs: Option<u64>,
         rates: Vec<f64>,
-    ) -> Result<Made, Failed> {
+    ) -> Result<SavedCheckpoint, Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
         let sections =
             CheckpointParts::open(&self.servers, self.shards, self.transport, &self.server_job, step);
@@ -107,7 +107,7 @@ impl Author {
         step: Step,
         epochs: Option<u64>,
         rates: Vec<f64>,
-    ) -> Result<Made, Failed> {
+    ) -> Result<SavedCheckpoint, Failed> {
         let slots = self.server_job.slot_names();
         let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
         let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];

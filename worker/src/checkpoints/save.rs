@@ -5,8 +5,8 @@
 
 use super::{
     Author, Checkpoints,
-    author::{Failed, Made, runtime},
-    desk::Order,
+    author::{Failed, SavedCheckpoint, runtime},
+    checkpoint_thread::Order,
     due,
 };
 use crate::{WorkerError, job::CheckpointConfig, worker::Plan};
@@ -22,12 +22,12 @@ use std::{
 
 /// So often a shard that has no image yet is asked again; a worker of higher rank waits longer, so that of two that have some of the
 /// images each one gets all of them.
-const ASK_AGAIN: Duration = Duration::from_millis(20);
+const RETRY_DELAY: Duration = Duration::from_millis(20);
 /// Who waits looks so often whether it was interrupted.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What the thread is asked for.
-pub(super) struct Save {
+pub(super) struct SaveTask {
     /// None: where the job's checkpoints go.
     pub folder: Option<Folder>,
     /// At which the step before went.
@@ -58,9 +58,9 @@ impl Checkpoints {
         let (asker, told) = mpsc::channel();
         let folder = folder.map(Folder::new);
         self.waiting.fetch_add(1, SeqCst);
-        self.send(Order::Save(step, Save { folder, rates: rates.to_vec(), asker }));
+        self.send(Order::SaveTask(step, SaveTask { folder, rates: rates.to_vec(), asker }));
         loop {
-            match told.recv_timeout(LOOK) {
+            match told.recv_timeout(POLL_INTERVAL) {
                 Ok(saved) => return saved,
                 Err(mpsc::RecvTimeoutError::Timeout) if interrupt.is_set() => {
                     return Err(WorkerError::Interrupted);
@@ -75,7 +75,7 @@ impl Checkpoints {
 }
 
 impl Author {
-    pub(super) fn save(&self, folder: &Folder, step: Step, rates: &[f64]) -> Result<Made, Failed> {
+    pub(super) fn save(&self, folder: &Folder, step: Step, rates: &[f64]) -> Result<SavedCheckpoint, Failed> {
         let began = Instant::now();
         let runtime = runtime().map_err(Failed::Runtime)?;
         loop {
@@ -92,7 +92,7 @@ impl Author {
             match tried {
                 // A leader was lost, or another's image is in the way.
                 Err(Failed::Fetch(_)) if began.elapsed() < self.timeout => {
-                    thread::sleep(ASK_AGAIN * (1 + self.worker.0 % 8));
+                    thread::sleep(RETRY_DELAY * (1 + self.worker.0 % 8));
                 }
                 tried => return tried,
             }

@@ -5,15 +5,15 @@
 //! - `step`: a step, an evaluation. `stages`: pulls of ranks that have a stage each. `follow`: what a rank does that doesn't lead.
 //! - `regroup`: a group that broke.
 
-mod broke;
 mod follow;
 mod regroup;
 mod stages;
 mod step;
+mod step_error;
 
-pub(crate) use broke::Broke;
-pub(crate) use follow::Follows;
-pub(crate) use step::{Stepped, incomplete};
+pub(crate) use follow::FollowerSteps;
+pub(crate) use step::{StepLoss, incomplete};
+pub(crate) use step_error::StepError;
 
 use crate::{
     group::{ControlMessage, Ranks},
@@ -163,7 +163,7 @@ impl<'a> Engine<'a> {
     }
 
     /// These weights of the leader's are new: all ranks get them.
-    fn share(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
+    fn share(&mut self, ranges: &[Range<usize>]) -> Result<(), StepError> {
         if let Some(done) = self.local.as_ref().and_then(|l| l.done) {
             if let Some(ranks) = &self.ranks {
                 ranks.say(&ControlMessage::State(done))?;
@@ -177,7 +177,7 @@ impl<'a> Engine<'a> {
     }
 
     /// After [`ControlMessage::Weights`], on every rank.
-    fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
+    fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), StepError> {
         match (&mut self.memory, &mut self.ranks) {
             (Memory::Host { .. }, None) | (Memory::Streamed(_) | Memory::Stage(_), _) => Ok(()),
             (Memory::Host { weights, .. }, Some(ranks)) => Ok(ranks.reducer()?.broadcast(weights, ranges)?),
@@ -186,7 +186,7 @@ impl<'a> Engine<'a> {
     }
 
     /// After [`ControlMessage::State`], on every rank.
-    fn take_state(&mut self, done: Step) -> Result<(), Broke> {
+    fn take_state(&mut self, done: Step) -> Result<(), StepError> {
         let (Some(local), Some(ranks)) = (&mut self.local, &mut self.ranks) else {
             return Err(GroupError::Broken("its ranks are of different jobs".into()).into());
         };

@@ -1,16 +1,16 @@
 //! A group that broke, or that somebody wants to be taken into: it is formed anew, and everyone in it has what it needs to go on.
 
-use super::{Broke, Engine, Memory, broke::blame};
+use super::{Engine, Memory, StepError, step_error::blame};
 use crate::{group::ControlMessage, worker::WorkerError};
 
 impl Engine<'_> {
     /// Sees whether the group is to blame for what went wrong, and if so forms it anew: smaller, or with somebody else in it.
     /// Everyone has this rank's weights then.
-    pub(super) fn recover(&mut self, why: Broke) -> Result<(), WorkerError> {
+    pub(super) fn recover(&mut self, why: StepError) -> Result<(), WorkerError> {
         let Some(ranks) = &mut self.ranks else {
             return Err(match why {
-                Broke::Other(e) => e,
-                Broke::Group(e) => WorkerError::Job(e.to_string()),
+                StepError::Other(e) => e,
+                StepError::Group(e) => WorkerError::Job(e.to_string()),
             });
         };
         let why = blame(ranks, why)?;
@@ -41,7 +41,7 @@ impl Engine<'_> {
     }
 
     /// In a new group that this rank leads: everyone has what it needs to go on.
-    fn regroup(&mut self) -> Result<(), Broke> {
+    fn regroup(&mut self) -> Result<(), StepError> {
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             let all = 0..self.len();
             return self.share(std::slice::from_ref(&all));

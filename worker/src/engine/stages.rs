@@ -1,6 +1,6 @@
 //! Ranks that have a stage of the model each: all of them pull, each its own.
 
-use super::{Broke, Engine, Memory, alone_only};
+use super::{Engine, Memory, StepError, alone_only};
 use crate::{group::ControlMessage, stage::further, worker::WorkerError};
 use paraft_client::{Client, Pull, Pulled};
 
@@ -26,7 +26,7 @@ impl Engine<'_> {
     }
 
     /// Behind a step that another one is behind: each rank pulls by itself, and so does this one. `None`: there is none.
-    fn pull_behind(&mut self, client: &mut Client, pull: &Pull) -> Result<Option<Pulled>, Broke> {
+    fn pull_behind(&mut self, client: &mut Client, pull: &Pull) -> Result<Option<Pulled>, StepError> {
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             return Ok(None);
         };
@@ -39,7 +39,7 @@ impl Engine<'_> {
         Ok(Some(pulled))
     }
 
-    fn pull_together(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, Broke> {
+    fn pull_together(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, StepError> {
         self.is_between_steps()?;
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             return Err(alone_only().into());
@@ -66,7 +66,7 @@ impl Engine<'_> {
     }
 
     /// What the group's leader says is heard where no next step is under way. If one is, nothing comes of it.
-    pub(super) fn is_between_steps(&self) -> Result<(), Broke> {
+    pub(super) fn is_between_steps(&self) -> Result<(), StepError> {
         match (&self.memory, &self.ranks) {
             (Memory::Stage(stage), Some(ranks)) if stage.is_going() => {
                 Err(ranks.break_up("its leader does something else than the next step").into())
@@ -81,7 +81,7 @@ impl Engine<'_> {
             let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
                 return Ok(());
             };
-            let gathered = ranks.say(&ControlMessage::Gather).map_err(Broke::from);
+            let gathered = ranks.say(&ControlMessage::Gather).map_err(StepError::from);
             match gathered.and_then(|()| stage.gather(ranks.lines()?)) {
                 Ok(()) => return Ok(()),
                 Err(e) => self.recover(e)?,

@@ -1,11 +1,11 @@
 //! A step, and an evaluation.
 
-use super::{Broke, Engine, Memory, alone_only, gone};
+use super::{Engine, Memory, StepError, alone_only, gone};
 use crate::{
     exchange::PushParts,
-    group::{ControlMessage, Ranks, Together},
+    group::{ControlMessage, GroupResult, Ranks},
     stage::Batches,
-    streamed::{Going, Stopped},
+    streamed::{StreamError, StreamedStep},
     worker::WorkerError,
 };
 use paraft_client::Client;
@@ -14,7 +14,7 @@ use paraft_models::{Batch, DeviceError, Evaluation, Model, ModelError, Part};
 
 /// A step that was made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Stepped {
+pub(crate) struct StepLoss {
     /// Mean over the group's ranks.
     pub loss: f32,
     /// Of all ranks.
@@ -28,15 +28,15 @@ impl Engine<'_> {
         client: &mut Client,
         step: Step,
         batch: &Batch,
-    ) -> Result<Stepped, Stopped> {
+    ) -> Result<StepLoss, StreamError> {
         let Memory::Streamed(streamed) = &mut self.memory else {
-            return Err(Stopped::Failed(ModelError::new("it is not streamed").into()));
+            return Err(StreamError::Failed(ModelError::new("it is not streamed").into()));
         };
         let mut push = PushParts::new(client, step, batch.n);
-        let mut going = Going::new(streamed, &mut push);
+        let mut going = StreamedStep::new(streamed, &mut push);
         let made = self.model.step_by_layers(&mut going, batch).map_err(WorkerError::from);
         let loss = going.end(made)?;
-        Ok(Stepped { loss, samples: batch.n as u64 })
+        Ok(StepLoss { loss, samples: batch.n as u64 })
     }
 
     /// One step, its gradient pushed bucket by bucket. Behind its minibatch comes that of the next, where there is one.
@@ -45,7 +45,7 @@ impl Engine<'_> {
         client: &mut Client,
         step: Step,
         batches: Batches<'_>,
-    ) -> Result<Stepped, WorkerError> {
+    ) -> Result<StepLoss, WorkerError> {
         let samples = batches.0.n * self.sharers().1;
         let mut push = PushParts::new(client, step, samples);
         loop {
@@ -58,7 +58,7 @@ impl Engine<'_> {
     }
 
     /// One step, applied on every rank. Done again where the group breaks: what the leader has is what counts.
-    pub fn step_alone(&mut self, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
+    pub fn step_alone(&mut self, step: Step, batch: &Batch) -> Result<StepLoss, WorkerError> {
         loop {
             match self.announce(step).and_then(|()| self.make_step(step, (batch, None), None)) {
                 Ok(stepped) => return Ok(stepped),
@@ -72,13 +72,13 @@ impl Engine<'_> {
         step: Step,
         batches: Batches<'_>,
         push: &mut PushParts<'_>,
-    ) -> Result<Stepped, Broke> {
+    ) -> Result<StepLoss, StepError> {
         push.begin();
         self.announce(step)?;
         self.make_step(step, batches, Some(push))
     }
 
-    fn announce(&mut self, step: Step) -> Result<(), Broke> {
+    fn announce(&mut self, step: Step) -> Result<(), StepError> {
         if let Some(ranks) = &self.ranks {
             ranks.begins(step);
         }
@@ -104,7 +104,7 @@ impl Engine<'_> {
         step: Step,
         batches: Batches<'_>,
         mut push: Option<&mut PushParts<'_>>,
-    ) -> Result<Stepped, Broke> {
+    ) -> Result<StepLoss, StepError> {
         let batch = batches.0;
         let loss = match &mut self.memory {
             Memory::Host { weights, gradients } => {
@@ -128,7 +128,7 @@ impl Engine<'_> {
                 }
                 stage.made(step);
                 let samples = batch.n * stage.meshes().1;
-                return Ok(Stepped { loss: loss[0] as f32, samples: samples as u64 });
+                return Ok(StepLoss { loss: loss[0] as f32, samples: samples as u64 });
             }
             Memory::Device if self.local.is_some() => {
                 self.model.resident().ok_or_else(gone)?.step_local(batch)?
@@ -158,7 +158,7 @@ impl Engine<'_> {
                 }
             }
         }
-        Ok(Stepped { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
+        Ok(StepLoss { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
     }
 
     /// The gradient of a minibatch at weights that are not the pulled ones, and its loss; nothing is pushed. For a worker that
@@ -187,8 +187,8 @@ impl Engine<'_> {
                 let lines = ranks.lines().map_err(DeviceError::from)?;
                 match stage.evaluate(self.model, lines, batch) {
                     Ok(e) => Ok(e),
-                    Err(Broke::Group(e)) => Err(DeviceError::from(e).into()),
-                    Err(Broke::Other(e)) => Err(ModelError::new(e.to_string())),
+                    Err(StepError::Group(e)) => Err(DeviceError::from(e).into()),
+                    Err(StepError::Other(e)) => Err(ModelError::new(e.to_string())),
                 }
             }
             Memory::Device => self.model.resident().ok_or_else(gone)?.evaluate_resident(batch),
@@ -205,7 +205,7 @@ impl Engine<'_> {
         loop {
             let mut said = self.is_between_steps();
             if let (Ok(()), Some(ranks)) = (&said, &self.ranks) {
-                said = ranks.say(&ControlMessage::Evaluate { epoch, share }).map_err(Broke::Group);
+                said = ranks.say(&ControlMessage::Evaluate { epoch, share }).map_err(StepError::Group);
             }
             match said.and_then(|()| self.sum_evaluation(share, &mut own)) {
                 Ok(e) => return Ok(e),
@@ -219,7 +219,7 @@ impl Engine<'_> {
         &mut self,
         share: Share,
         own: &mut impl FnMut(&mut Self, Share) -> Result<Evaluation, WorkerError>,
-    ) -> Result<Evaluation, Broke> {
+    ) -> Result<Evaluation, StepError> {
         let (place, of) = self.sharers();
         let e = own(self, share.part(place as u32, of as u32))?;
         let Some(ranks) = &self.ranks else { return Ok(e) };
@@ -269,10 +269,10 @@ fn together(
     batch: &Batch,
     to: &mut dyn FnMut(usize, &[f32]),
     ranks: &mut Ranks,
-) -> Result<f32, Broke> {
+) -> Result<f32, StepError> {
     let reducer = ranks.reducer()?;
     let mut next = parts.len();
-    let mut broke: Together = Ok(());
+    let mut broke: GroupResult = Ok(());
     let mut ready = |offset: usize, gradients: &[f32]| {
         while next > 0 && parts[next - 1].range.start >= offset {
             next -= 1;

@@ -21,19 +21,19 @@ mod whole;
 
 pub(crate) use step::Batches;
 
-use crate::{engine::Broke, group::Ranks, worker::WorkerError};
+use crate::{engine::StepError, group::Ranks, worker::WorkerError};
 use paraft_client::{Client, Places, Pull, Pulled, Shares, address};
 use paraft_common::{BucketId, Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Slice, Stages};
-use place::{Cut, Place};
-use slices::{Alike, Dealing, pages};
+use place::{ModelSplit, Place};
+use slices::{SharedPull, StageReplicas, pages};
 use std::{
     ops::{Deref, DerefMut, Range},
     path::{Path, PathBuf},
 };
-use step::{Going, Slots};
+use step::{Slots, StartedMinibatch};
 use sums::put;
 
 /// Kinds of messages between stages.
@@ -43,20 +43,20 @@ const LENT: u32 = 3;
 const LENT_GRADIENT: u32 = 4;
 const FINAL: u32 = 5;
 /// What was sent has been taken: as many may follow.
-const TAKEN: u32 = 6;
+const RECEIVED: u32 = 6;
 /// Of a step that others are still in.
 const LOSS: u32 = 7;
-const GOES_ON: u32 = 8;
+const CONTINUES: u32 = 8;
 /// Between the ranks with the same stages: weights, gradients, and what slices compute with each other.
-const DEAL: u32 = 9;
+const DISTRIBUTE: u32 = 9;
 const JOIN: u32 = 10;
 const SLICES: u32 = 11;
-const DEALT: u32 = 12;
+const DISTRIBUTED: u32 = 12;
 /// Between those who speak with servers.
 const NORM: u32 = 13;
 
 /// Messages that nobody has taken: in an evaluation, of gradients of the same stage, and of final weights.
-const AHEAD: usize = 8;
+const MAX_UNREAD: usize = 8;
 
 /// What a rank that does not lead does to speak with the shards of these stages: a session, and the step that it goes on from. With `false`
 /// it brings no initial weights.
@@ -69,7 +69,7 @@ pub(crate) struct Stage<'a> {
     /// In how many slices each stage is cut, and how many meshes there are, where there are as many ranks.
     tensor: usize,
     meshes: usize,
-    alike: Option<Alike>,
+    alike: Option<StageReplicas>,
     schedule: PipelineSchedule,
     /// By the norm of the whole gradient, which is that of several stages.
     clips: bool,
@@ -109,7 +109,7 @@ pub(crate) struct Stage<'a> {
     /// A pull was broken off when it had brought something: the rest would be all that the next one brings, which has it for others too.
     spoiled: bool,
     /// The next step, where it is under way.
-    going: Option<Going>,
+    going: Option<StartedMinibatch>,
     slots: Slots,
     /// Weights that come, and are not needed yet.
     asked: Option<Pull>,
@@ -174,7 +174,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The weights of this rank's stages from the servers, also to those with the same stages.
-    pub fn pull_by(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, Broke> {
+    pub fn pull_by(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, StepError> {
         self.pull_with(client, pull, None)
     }
 
@@ -184,10 +184,10 @@ impl<'a> Stage<'a> {
         client: &mut Client,
         pull: Pull,
         shares: Option<&mut Shares<'_>>,
-    ) -> Result<Pulled, Broke> {
+    ) -> Result<Pulled, StepError> {
         let buffer = address(&self.weights);
         let weights = (&self.buckets[..], &mut self.weights.values[..]);
-        let mut dealing = Dealing::new(self.alike.as_mut(), weights);
+        let mut dealing = SharedPull::new(self.alike.as_mut(), weights);
         let pulled = client.pull_parts(pull, buffer, &mut dealing, shares)?;
         match dealing.broken {
             Some(broken) => Err(broken.into()),
@@ -196,7 +196,7 @@ impl<'a> Stage<'a> {
     }
 
     /// What was pulled last is what this rank goes on with: it goes to ranks with other stages that need it.
-    pub fn landed(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+    pub fn landed(&mut self, lines: &mut Lines) -> Result<(), StepError> {
         self.editions += 1;
         self.weights.edition = self.editions;
         let own = self.own_buckets();
@@ -218,7 +218,7 @@ impl<'a> Stage<'a> {
 
     fn place(&self, place: (usize, usize)) -> Place {
         let (stages, slices, meshes) = (self.stages.len(), self.tensor, self.meshes);
-        Place::new(place, Cut { stages, slices, meshes })
+        Place::new(place, ModelSplit { stages, slices, meshes })
     }
 
     /// Which of the worker's meshes this rank is in, and how many there are: each has samples of its own.
@@ -228,7 +228,7 @@ impl<'a> Stage<'a> {
 
     /// A group was formed. The leader says at which step it is; gives the least that anybody is at. Whoever has other stages than before
     /// speaks with other shards from now on.
-    pub fn meet(&mut self, ranks: &mut Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
+    pub fn meet(&mut self, ranks: &mut Ranks, model: &dyn Model, step: Step) -> Result<Step, StepError> {
         self.formed(ranks);
         (self.rounds, self.evaluations, self.pulls, self.norms) = (0, 0, 0, 0);
         self.cut(model, ranks.lines()?)?;
@@ -287,7 +287,7 @@ impl<'a> Stage<'a> {
     fn cut(&mut self, model: &dyn Model, lines: &Lines) -> Result<(), WorkerError> {
         let whole = self.buckets.last().map_or(0, |b| b.end);
         if self.here.are_several() && !self.here.stages.is_empty() {
-            self.alike = Some(Alike::new(model, (&self.stages, &self.buckets), &self.here, lines)?);
+            self.alike = Some(StageReplicas::new(model, (&self.stages, &self.buckets), &self.here, lines)?);
             // Others may have nothing yet.
             if let Some(client) = &mut self.client {
                 client.forget();
@@ -308,7 +308,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The least and the most step that anybody with a stage is at.
-    fn clocks(&self, ranks: &Ranks, at: Step) -> Result<(Step, Step), Broke> {
+    fn clocks(&self, ranks: &Ranks, at: Step) -> Result<(Step, Step), StepError> {
         let (place, size) = ranks.place();
         let mut clocks = vec![0.0; size];
         clocks[place] = at.0 as f64;
@@ -319,7 +319,7 @@ impl<'a> Stage<'a> {
     }
 
     /// After a pull that has brought this rank to a step: where all are to be instead; `None`: they are at the same, or it was the last.
-    pub fn level(&self, ranks: &Ranks, at: Step, pull: &Pull) -> Result<Option<Step>, Broke> {
+    pub fn level(&self, ranks: &Ranks, at: Step, pull: &Pull) -> Result<Option<Step>, StepError> {
         if pull.last {
             return Ok(None);
         }
@@ -339,10 +339,10 @@ impl<'a> Stage<'a> {
     }
 
     /// The weights that this rank has, which leads, go to those with the same stages.
-    pub fn deal(&mut self) -> Result<(), Broke> {
+    pub fn deal(&mut self) -> Result<(), StepError> {
         let own = self.own_buckets();
         let Some(alike) = &mut self.alike else { return Ok(()) };
-        let mut dealing = Dealing::new(Some(alike), (&self.buckets, &mut self.weights.values));
+        let mut dealing = SharedPull::new(Some(alike), (&self.buckets, &mut self.weights.values));
         own.for_each(|bucket| dealing.placed(BucketId(bucket as u32), true));
         dealing.broken.map_or(Ok(()), |broken| Err(broken.into()))
     }
@@ -436,7 +436,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The leader's pull was said: a rank that doesn't lead pulls its own stages.
-    pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), Broke> {
+    pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), StepError> {
         let mut pulled = Pulled { done: pull.done, ..Pulled::default() };
         let lost = self.is_lost();
         if let Some(client) = &mut self.client {
@@ -474,14 +474,14 @@ impl<'a> Stage<'a> {
     }
 
     /// Of its stages, where it speaks with their shards.
-    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, Broke> {
+    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, StepError> {
         self.by_own_client(|this, client| this.pull_by(client, pull))
     }
 
     fn by_own_client<T>(
         &mut self,
-        ask: impl FnOnce(&mut Self, &mut Client) -> Result<T, Broke>,
-    ) -> Result<Option<T>, Broke> {
+        ask: impl FnOnce(&mut Self, &mut Client) -> Result<T, StepError>,
+    ) -> Result<Option<T>, StepError> {
         let mut client = self.client.take();
         let asked = client.as_mut().map(|client| ask(self, client)).transpose();
         self.client = client;
@@ -497,7 +497,7 @@ impl<'a> Stage<'a> {
     }
 
     /// This worker writes the checkpoint where the shards of all its stages say so.
-    pub fn agree(&self, ranks: &Ranks, pull: &Pull, pulled: &mut Pulled) -> Result<(), Broke> {
+    pub fn agree(&self, ranks: &Ranks, pull: &Pull, pulled: &mut Pulled) -> Result<(), StepError> {
         if !pull.checkpoint {
             return Ok(());
         }
@@ -510,7 +510,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Weights that two stages have go from who pulls them to who uses them too.
-    fn lend(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+    fn lend(&mut self, lines: &mut Lines) -> Result<(), StepError> {
         let number = |i: usize, pulls: u64| pulls << 10 | i as u64;
         for (i, loan, to) in self.lends() {
             let tag = Tag { kind: LENT, number: number(i, self.pulls) };

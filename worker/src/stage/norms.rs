@@ -16,7 +16,7 @@
 //! norm, but no stage's update is longer than the bound.
 
 use super::{NORM, Stage, place::Place};
-use crate::{engine::Broke, group::Together};
+use crate::{engine::StepError, group::GroupResult};
 use paraft_client::{Client, ClientError, Norm, Pull, Pulled, sum_of_parts};
 use paraft_common::{ShardId, Step};
 use paraft_compute::collective::{GroupError, Lines, Tag};
@@ -32,7 +32,7 @@ pub(super) struct Exchange {
 
 impl Exchange {
     /// What all know together.
-    fn make(&self, lines: &Lines, own: &[Part], whole: bool) -> Together<Norm> {
+    fn make(&self, lines: &Lines, own: &[Part], whole: bool) -> GroupResult<Norm> {
         let here = self.here.beside(self.here.at);
         let others = || self.here.speakers().filter(|place| *place != here);
         for place in others() {
@@ -65,7 +65,7 @@ impl Stage<'_> {
         lines: &Lines,
         step: Step,
         client: &mut Client,
-    ) -> Result<(), Broke> {
+    ) -> Result<(), StepError> {
         if let Some(exchange) = self.exchange() {
             let own = client.pushed_squares(step);
             let norm = exchange.make(lines, own.as_deref().unwrap_or_default(), own.is_some())?;
@@ -75,7 +75,12 @@ impl Stage<'_> {
     }
 
     /// A pull that all ranks make.
-    pub fn pull_sharing(&mut self, client: &mut Client, pull: Pull, lines: &Lines) -> Result<Pulled, Broke> {
+    pub fn pull_sharing(
+        &mut self,
+        client: &mut Client,
+        pull: Pull,
+        lines: &Lines,
+    ) -> Result<Pulled, StepError> {
         let Some(exchange) = self.exchange() else { return self.pull_by(client, pull) };
         let (before, mut broke) = (client.counters().rejoins, None);
         let mut share = |parts: &[Part], whole: bool| {
@@ -95,7 +100,7 @@ impl Stage<'_> {
     }
 
     /// A pull that the other ranks make: of a step that nobody waits for any more.
-    pub fn shares_nothing(&mut self, lines: &Lines) -> Result<(), Broke> {
+    pub fn shares_nothing(&mut self, lines: &Lines) -> Result<(), StepError> {
         if let Some(exchange) = self.exchange() {
             exchange.make(lines, &[], false)?;
         }
@@ -110,7 +115,7 @@ fn write(parts: &[Part], whole: bool) -> Vec<f32> {
     std::iter::once(f32::from(u8::from(whole))).chain(parts.iter().flat_map(part)).collect()
 }
 
-fn read(message: &[f32]) -> Together<(Vec<Part>, bool)> {
+fn read(message: &[f32]) -> GroupResult<(Vec<Part>, bool)> {
     let nonsense = || GroupError::Broken(format!("a rank has sent {} values of a norm", message.len()));
     let (whole, values) = message.split_first().ok_or_else(nonsense)?;
     let (parts, rest) = values.as_chunks::<6>();

@@ -19,7 +19,7 @@ pub(crate) struct Place {
 
 /// In how many parts a model is cut, and how often it is there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct ModelSplit {
     pub stages: usize,
     pub slices: usize,
     pub meshes: usize,
@@ -34,7 +34,7 @@ impl Default for Place {
 impl Place {
     /// Of a group's ranks: a mesh behind the other, in each the slices of a stage are neighbours. Where there are fewer ranks
     /// than that takes, there are as many meshes as are whole, and the last ranks have no stages; of less than one some ranks have several stages; of less than the slices of one stage there are fewer slices.
-    pub fn new((place, size): (usize, usize), Cut { stages, slices, meshes }: Cut) -> Self {
+    pub fn new((place, size): (usize, usize), ModelSplit { stages, slices, meshes }: ModelSplit) -> Self {
         let slices = slices.clamp(1, size.max(1));
         let of = (size / slices).clamp(1, stages);
         let meshes = (size / (of * slices)).clamp(1, meshes);
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     fn places(size: usize, (stages, slices, meshes): (usize, usize, usize)) -> Vec<Place> {
-        (0..size).map(|p| Place::new((p, size), Cut { stages, slices, meshes })).collect()
+        (0..size).map(|p| Place::new((p, size), ModelSplit { stages, slices, meshes })).collect()
     }
 
     #[test]

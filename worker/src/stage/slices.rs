@@ -9,8 +9,8 @@
 //! For the servers there is neither: one rank speaks with the shards of its stages, for all who have them. Nobody has a stage whole that is cut in slices: a
 //! bucket that has come is dealt at once, and one of the gradient is put together when it is pushed.
 
-use super::{AHEAD, DEAL, DEALT, JOIN, SLICES, TAKEN, place::Place};
-use crate::{engine::Broke, worker::WorkerError};
+use super::{DISTRIBUTE, DISTRIBUTED, JOIN, MAX_UNREAD, RECEIVED, SLICES, place::Place};
+use crate::{engine::StepError, worker::WorkerError};
 use paraft_client::Places;
 use paraft_common::BucketId;
 use paraft_compute::collective::{GroupError, Lines, Tag};
@@ -26,7 +26,7 @@ use std::{
 };
 
 /// Who has the stages of a rank, and what of them.
-pub(super) struct Alike {
+pub(super) struct StageReplicas {
     /// Computes the slice, where they are cut in several.
     pub model: Option<Box<dyn Model>>,
     /// Values of the flat vector that it computes with.
@@ -47,7 +47,7 @@ pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
     Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
 }
 
-impl Alike {
+impl StageReplicas {
     /// Of a model with these buckets that is cut in these stages.
     pub fn new(
         model: &dyn Model,
@@ -66,7 +66,7 @@ impl Alike {
         let first = here.beside(here.at) - at;
         let places: Vec<usize> = (0..of).map(|slice| first + slice).collect();
         let ranks: Arc<dyn SliceRanks> =
-            Arc::new(Beside { lines: lines.clone(), places, at, gathered: AtomicU64::new(0) });
+            Arc::new(ReplicaRanks { lines: lines.clone(), places, at, gathered: AtomicU64::new(0) });
         let (mut runs, mut sliced) = (Vec::new(), None);
         for slice in 0..of {
             let part = model.slice(Slice { at: slice, of }, ranks.clone())?;
@@ -83,9 +83,9 @@ impl Alike {
     }
 
     /// What was pulled last is what counts: who doesn't speak with the servers has it then. `own`: the buckets of this rank's stages.
-    pub fn landed(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), Broke> {
+    pub fn landed(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), StepError> {
         self.landed += 1;
-        let tag = Tag { kind: DEALT, number: self.landed };
+        let tag = Tag { kind: DISTRIBUTED, number: self.landed };
         if self.here.speaks() {
             for (place, ..) in self.here.alike().skip(1) {
                 // In halves: an f32 counts to 2^24.
@@ -103,12 +103,13 @@ impl Alike {
     }
 
     /// What is dealt next, where another rank speaks with the servers.
-    pub fn have(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), Broke> {
+    pub fn have(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), StepError> {
         self.deals += 1;
         for bucket in own {
             let runs = &self.runs[self.here.slice.at][bucket];
             if !runs.is_empty() {
-                let values = self.lines.receive(self.here.speaker(), numbered(DEAL, self.deals, bucket))?;
+                let values =
+                    self.lines.receive(self.here.speaker(), numbered(DISTRIBUTE, self.deals, bucket))?;
                 // None: they are as they were.
                 if !values.is_empty() {
                     scatter(runs, &values, weights, |run| run.1, <[f32]>::copy_from_slice)?;
@@ -125,7 +126,7 @@ impl Alike {
     }
 
     /// The parts of the gradient in these buckets go to the rank that speaks for them: they leave in the order in which it [puts them together](Self::join).
-    pub fn send(&self, own: Range<usize>, (sum, round): (&[f32], u64)) -> Result<(), Broke> {
+    pub fn send(&self, own: Range<usize>, (sum, round): (&[f32], u64)) -> Result<(), StepError> {
         let mut sent = Vec::new();
         for bucket in own.rev() {
             let runs = self.sent(self.here.slice.at, bucket);
@@ -133,15 +134,15 @@ impl Alike {
                 continue;
             }
             // What isn't taken waits in the other's memory.
-            if let Some(before) = sent.len().checked_sub(AHEAD) {
-                self.lines.receive(self.here.speaker(), numbered(TAKEN, round, sent[before]))?;
+            if let Some(before) = sent.len().checked_sub(MAX_UNREAD) {
+                self.lines.receive(self.here.speaker(), numbered(RECEIVED, round, sent[before]))?;
             }
             let values = values_of(&runs, sum);
             self.lines.send(self.here.speaker(), numbered(JOIN, round, bucket), values)?;
             sent.push(bucket);
         }
-        for bucket in sent.iter().rev().take(AHEAD).rev() {
-            self.lines.receive(self.here.speaker(), numbered(TAKEN, round, *bucket))?;
+        for bucket in sent.iter().rev().take(MAX_UNREAD).rev() {
+            self.lines.receive(self.here.speaker(), numbered(RECEIVED, round, *bucket))?;
         }
         Ok(())
     }
@@ -152,7 +153,7 @@ impl Alike {
         (bucket, range): (usize, &Range<usize>),
         (sum, round): (&[f32], u64),
         to: &mut Vec<f32>,
-    ) -> Result<(), Broke> {
+    ) -> Result<(), StepError> {
         to.clear();
         to.resize(range.len(), 0.0);
         for (whole, local) in self.sent(self.here.slice.at, bucket).iter().flat_map(Run::each) {
@@ -164,7 +165,7 @@ impl Alike {
                 continue;
             }
             let values = self.lines.receive(place, numbered(JOIN, round, bucket))?;
-            self.lines.send(place, numbered(TAKEN, round, bucket), Vec::new())?;
+            self.lines.send(place, numbered(RECEIVED, round, bucket), Vec::new())?;
             let put = if first { <[f32]>::copy_from_slice } else { plus };
             scatter(&runs, &values, to, |run| from(range, run.0), put)?;
         }
@@ -173,8 +174,8 @@ impl Alike {
 }
 
 /// A pull of who speaks with the servers: each bucket goes to all who have some of it, where there are others.
-pub(super) struct Dealing<'a> {
-    alike: Option<&'a Alike>,
+pub(super) struct SharedPull<'a> {
+    alike: Option<&'a StageReplicas>,
     buckets: &'a [Range<usize>],
     weights: &'a mut [f32],
     /// One that has come, of a model that is cut in slices.
@@ -183,9 +184,9 @@ pub(super) struct Dealing<'a> {
     pub broken: Option<GroupError>,
 }
 
-impl<'a> Dealing<'a> {
+impl<'a> SharedPull<'a> {
     pub fn new(
-        mut alike: Option<&'a mut Alike>,
+        mut alike: Option<&'a mut StageReplicas>,
         (buckets, weights): (&'a [Range<usize>], &'a mut [f32]),
     ) -> Self {
         if let Some(alike) = &mut alike {
@@ -196,7 +197,7 @@ impl<'a> Dealing<'a> {
     }
 }
 
-impl Places for Dealing<'_> {
+impl Places for SharedPull<'_> {
     fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]> {
         let range = self.buckets.get(bucket.0 as usize)?;
         match self.alike.map_or(1, |alike| alike.here.slice.of) {
@@ -225,7 +226,7 @@ impl Places for Dealing<'_> {
             let runs = &alike.runs[slice][i];
             if !runs.is_empty() {
                 let values = if changed { gather(runs, whole, |run| from(range, run.0)) } else { Vec::new() };
-                let sent = alike.lines.send(place, numbered(DEAL, alike.deals, i), values);
+                let sent = alike.lines.send(place, numbered(DISTRIBUTE, alike.deals, i), values);
                 self.broken = sent.err().or(self.broken.take());
             }
         }
@@ -300,7 +301,7 @@ pub(super) fn scatter(
     to: &mut [f32],
     place: impl Fn((Range<usize>, Range<usize>)) -> Range<usize>,
     put: fn(&mut [f32], &[f32]),
-) -> Result<(), Broke> {
+) -> Result<(), StepError> {
     let len: usize = runs.iter().map(|run| run.rows * run.len).sum();
     if len != values.len() {
         return Err(GroupError::Broken(format!("a rank has sent {} values for {len}", values.len())).into());
@@ -316,7 +317,7 @@ pub(super) fn scatter(
 
 /// The ranks with the slices of the same stages.
 #[derive(Debug)]
-struct Beside {
+struct ReplicaRanks {
     lines: Lines,
     /// Of each slice.
     places: Vec<usize>,
@@ -324,7 +325,7 @@ struct Beside {
     gathered: AtomicU64,
 }
 
-impl SliceRanks for Beside {
+impl SliceRanks for ReplicaRanks {
     fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
         let tag = Tag { kind: SLICES, number: self.gathered.fetch_add(1, Relaxed) };
         let others = || self.places.iter().enumerate().filter(|(slice, _)| *slice != self.at);

@@ -12,10 +12,10 @@
 //! in the stash once newer ones come. Its push names their versions.
 
 use super::{
-    ACTIVATION, GOES_ON, GRADIENT, LENT_GRADIENT, LOSS, Stage, Versioned,
-    sums::{Adding, Here, add},
+    ACTIVATION, CONTINUES, GRADIENT, LENT_GRADIENT, LOSS, Stage, Versioned,
+    sums::{GradientSum, VersionedWeights, add},
 };
-use crate::{engine::Broke, exchange::PushParts};
+use crate::{engine::StepError, exchange::PushParts};
 use paraft_client::{Client, Pull};
 use paraft_common::{
     BucketId, Step, Version,
@@ -28,7 +28,7 @@ use std::ops::Range;
 
 /// The next step's minibatch, of which some has been forward.
 #[derive(Debug)]
-pub(super) struct Going {
+pub(super) struct StartedMinibatch {
     step: Step,
     /// Micro-batches.
     forward: usize,
@@ -45,13 +45,13 @@ pub(super) struct Slots {
 pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
 
 /// Whether a minibatch goes in behind another.
-enum Next<'b> {
+enum Lookahead<'b> {
     Known(Option<&'b Batch>),
     /// As its leader says.
     Maybe(Option<&'b Batch>),
 }
 
-impl<'b> Next<'b> {
+impl<'b> Lookahead<'b> {
     fn known(&self) -> Option<&'b Batch> {
         match self {
             Self::Known(next) => *next,
@@ -59,10 +59,18 @@ impl<'b> Next<'b> {
         }
     }
 
-    fn hear(&mut self, of: &Stage<'_>, lines: &mut Lines, round: u64) -> Result<Option<&'b Batch>, Broke> {
+    fn hear(
+        &mut self,
+        of: &Stage<'_>,
+        lines: &mut Lines,
+        round: u64,
+    ) -> Result<Option<&'b Batch>, StepError> {
         if let Self::Maybe(next) = self {
             let goes_on = of.schedule.goes_on()
-                && lines.receive(0, Tag { kind: GOES_ON, number: round })?.first().is_some_and(|v| *v > 0.0);
+                && lines
+                    .receive(0, Tag { kind: CONTINUES, number: round })?
+                    .first()
+                    .is_some_and(|v| *v > 0.0);
             if goes_on && next.is_none() {
                 return Err(ModelError::new("this rank's data ends before its leader's").into());
             }
@@ -82,7 +90,7 @@ impl Stage<'_> {
         step: Step,
         batches: Batches<'_>,
         push: Option<&mut PushParts<'_>>,
-    ) -> Result<f64, Broke> {
+    ) -> Result<f64, StepError> {
         let mut client = self.client.take();
         self.moved = false;
         let stepped = self.computing(model, |this, model| match (push, &mut client) {
@@ -126,7 +134,7 @@ impl Stage<'_> {
         step: Step,
         (batch, next): Batches<'_>,
         mut push: Option<&mut PushParts<'_>>,
-    ) -> Result<f64, Broke> {
+    ) -> Result<f64, StepError> {
         let round = self.next_round();
         let Some(own) = self.own() else { return Ok(0.0) };
         let (at, of, here) = (self.here.at, self.here.of, self.here.clone());
@@ -151,8 +159,8 @@ impl Stage<'_> {
         let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
         // Who comes behind the leader is told late enough not to wait for it.
         let mut next = match here.beside(at) {
-            0 => Next::Known(self.say(lines, round, next)?),
-            _ => Next::Maybe(next),
+            0 => Lookahead::Known(self.say(lines, round, next)?),
+            _ => Lookahead::Maybe(next),
         };
         // The mean over meshes is that of their means.
         let meshes = here.meshes as f32;
@@ -184,7 +192,7 @@ impl Stage<'_> {
                     self.slots.forward += 1;
                     let begin = Moment::now();
                     let made = model.forward_pass(
-                        &mut Here(weights, weights.edition),
+                        &mut VersionedWeights(weights, weights.edition),
                         &pass,
                         &batch.part(range(m)),
                         input.as_deref(),
@@ -217,7 +225,7 @@ impl Stage<'_> {
                     let share = n as f32 / batch.n as f32 / meshes;
                     let weights = if stashed { &self.stash } else { &self.weights };
                     let (version, begin) = (self.version(weights), Moment::now());
-                    let mut flat = Adding {
+                    let mut flat = GradientSum {
                         weights,
                         edition: weights.edition,
                         gradient: &mut self.gradient,
@@ -326,11 +334,11 @@ impl Stage<'_> {
         lines: &mut Lines,
         round: u64,
         next: Option<&'b Batch>,
-    ) -> Result<Option<&'b Batch>, Broke> {
+    ) -> Result<Option<&'b Batch>, StepError> {
         if self.schedule.goes_on() {
             for place in 1..self.here.ranks() {
                 let goes_on = f32::from(u8::from(next.is_some()));
-                lines.send(place, Tag { kind: GOES_ON, number: round }, vec![goes_on])?;
+                lines.send(place, Tag { kind: CONTINUES, number: round }, vec![goes_on])?;
             }
         }
         Ok(next)
@@ -344,7 +352,7 @@ impl Stage<'_> {
         step: Step,
         forward: usize,
         (own, borrows): (&Range<usize>, &[(usize, super::Loan, usize)]),
-    ) -> Result<(), Broke> {
+    ) -> Result<(), StepError> {
         self.arrive(client.as_deref_mut(), lines)?;
         for range in borrows.iter().map(|(_, loan, _)| &loan.range).chain([own]) {
             self.stash[range.clone()].copy_from_slice(&self.weights[range.clone()]);
@@ -359,12 +367,12 @@ impl Stage<'_> {
             }
             self.asked = Some(pull);
         }
-        self.going = Some(Going { step: step.next(), forward });
+        self.going = Some(StartedMinibatch { step: step.next(), forward });
         Ok(())
     }
 
     /// Takes the weights that were asked for.
-    fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), Broke> {
+    fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), StepError> {
         let Some(pull) = self.asked.take() else { return Ok(()) };
         if let Some(client) = client {
             let pulled = self.pull_by(client, pull.clone())?;
@@ -396,7 +404,7 @@ impl Stage<'_> {
     }
 
     /// The gradient of who has the same stages goes to the one that speaks for them, which pushes it with its own.
-    fn join(&mut self, round: u64, mut push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
+    fn join(&mut self, round: u64, mut push: Option<&mut PushParts<'_>>) -> Result<(), StepError> {
         let (Some(alike), Some(own)) = (&self.alike, self.own()) else { return Ok(()) };
         let buckets = self.own_buckets();
         match self.here.speaks() {

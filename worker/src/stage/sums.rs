@@ -1,13 +1,13 @@
 //! The gradient of a minibatch, micro-batch by micro-batch, and the weights that it is computed at.
 
-use crate::{engine::Broke, exchange::PushParts, group::Together};
+use crate::{engine::StepError, exchange::PushParts, group::GroupResult};
 use paraft_compute::collective::{GroupError, Lines, Tag};
 use paraft_host::Pages;
 use paraft_models::{CpuDevice, DeviceError, Flat, Loan, NetResult, Weights};
 use std::ops::Range;
 
 /// What another rank has sent, where it belongs.
-pub(super) fn put(to: &mut [f32], range: &Range<usize>, values: &[f32]) -> Together {
+pub(super) fn put(to: &mut [f32], range: &Range<usize>, values: &[f32]) -> GroupResult {
     let to = &mut to[range.clone()];
     if to.len() != values.len() {
         let why = format!("a rank has sent {} values for {range:?}", values.len());
@@ -27,9 +27,9 @@ pub(super) fn add(sum: &mut [f32], gradient: &[f32], range: Range<usize>, share:
 }
 
 /// Weights that are there, and which they are.
-pub(super) struct Here<'a>(pub &'a [f32], pub u64);
+pub(super) struct VersionedWeights<'a>(pub &'a [f32], pub u64);
 
-impl Weights<CpuDevice> for Here<'_> {
+impl Weights<CpuDevice> for VersionedWeights<'_> {
     fn params(&mut self, _: usize) -> NetResult<&[f32]> {
         Ok(self.0)
     }
@@ -40,7 +40,7 @@ impl Weights<CpuDevice> for Here<'_> {
 }
 
 /// A micro-batch's way back: what is ready of its gradient is added up, and what is complete of the sum leaves.
-pub(super) struct Adding<'s, 'p, 'c> {
+pub(super) struct GradientSum<'s, 'p, 'c> {
     pub weights: &'s [f32],
     pub edition: u64,
     pub gradient: &'s mut Pages,
@@ -61,10 +61,10 @@ pub(super) struct Adding<'s, 'p, 'c> {
     pub lines: &'p mut Lines,
     /// Of the gradient of the first loan.
     pub tag: Tag,
-    pub broken: Option<Broke>,
+    pub broken: Option<StepError>,
 }
 
-impl Weights<CpuDevice> for Adding<'_, '_, '_> {
+impl Weights<CpuDevice> for GradientSum<'_, '_, '_> {
     fn params(&mut self, _: usize) -> NetResult<&[f32]> {
         Ok(self.weights)
     }
@@ -74,7 +74,7 @@ impl Weights<CpuDevice> for Adding<'_, '_, '_> {
     }
 }
 
-impl Flat<CpuDevice> for Adding<'_, '_, '_> {
+impl Flat<CpuDevice> for GradientSum<'_, '_, '_> {
     fn layer(&mut self, _: usize) -> NetResult<(&[f32], &mut [f32])> {
         Ok((self.weights, self.gradient))
     }
@@ -119,7 +119,7 @@ impl Flat<CpuDevice> for Adding<'_, '_, '_> {
     }
 }
 
-impl Adding<'_, '_, '_> {
+impl GradientSum<'_, '_, '_> {
     fn breaks(&mut self, e: GroupError) -> NetResult {
         let text = e.to_string();
         self.broken = Some(e.into());

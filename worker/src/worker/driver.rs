@@ -1,5 +1,5 @@
 //! Does what the [`Trainer`] says with the servers, the record and the checkpoints; what needs a model or data it hands to
-//! its loop as a [`Turn`]. The training loop of [`super::run`] and a user's own ([`crate::Run`]) are both on top of it.
+//! its loop as a [`DriverAction`]. The training loop of [`super::run`] and a user's own ([`crate::Run`]) are both on top of it.
 
 use super::{Plan, WorkerError, WorkerOptions, clock::Clock};
 use crate::{
@@ -27,7 +27,7 @@ use std::{
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// A worker that has waited for the first weights for so long says that it does.
-const SAYS_THAT_IT_WAITS: Duration = Duration::from_secs(5);
+const WAIT_WARNING_DELAY: Duration = Duration::from_secs(5);
 
 /// Where weights are pulled to, or, with local steps of your own, where yours are.
 pub trait Landing {
@@ -69,7 +69,7 @@ impl Landing for Vec<f32> {
 
 /// What a loop does before it asks for the next.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Turn {
+pub(crate) enum DriverAction {
     /// Minibatches come after this step.
     Begin(Step),
     /// One minibatch at the pulled weights; its gradient is pushed. Answer: [`Driver::trained`].
@@ -267,7 +267,7 @@ impl Driver {
     }
 
     /// Goes on until the loop has something to do.
-    pub fn next(&mut self, into: &mut dyn Landing) -> Result<Turn, WorkerError> {
+    pub fn next(&mut self, into: &mut dyn Landing) -> Result<DriverAction, WorkerError> {
         loop {
             if self.interrupt.is_set() && !self.over {
                 return Err(WorkerError::Interrupted);
@@ -289,17 +289,17 @@ impl Driver {
                         self.waited_at_start = self.client.counters().waited;
                     }
                     self.clock.start();
-                    return Ok(Turn::Begin(done));
+                    return Ok(DriverAction::Begin(done));
                 }
                 Action::Gradient { step, ask_ahead, goes_on } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
-                    return Ok(Turn::Gradient { step, ask_ahead, goes_on });
+                    return Ok(DriverAction::Gradient { step, ask_ahead, goes_on });
                 }
                 Action::Local { step, clock } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
-                    return Ok(Turn::Local { step, clock });
+                    return Ok(DriverAction::Local { step, clock });
                 }
                 Action::Push { step, samples, ask_ahead } => {
                     self.follow_them(0..self.layout.len());
@@ -328,7 +328,7 @@ impl Driver {
                 }
                 Action::Evaluate { epoch, share } => {
                     self.trains = self.clock.stop();
-                    return Ok(Turn::Evaluate { epoch, share });
+                    return Ok(DriverAction::Evaluate { epoch, share });
                 }
                 Action::Checkpoint(pulled) => {
                     if let Some(c) = &mut self.checkpoints {
@@ -338,9 +338,9 @@ impl Driver {
                 }
                 Action::Chunk { epoch, chunk } => {
                     self.before_chunk = self.samples;
-                    return Ok(Turn::Chunk { epoch, chunk });
+                    return Ok(DriverAction::Chunk { epoch, chunk });
                 }
-                Action::DropChunk => return Ok(Turn::DropChunk),
+                Action::DropChunk => return Ok(DriverAction::DropChunk),
                 Action::ChunkDone { epoch, chunk } => {
                     let (epoch, samples) = (epoch + 1, self.samples - self.before_chunk);
                     let done = event::Chunk { wall: wall(), worker: self.worker(), epoch, chunk, samples };
@@ -377,7 +377,7 @@ impl Driver {
                     self.client.finish();
                 }
                 Action::End { done, first, evaluated } => {
-                    return Ok(Turn::End(End { done, first, evaluated }));
+                    return Ok(DriverAction::End(End { done, first, evaluated }));
                 }
             }
         }
@@ -478,7 +478,7 @@ impl Driver {
     /// Pulls, to where the model wants its weights.
     fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
-        let waits = (self.steps == 0).then(|| says_that_it_waits(self.scores.workers));
+        let waits = (self.steps == 0).then(|| warn_waiting(self.scores.workers));
         let pulled = match into.pull(&mut self.client, &pull) {
             Some(pulled) => pulled?,
             None => {
@@ -538,10 +538,10 @@ impl Driver {
 }
 
 /// Until this is dropped, a worker waits for the first weights: it says so, once.
-fn says_that_it_waits(workers: u64) -> mpsc::Sender<()> {
+fn warn_waiting(workers: u64) -> mpsc::Sender<()> {
     let (waits, over) = mpsc::channel::<()>();
     thread::spawn(move || {
-        if over.recv_timeout(SAYS_THAT_IT_WAITS) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if over.recv_timeout(WAIT_WARNING_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
             tracing::warn!(
                 "no first weights yet: training begins once all {workers} workers of the job have joined"
             );

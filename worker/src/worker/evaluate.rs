@@ -20,9 +20,9 @@ pub(super) fn own_share(job: &Job, rank: u32) -> Share {
 }
 
 /// An evaluation that takes longer than this says how far it is, each time it has passed again.
-const SAYS_EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// In a worker's own log no more often than this.
-const LOGS_EVERY: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Who looks on while a worker evaluates.
 pub(super) struct Watch<'a> {
@@ -61,8 +61,8 @@ pub(super) fn evaluate(
         if watch.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
         }
-        if said.elapsed() >= SAYS_EVERY {
-            let logs = logged.elapsed() >= LOGS_EVERY;
+        if said.elapsed() >= PROGRESS_INTERVAL {
+            let logs = logged.elapsed() >= LOG_INTERVAL;
             watch.says(done, indices.len(), logs)?;
             said = Instant::now();
             if logs {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Job,
-    engine::{Engine, Follows, Stepped},
+    engine::{Engine, FollowerSteps, StepLoss},
     group::Ranks,
     stage::Batches,
     start::{self, Init},
@@ -20,7 +20,7 @@ use paraft_data::Prefetcher;
 use paraft_models::{Batch, Evaluation, Model, Part};
 use std::{ops::Range, sync::atomic::Ordering::Relaxed, time::Instant};
 
-pub(super) struct Following<'a> {
+pub(super) struct Follower<'a> {
     job: &'a Job,
     options: &'a WorkerOptions,
     data: &'a Shared,
@@ -35,7 +35,7 @@ pub(super) struct Following<'a> {
     began: Instant,
 }
 
-impl<'a> Following<'a> {
+impl<'a> Follower<'a> {
     pub fn new(job: &'a Job, options: &'a WorkerOptions, data: &'a Shared) -> Self {
         Self {
             job,
@@ -63,7 +63,7 @@ impl<'a> Following<'a> {
     }
 }
 
-impl Follows for Following<'_> {
+impl FollowerSteps for Follower<'_> {
     fn batches(&mut self, step: Step, mesh: usize, two: bool) -> Result<Batches<'_>, WorkerError> {
         if self.options.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
@@ -88,7 +88,7 @@ impl Follows for Following<'_> {
         Ok((&self.batch, self.next.as_ref()))
     }
 
-    fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError> {
+    fn stepped(&mut self, step: Step, stepped: StepLoss) -> Result<(), WorkerError> {
         finite(stepped, step, self.worker)?;
         self.steps += 1;
         self.samples += self.batch.n as u64;
@@ -136,7 +136,7 @@ pub(super) fn follow(
             Engine::staged(model, parts, stage, ranks)
         }
     };
-    let mut following = Following::new(job, options, data);
+    let mut following = Follower::new(job, options, data);
     let over = engine.follow(&mut following)?;
     tracing::info!(steps = following.steps, over, "this rank has followed");
     Ok(over.then(|| following.report(engine.into_weights())))

@@ -20,7 +20,7 @@ use paraft_trainer::Trainer;
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 /// A worker that has joined.
-pub(super) struct Joined {
+pub(super) struct JoinedWorker {
     pub driver: Driver,
     /// The step to go on from.
     pub start: Step,
@@ -47,7 +47,7 @@ pub(super) fn join(
     gauges: Arc<Gauges>,
     leads: bool,
     staged: Option<Staged<'_>>,
-) -> Result<Joined, WorkerError> {
+) -> Result<JoinedWorker, WorkerError> {
     // For programs that have no [`cli`](crate::cli).
     paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
     let Setup { tensors, samples, data, classifies, mut init, groups, state, note, .. } = setup;
@@ -125,7 +125,7 @@ pub(super) fn join(
         (layout, local),
         scores,
     );
-    Ok(Joined { driver, start, flush })
+    Ok(JoinedWorker { driver, start, flush })
 }
 
 /// As which worker the servers know this process, or the group that it leads.

@@ -2,15 +2,15 @@
 
 use super::{
     ErrorKind, Plan, Setup, WorkerError, WorkerOptions,
-    driver::{Driver, End, Landing, Turn},
-    join::{Flush, Joined, join},
+    driver::{Driver, DriverAction, End, Landing},
+    join::{Flush, JoinedWorker, join},
     pushes::{Pushes, misuse},
 };
 use crate::{
     checkpoints,
     job::{Job, SamplerKind},
     metrics::{self, Gauges},
-    slow::Slow,
+    slow::Slowdown,
 };
 use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step};
@@ -23,7 +23,7 @@ use std::{
 };
 
 /// What the loop does next.
-enum Asked {
+enum NextAction {
     /// A gradient at the pulled weights; whether the weights behind it were asked for.
     Gradient { step: Step, ask_ahead: bool },
     /// A minibatch at weights of its own.
@@ -38,7 +38,7 @@ enum Asked {
 
 /// Where a worker stands after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Went {
+pub struct StepOutcome {
     /// Its last step.
     pub done: Step,
     /// It goes on from elsewhere: it had been taken out, or rounds were closed without it.
@@ -72,7 +72,7 @@ pub struct OpenRun {
     /// Where the next gradient is computed; with local steps, the servers' weights.
     into: Box<dyn Landing + Send>,
     pushes: Pushes,
-    asked: Asked,
+    asked: NextAction,
     job: Job,
     /// Of the leased sampler: the epoch's order.
     order: (u64, Vec<u32>),
@@ -81,7 +81,7 @@ pub struct OpenRun {
     moved: bool,
     /// A step is pushed, and its wait is not over.
     waits: bool,
-    slow: Slow,
+    slow: Slowdown,
     /// The loop computes since; not known before its first step, which may have to build what it computes with.
     computes: Option<Instant>,
     saved: Option<End>,
@@ -110,7 +110,7 @@ impl OpenRun {
         };
         let gauges = Arc::new(Gauges::default());
         metrics::serve_at(options.metrics, &gauges, &job.name)?;
-        let Joined { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
+        let JoinedWorker { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
         let (len, has) = (driver.layout.len(), weights.weights().len());
         if has != len {
             return Err(misuse(format!("{has} values for the weights of a model of {len}")));
@@ -123,13 +123,13 @@ impl OpenRun {
             into: weights,
             pushes: Pushes::new(&driver.layout),
             driver,
-            asked: Asked::Over,
+            asked: NextAction::Over,
             job: job.clone(),
             order: (u64::MAX, Vec::new()),
             chunk: Vec::new(),
             moved: false,
             waits: false,
-            slow: Slow::new(options.slow, job.seed, options.rank),
+            slow: Slowdown::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
             rates: Vec::new(),
@@ -152,7 +152,7 @@ impl OpenRun {
 
     /// Whether there is nothing more to train.
     pub fn is_over(&self) -> bool {
-        matches!(self.asked, Asked::Over)
+        matches!(self.asked, NextAction::Over)
     }
 
     /// The mode in force, and how often it was switched.
@@ -173,7 +173,7 @@ impl OpenRun {
     /// The epoch (from 0) and the samples of the chunk that is to be trained, in their order, each below [`Setup::samples`]; none
     /// without the leased sampler, and once all are trained. [`Self::prepared`] says that its minibatches begin.
     pub fn chunk(&self) -> Option<(u64, &[u32])> {
-        matches!(self.asked, Asked::Chunk).then_some((self.order.0, &self.chunk))
+        matches!(self.asked, NextAction::Chunk).then_some((self.order.0, &self.chunk))
     }
 
     /// The next gradients are of the minibatches of [`Self::chunk`], which the job's batch cuts it into.
@@ -181,7 +181,7 @@ impl OpenRun {
     /// # Errors
     /// There is no chunk to begin, or nothing in it.
     pub fn prepared(&mut self) -> Result<(), WorkerError> {
-        if !matches!(self.asked, Asked::Chunk) {
+        if !matches!(self.asked, NextAction::Chunk) {
             return Err(misuse("no chunk is to be begun"));
         }
         self.driver.prepared(self.chunk.len().div_ceil(self.job.train.batch) as u64);
@@ -201,16 +201,16 @@ impl OpenRun {
     /// The step whose gradients come; asks for the weights behind it once.
     fn pushing(&mut self) -> Result<Step, WorkerError> {
         match &mut self.asked {
-            Asked::Gradient { step, ask_ahead } => {
+            NextAction::Gradient { step, ask_ahead } => {
                 if std::mem::take(ask_ahead) {
                     self.driver.client.ask_ahead(*step);
                 }
                 Ok(*step)
             }
-            Asked::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
-            Asked::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
-            Asked::Over => Err(misuse("the job is over: nothing is trained any more")),
-            Asked::Failed => Err(failed()),
+            NextAction::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
+            NextAction::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
+            NextAction::Over => Err(misuse("the job is over: nothing is trained any more")),
+            NextAction::Failed => Err(failed()),
         }
     }
 
@@ -238,8 +238,8 @@ impl OpenRun {
     /// common step within the job's timeout, files can't be written, or the wait was interrupted.
     pub fn save(&mut self, folder: Option<&Path>) -> Result<PathBuf, WorkerError> {
         match self.asked {
-            Asked::Failed => return Err(failed()),
-            Asked::Gradient { .. } if self.pushes.begun() => {
+            NextAction::Failed => return Err(failed()),
+            NextAction::Gradient { .. } if self.pushes.begun() => {
                 return Err(misuse(
                     "gradients of the next step are on their way: save between two steps, behind optimizer.step()",
                 ));
@@ -278,17 +278,17 @@ impl OpenRun {
     /// A gradient is missing, the servers can't be reached or refuse, files can't be written, or the wait was interrupted: then the
     /// next call of [`Self::go_on`] waits on. Where a gradient holds a NaN or an infinity its buckets are left as they are, in `bsp` by
     /// all workers, and the step is done but for them: the run goes on.
-    pub fn step(&mut self, loss: f32, samples: u64) -> Result<Went, WorkerError> {
+    pub fn step(&mut self, loss: f32, samples: u64) -> Result<StepOutcome, WorkerError> {
         let step = self.driver.done().next();
         match self.asked {
-            Asked::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
-            Asked::Local => {}
-            Asked::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
-            Asked::Over if self.waits => {
+            NextAction::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
+            NextAction::Local => {}
+            NextAction::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
+            NextAction::Over if self.waits => {
                 return Err(misuse("the wait of a step was interrupted: call go_on"));
             }
-            Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
-            Asked::Failed => return Err(failed()),
+            NextAction::Over => return Err(misuse("the job is over: nothing is trained any more")),
+            NextAction::Failed => return Err(failed()),
         }
         if let Some(since) = self.computes.take() {
             self.slow.took(since.elapsed());
@@ -312,23 +312,23 @@ impl OpenRun {
     ///
     /// # Errors
     /// As of [`Self::step`].
-    pub fn go_on(&mut self) -> Result<Went, WorkerError> {
-        if let Asked::Failed = self.asked {
+    pub fn go_on(&mut self) -> Result<StepOutcome, WorkerError> {
+        if let NextAction::Failed = self.asked {
             return Err(failed());
         }
         if self.waits {
-            self.asked = Asked::Over;
+            self.asked = NextAction::Over;
             self.next()?;
             self.waits = false;
         }
-        Ok(Went { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
+        Ok(StepOutcome { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
     }
 
     /// Sets what the loop does next.
     fn next(&mut self) -> Result<(), WorkerError> {
         self.try_next().inspect_err(|e| {
             if e.kind() != ErrorKind::Interrupted && !e.is_not_finite() {
-                self.asked = Asked::Failed;
+                self.asked = NextAction::Failed;
             }
         })
     }
@@ -338,41 +338,41 @@ impl OpenRun {
         let mut begun = false;
         loop {
             match self.driver.next(&mut *self.into)? {
-                Turn::Begin(done) => {
+                DriverAction::Begin(done) => {
                     self.moved |= begun || before != Step(0) && done != before;
                     begun = true;
                 }
-                Turn::Gradient { step, ask_ahead, .. } => {
+                DriverAction::Gradient { step, ask_ahead, .. } => {
                     self.pushes.expect(&self.driver.layout);
-                    self.asked = Asked::Gradient { step, ask_ahead };
+                    self.asked = NextAction::Gradient { step, ask_ahead };
                     self.hold();
                     return Ok(());
                 }
-                Turn::Local { .. } => {
-                    self.asked = Asked::Local;
+                DriverAction::Local { .. } => {
+                    self.asked = NextAction::Local;
                     self.hold();
                     return Ok(());
                 }
-                Turn::Evaluate { .. } => self.driver.not_evaluated(),
-                Turn::Chunk { epoch, chunk } => {
+                DriverAction::Evaluate { .. } => self.driver.not_evaluated(),
+                DriverAction::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {
                         self.order = (epoch, self.driver.order(epoch));
                     }
                     let t = &self.job.train;
                     self.chunk = chunk_of(&self.order.1, chunk, t.chunk(), t.batch).flatten().collect();
-                    self.asked = Asked::Chunk;
+                    self.asked = NextAction::Chunk;
                     return Ok(());
                 }
-                Turn::DropChunk => {
+                DriverAction::DropChunk => {
                     self.chunk.clear();
                     self.moved = true;
                 }
-                Turn::End(end) => {
+                DriverAction::End(end) => {
                     self.chunk.clear();
                     self.driver.save(end, &mut *self.into)?;
                     self.driver.end(end, None)?;
                     self.saved = Some(end);
-                    self.asked = Asked::Over;
+                    self.asked = NextAction::Over;
                     return Ok(());
                 }
             }
@@ -402,12 +402,12 @@ impl OpenRun {
     /// As of [`Self::step`].
     pub fn finish(&mut self) -> Result<(), WorkerError> {
         while self.saved.is_none() {
-            match std::mem::replace(&mut self.asked, Asked::Over) {
-                Asked::Gradient { .. } | Asked::Local => self.driver.trained(None),
-                Asked::Chunk => self.driver.prepared(1), // none of which is trained
-                Asked::Over => {}
-                Asked::Failed => {
-                    self.asked = Asked::Failed;
+            match std::mem::replace(&mut self.asked, NextAction::Over) {
+                NextAction::Gradient { .. } | NextAction::Local => self.driver.trained(None),
+                NextAction::Chunk => self.driver.prepared(1), // none of which is trained
+                NextAction::Over => {}
+                NextAction::Failed => {
+                    self.asked = NextAction::Failed;
                     return Err(failed());
                 }
             }

@@ -1,13 +1,13 @@
 //! A training loop of your own: a worker of a job whose model, data and loop are not ours.
 
 use super::{
-    Minibatch, Minibatches, Plan, Setup, Turn, WorkerError, WorkerOptions, WorkerReport,
+    LoopAction, Minibatch, Minibatches, Plan, Setup, WorkerError, WorkerOptions, WorkerReport,
     driver::{self, Driver, End},
-    join::{Flush, Joined, join},
+    join::{Flush, JoinedWorker, join},
     pushes::{Pushes, misuse},
     training::finite,
 };
-use crate::{engine::Stepped, job::Job, metrics::Gauges};
+use crate::{engine::StepLoss, job::Job, metrics::Gauges};
 use paraft_common::{Step, TensorSpec};
 use paraft_data::chunk_of;
 use paraft_models::{Evaluation, ModelError};
@@ -18,7 +18,7 @@ use std::{
 };
 
 /// What the loop was last told to do.
-enum Asked {
+enum LastAction {
     Nothing,
     Gradient { step: Step, samples: u64 },
     Local { step: Step, clock: u64, samples: u64 },
@@ -30,7 +30,7 @@ enum Asked {
 /// A worker's part in a job, for a training loop of your own.
 ///
 /// ```no_run
-/// use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, Turn, WorkerError, WorkerOptions};
+/// use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, LoopAction, WorkerError, WorkerOptions};
 /// # fn gradient(_: &[f32], _: &[u32]) -> (f32, Vec<f32>) { (0.0, vec![0.0; 4]) }
 ///
 /// # fn main() -> Result<(), WorkerError> {
@@ -41,15 +41,15 @@ enum Asked {
 /// let mut run = Run::join(&job, &options, setup)?;
 /// loop {
 ///     match run.next()? {
-///         Turn::Train(minibatch) => {
+///         LoopAction::Train(minibatch) => {
 ///             let (loss, w) = gradient(run.tensor("w").expect("its name"), &minibatch.samples);
 ///             run.ready(0, &w)?; // on its way while the next tensor's gradient is computed
 ///             run.trained(loss)?;
 ///         }
-///         Turn::Evaluate { samples } => {
+///         LoopAction::Evaluate { samples } => {
 ///             run.evaluated(Evaluation { loss_sum: 0.0, correct: 0, count: samples.len() as u64 })?;
 ///         }
-///         Turn::Over => break,
+///         LoopAction::Over => break,
 ///     }
 /// }
 /// let weights = run.finish()?.weights; // the job's final ones
@@ -72,7 +72,7 @@ pub struct Run {
     chunk: Option<VecDeque<Vec<u32>>>,
     job: Job,
     rank: u32,
-    asked: Asked,
+    asked: LastAction,
     evaluation: Option<Evaluation>,
     held_out: usize,
     _flush: Option<Flush>,
@@ -89,7 +89,7 @@ impl Run {
         setup.check(job, options)?;
         let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let plan = Plan::of(job, setup.samples)?;
-        let Joined { mut driver, start, flush, .. } =
+        let JoinedWorker { mut driver, start, flush, .. } =
             join(job, options, setup, &plan, Arc::new(Gauges::default()), false, None)?;
         driver.has_steps(start)?;
         let (len, pushes) = (driver.layout.len(), Pushes::new(&driver.layout));
@@ -105,7 +105,7 @@ impl Run {
             pushes,
             job: job.clone(),
             rank: options.rank,
-            asked: Asked::Nothing,
+            asked: LastAction::Nothing,
             evaluation: None,
             held_out,
             _flush: flush,
@@ -122,7 +122,7 @@ impl Run {
     /// it trains.
     pub fn weights(&self) -> &[f32] {
         match (&self.asked, &self.driver.local) {
-            (Asked::Local { .. }, Some(local)) => local.weights(),
+            (LastAction::Local { .. }, Some(local)) => local.weights(),
             _ => &self.weights,
         }
     }
@@ -138,31 +138,31 @@ impl Run {
     /// # Errors
     /// The servers can't be reached or refuse, files can't be written, a signal came, or what was asked for before is not done.
     #[allow(clippy::should_implement_trait)] // it fails, and it lends itself
-    pub fn next(&mut self) -> Result<Turn, WorkerError> {
-        match std::mem::replace(&mut self.asked, Asked::Nothing) {
-            Asked::Nothing => {}
-            Asked::Over => {
-                self.asked = Asked::Over;
-                return Ok(Turn::Over);
+    pub fn next(&mut self) -> Result<LoopAction, WorkerError> {
+        match std::mem::replace(&mut self.asked, LastAction::Nothing) {
+            LastAction::Nothing => {}
+            LastAction::Over => {
+                self.asked = LastAction::Over;
+                return Ok(LoopAction::Over);
             }
-            waits @ (Asked::Gradient { .. } | Asked::Local { .. }) => {
+            waits @ (LastAction::Gradient { .. } | LastAction::Local { .. }) => {
                 self.asked = waits;
                 return Err(misuse("a minibatch is in training: call trained"));
             }
-            waits @ (Asked::Evaluate(_) | Asked::Final(_)) => {
+            waits @ (LastAction::Evaluate(_) | LastAction::Final(_)) => {
                 self.asked = waits;
                 return Err(misuse("an evaluation is asked for: call evaluated"));
             }
         }
         loop {
             match self.driver.next(&mut self.weights)? {
-                driver::Turn::Begin(done) => {
+                driver::DriverAction::Begin(done) => {
                     if self.after != done {
                         self.minibatches = self.driver.plan.minibatches(&self.job, self.rank, done);
                         self.after = done;
                     }
                 }
-                driver::Turn::Gradient { step, ask_ahead, .. } => {
+                driver::DriverAction::Gradient { step, ask_ahead, .. } => {
                     let Some(samples) = self.minibatch() else { continue };
                     let n = samples.len();
                     self.pushes.expect(&self.driver.layout);
@@ -170,26 +170,26 @@ impl Run {
                     if ask_ahead {
                         self.driver.client.ask_ahead(step);
                     }
-                    self.asked = Asked::Gradient { step, samples: n as u64 };
-                    return Ok(Turn::Train(Minibatch { step, samples }));
+                    self.asked = LastAction::Gradient { step, samples: n as u64 };
+                    return Ok(LoopAction::Train(Minibatch { step, samples }));
                 }
-                driver::Turn::Local { step, clock } => {
+                driver::DriverAction::Local { step, clock } => {
                     let Some(samples) = self.minibatch() else { continue };
                     self.pushes.expect(&self.driver.layout);
-                    self.asked = Asked::Local { step, clock, samples: samples.len() as u64 };
-                    return Ok(Turn::Train(Minibatch { step, samples }));
+                    self.asked = LastAction::Local { step, clock, samples: samples.len() as u64 };
+                    return Ok(LoopAction::Train(Minibatch { step, samples }));
                 }
-                driver::Turn::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
-                driver::Turn::Evaluate { epoch, share } => {
+                driver::DriverAction::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
+                driver::DriverAction::Evaluate { epoch, share } => {
                     let samples: Vec<_> = share.samples(self.held_out).collect();
                     if samples.is_empty() {
                         self.driver.evaluated(epoch, &Evaluation::default())?;
                         continue;
                     }
-                    self.asked = Asked::Evaluate(epoch);
-                    return Ok(Turn::Evaluate { samples });
+                    self.asked = LastAction::Evaluate(epoch);
+                    return Ok(LoopAction::Evaluate { samples });
                 }
-                driver::Turn::Chunk { epoch, chunk } => {
+                driver::DriverAction::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {
                         self.order = (epoch, self.driver.plan.sampler.order(epoch));
                     }
@@ -198,14 +198,14 @@ impl Run {
                     self.driver.prepared(all.len() as u64);
                     self.chunk = Some(all);
                 }
-                driver::Turn::DropChunk => self.chunk = Some(VecDeque::new()),
-                driver::Turn::End(end) => {
+                driver::DriverAction::DropChunk => self.chunk = Some(VecDeque::new()),
+                driver::DriverAction::End(end) => {
                     self.driver.save(end, &mut self.weights)?;
                     if end.first && self.held_out > 0 {
                         self.evaluation = self.driver.shared(end, self.held_out as u64);
                         if self.evaluation.is_none() {
-                            self.asked = Asked::Final(end);
-                            return Ok(Turn::Evaluate { samples: (0..self.held_out).collect() });
+                            self.asked = LastAction::Final(end);
+                            return Ok(LoopAction::Evaluate { samples: (0..self.held_out).collect() });
                         }
                     }
                     return self.over(end);
@@ -214,10 +214,10 @@ impl Run {
         }
     }
 
-    fn over(&mut self, end: End) -> Result<Turn, WorkerError> {
+    fn over(&mut self, end: End) -> Result<LoopAction, WorkerError> {
         self.driver.end(end, self.evaluation.as_ref())?;
-        self.asked = Asked::Over;
-        Ok(Turn::Over)
+        self.asked = LastAction::Over;
+        Ok(LoopAction::Over)
     }
 
     /// The gradient of a tensor is computed, row-major, as the mean over the minibatch; of a buffer: what the servers are to
@@ -226,13 +226,13 @@ impl Run {
     /// # Errors
     /// No minibatch is in training, there is no such tensor, it was handed over before, or has another length.
     pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
-        if !matches!(self.asked, Asked::Gradient { .. } | Asked::Local { .. }) {
+        if !matches!(self.asked, LastAction::Gradient { .. } | LastAction::Local { .. }) {
             return Err(misuse(format!(
                 "the gradient of tensor {tensor}, and no minibatch is in training: call next"
             )));
         }
         let step = match self.asked {
-            Asked::Gradient { step, .. } => Some(step),
+            LastAction::Gradient { step, .. } => Some(step),
             _ => None,
         };
         self.pushes.take(&mut self.driver, step, tensor, gradient)
@@ -244,17 +244,19 @@ impl Run {
     /// No minibatch is in training, a tensor's gradient is missing, or the loss is no number.
     pub fn trained(&mut self, loss: f32) -> Result<(), WorkerError> {
         let (step, samples) = match self.asked {
-            Asked::Gradient { step, samples } | Asked::Local { step, samples, .. } => (step, samples),
+            LastAction::Gradient { step, samples } | LastAction::Local { step, samples, .. } => {
+                (step, samples)
+            }
             _ => return Err(misuse("no minibatch is in training: call next")),
         };
         self.pushes.are_complete(&self.driver.layout)?;
         let worker = self.driver.worker();
-        finite(Stepped { loss, samples }, step, worker)?;
-        if let (Asked::Local { clock, .. }, Some(local)) = (&self.asked, &mut self.driver.local) {
+        finite(StepLoss { loss, samples }, step, worker)?;
+        if let (LastAction::Local { clock, .. }, Some(local)) = (&self.asked, &mut self.driver.local) {
             let moved = local.step(*clock, self.pushes.gradient());
             moved.map_err(|e| ModelError::new(format!("{step} of {worker}: {e}")))?;
         }
-        self.asked = Asked::Nothing;
+        self.asked = LastAction::Nothing;
         self.driver.trained(Some((f64::from(loss) * samples as f64, samples)));
         Ok(())
     }
@@ -265,11 +267,11 @@ impl Run {
     /// Nothing was asked for.
     pub fn evaluated(&mut self, evaluation: Evaluation) -> Result<(), WorkerError> {
         match self.asked {
-            Asked::Evaluate(epoch) => {
-                self.asked = Asked::Nothing;
+            LastAction::Evaluate(epoch) => {
+                self.asked = LastAction::Nothing;
                 self.driver.evaluated(epoch, &evaluation)
             }
-            Asked::Final(end) => {
+            LastAction::Final(end) => {
                 self.evaluation = Some(evaluation);
                 self.over(end).map(drop)
             }
@@ -277,13 +279,13 @@ impl Run {
         }
     }
 
-    /// The end of a job that is [`Turn::Over`]: what this worker did, and the final weights.
+    /// The end of a job that is [`LoopAction::Over`]: what this worker did, and the final weights.
     ///
     /// # Errors
     /// It is not over: there are minibatches left.
     pub fn finish(self) -> Result<WorkerReport, WorkerError> {
         match self.asked {
-            Asked::Over => Ok(WorkerReport {
+            LastAction::Over => Ok(WorkerReport {
                 steps: self.driver.steps,
                 samples: self.driver.samples,
                 seconds: self.driver.clock.seconds(),

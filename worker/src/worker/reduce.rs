@@ -13,13 +13,13 @@
 use super::{
     Clock, Shared, WorkerError, WorkerOptions, WorkerReport, client_options,
     evaluate::{Watch, evaluate, own_share},
-    follower::Following,
+    follower::Follower,
     training::finite,
 };
 use crate::{
     Job,
     checkpoints::{self, Author, Checkpoints},
-    engine::{Engine, Stepped},
+    engine::{Engine, StepLoss},
     group::Ranks,
     local::Local,
     recorder::{self, Progress, Recorder, wall},
@@ -45,10 +45,10 @@ pub(super) fn run(
     let parts = layout.buckets().iter().map(part).collect();
     let on_device = model.resident().is_some();
     let mut engine = Engine::with(Local::new(job, &tensors, on_device), model, parts, ranks);
-    let mut following = Following::new(job, options, data);
+    let mut following = Follower::new(job, options, data);
     loop {
         if engine.leads() {
-            let lead = Lead::join(job, options, data, &tensors, &layout, engine.model());
+            let lead = LeaderState::join(job, options, data, &tensors, &layout, engine.model());
             match lead.and_then(|(mut lead, beginning)| lead.train(&mut engine, beginning)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
                 // Another group has been this worker while this process was stopped.
@@ -69,7 +69,7 @@ pub(super) fn run(
 }
 
 /// What the rank that leads has beside its state.
-struct Lead<'a> {
+struct LeaderState<'a> {
     job: &'a Job,
     options: &'a WorkerOptions,
     data: &'a Shared,
@@ -84,7 +84,7 @@ struct Lead<'a> {
     begun: Step,
 }
 
-impl<'a> Lead<'a> {
+impl<'a> LeaderState<'a> {
     /// Meets the servers. With it what the job begins with.
     fn join(
         job: &'a Job,
@@ -210,7 +210,7 @@ impl<'a> Lead<'a> {
         self.end(engine, done)
     }
 
-    fn note_step(&mut self, done: Step, epoch: u64, stepped: Stepped, now: bool) -> Result<(), WorkerError> {
+    fn note_step(&mut self, done: Step, epoch: u64, stepped: StepLoss, now: bool) -> Result<(), WorkerError> {
         let progress = Progress {
             step: done,
             epoch,

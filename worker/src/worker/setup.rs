@@ -123,7 +123,7 @@ impl Setup<'_> {
 
 /// What your loop does next.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Turn {
+pub enum LoopAction {
     /// Compute the gradient of a minibatch at [`Run::weights`](super::Run::weights); hand it over by [`Run::ready`](super::Run::ready), then call [`Run::trained`](super::Run::trained).
     Train(Minibatch),
     /// Evaluate [`Run::weights`](super::Run::weights) on this worker's share of the held-out samples, then call [`Run::evaluated`](super::Run::evaluated).

@@ -2,15 +2,15 @@
 
 use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
-    driver::{Driver, End, Landing, Turn},
+    driver::{Driver, DriverAction, End, Landing},
     evaluate::{Watch, evaluate},
 };
 use crate::{
-    engine::{Engine, Stepped},
+    engine::{Engine, StepLoss},
     job::Job,
     samples::{fill, shape_of},
-    slow::Slow,
-    streamed::Stopped,
+    slow::Slowdown,
+    streamed::StreamError,
 };
 use paraft_client::{Client, Pull, Pulled};
 use paraft_common::{Layout, Share, Step, WorkerId};
@@ -26,7 +26,7 @@ pub(super) struct Training<'a> {
     pub test: Arc<Dataset>,
     pub engine: Engine<'a>,
     pub driver: Driver,
-    pub slow: Slow,
+    pub slow: Slowdown,
 }
 
 /// To where the model wants its weights.
@@ -49,7 +49,7 @@ impl Landing for Engine<'_> {
 }
 
 /// What came of a minibatch.
-enum Made {
+enum MinibatchResult {
     /// The sum of the losses, and samples; `None`: no data is left.
     Trained(Option<(f64, u64)>),
     /// This worker had been taken out meanwhile.
@@ -74,22 +74,22 @@ impl Training<'_> {
         let (mut epoch_of_order, mut order) = (u64::MAX, Vec::new());
         loop {
             match self.driver.next(&mut self.engine)? {
-                Turn::Begin(done) => {
+                DriverAction::Begin(done) => {
                     if feed.after != done {
                         feed = self.feed(done)?;
                     }
                 }
-                Turn::Gradient { step, ask_ahead, goes_on } => {
+                DriverAction::Gradient { step, ask_ahead, goes_on } => {
                     match self.gradient(step, (ask_ahead, goes_on), &mut feed)? {
-                        Made::Trained(trained) => self.driver.trained(trained),
-                        Made::Rejoined(pulled) => self.driver.rejoined(pulled),
+                        MinibatchResult::Trained(trained) => self.driver.trained(trained),
+                        MinibatchResult::Rejoined(pulled) => self.driver.rejoined(pulled),
                     }
                 }
-                Turn::Local { step, clock } => {
+                DriverAction::Local { step, clock } => {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
                 }
-                Turn::Evaluate { epoch, share } => {
+                DriverAction::Evaluate { epoch, share } => {
                     let share = match self.engine.streams() {
                         Some(streamed) => streamed.fetch_whole(&mut self.driver.client)?.unwrap_or(share),
                         None => share,
@@ -102,15 +102,15 @@ impl Training<'_> {
                     })?;
                     self.driver.evaluated(epoch, &e)?;
                 }
-                Turn::Chunk { epoch, chunk } => {
+                DriverAction::Chunk { epoch, chunk } => {
                     if epoch_of_order != epoch {
                         (epoch_of_order, order) = (epoch, self.plan.sampler.order(epoch));
                     }
                     let minibatches = self.prepare(&order, chunk, &feed);
                     self.driver.prepared(minibatches);
                 }
-                Turn::DropChunk => feed = self.feed(self.driver.done())?, // what is left in it is another's now
-                Turn::End(end) => {
+                DriverAction::DropChunk => feed = self.feed(self.driver.done())?, // what is left in it is another's now
+                DriverAction::End(end) => {
                     if end.first || self.options.weights.is_some() {
                         self.engine.gather()?;
                     }
@@ -177,9 +177,9 @@ impl Training<'_> {
         step: Step,
         (ask_ahead, goes_on): (bool, bool),
         feed: &mut Feed,
-    ) -> Result<Made, WorkerError> {
+    ) -> Result<MinibatchResult, WorkerError> {
         let Some(batch) = feed.next.take().map(Ok).or_else(|| feed.batches.next()) else {
-            return Ok(Made::Trained(None));
+            return Ok(MinibatchResult::Trained(None));
         };
         let batch = batch?;
         if goes_on && self.engine.goes_on() {
@@ -189,8 +189,8 @@ impl Training<'_> {
         let stepped = if self.engine.streams().is_some() {
             match self.slow.step(|| self.engine.step_streamed(client, step, &batch)) {
                 Ok(stepped) => stepped,
-                Err(Stopped::Rejoined(pulled)) => return Ok(Made::Rejoined(pulled)),
-                Err(Stopped::Failed(e)) => return Err(e),
+                Err(StreamError::Rejoined(pulled)) => return Ok(MinibatchResult::Rejoined(pulled)),
+                Err(StreamError::Failed(e)) => return Err(e),
             }
         } else {
             if ask_ahead {
@@ -198,9 +198,9 @@ impl Training<'_> {
             }
             self.slow.step(|| self.engine.step(client, step, (&batch, feed.next.as_ref())))?
         };
-        let Stepped { loss, samples } = finite(stepped, step, self.driver.worker())?;
+        let StepLoss { loss, samples } = finite(stepped, step, self.driver.worker())?;
         feed.batches.recycle(batch);
-        Ok(Made::Trained(Some((f64::from(loss) * samples as f64, samples))))
+        Ok(MinibatchResult::Trained(Some((f64::from(loss) * samples as f64, samples))))
     }
 
     /// One minibatch at the worker's own weights, which move; `clock`: how many it had trained before.
@@ -216,7 +216,7 @@ impl Training<'_> {
         };
         let batch = batch?;
         let (loss, gradient) = self.slow.step(|| self.engine.gradient_at(local.weights(), &batch))?;
-        finite(Stepped { loss, samples: 0 }, step, worker)?;
+        finite(StepLoss { loss, samples: 0 }, step, worker)?;
         local.step(clock, gradient).map_err(|e| ModelError::new(format!("{step} of {worker}: {e}")))?;
         let trained = (f64::from(loss) * batch.n as f64, batch.n as u64);
         feed.batches.recycle(batch);
@@ -235,7 +235,7 @@ impl Training<'_> {
 }
 
 /// A loss that is no number ends the training, on every rank.
-pub(super) fn finite(stepped: Stepped, step: Step, worker: WorkerId) -> Result<Stepped, WorkerError> {
+pub(super) fn finite(stepped: StepLoss, step: Step, worker: WorkerId) -> Result<StepLoss, WorkerError> {
     match stepped.loss.is_finite() {
         true => Ok(stepped),
         false => Err(WorkerError::NotFinite { loss: stepped.loss, step, worker }),

@@ -14,8 +14,8 @@ use paraft_session::{Next, Pull, Pulled};
 use std::time::Duration;
 
 /// The last checkpoint waits so often for what is in its way on a server: an image that is being fetched, say.
-const LAST_TRIES: u32 = 100;
-const TRY_AGAIN: Duration = Duration::from_millis(50);
+const MAX_TRIES: u32 = 100;
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Where a worker is.
 pub(crate) struct Leased {
@@ -115,7 +115,7 @@ impl Trainer {
                 if due {
                     self.queue.push_back(Action::WriteAfter { step, epochs, last });
                 }
-                l.at = At::Over { epochs, due, tries: if last { LAST_TRIES } else { 1 } };
+                l.at = At::Over { epochs, due, tries: if last { MAX_TRIES } else { 1 } };
                 self.does(Action::Pull(Pull { checkpoint: due, ..Pull::of(step) }), State::Leased(l));
             }
             Next::Rejoined(step) => {
@@ -167,7 +167,7 @@ impl Trainer {
             }
             At::Over { epochs, due, tries } if !rejoined => {
                 if due && !pulled.checkpoint && tries > 1 {
-                    self.queue.push_back(Action::Wait(TRY_AGAIN));
+                    self.queue.push_back(Action::Wait(RETRY_DELAY));
                     l.at = At::Over { epochs, due, tries: tries - 1 };
                     let pull = Pull { checkpoint: true, ..Pull::of(self.done) };
                     return self.does(Action::Pull(pull), State::Leased(l));

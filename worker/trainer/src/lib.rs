@@ -41,5 +41,5 @@ mod local;
 mod steps;
 mod trainer;
 
-pub use steps::{Due, Steps};
+pub use steps::{CheckpointSteps, Steps};
 pub use trainer::{Action, Options, Stepped, Trainer};

@@ -57,7 +57,7 @@ impl Steps {
 
 /// The steps at which checkpoints are due. The same on every worker of a job.
 #[derive(Clone, Copy, Debug)]
-pub struct Due {
+pub struct CheckpointSteps {
     steps: Option<u64>,
     epochs: Option<u64>,
     total: u64,
@@ -65,7 +65,7 @@ pub struct Due {
     between: Option<(u64, u64)>,
 }
 
-impl Due {
+impl CheckpointSteps {
     /// Every so many steps and every so many epochs, in a job of these steps and chunks.
     pub fn new(steps: Option<u64>, epochs: Option<u64>, of: &Steps, leased: Option<ChunkPlan>) -> Self {
         let between = leased.map(|c| (epochs.unwrap_or(1), c.epochs));

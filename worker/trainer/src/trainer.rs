@@ -3,7 +3,7 @@
 use crate::{
     leased::Leased,
     local::Local,
-    steps::{Due, Steps},
+    steps::{CheckpointSteps, Steps},
 };
 use paraft_common::{Layout, Share, Step, WorkerId, config::ChunkPlan, local::LocalConfig};
 use paraft_session::{Next, Pull, Pulled};
@@ -27,7 +27,7 @@ pub struct Options {
     /// This one, where the servers do not say which.
     pub share: Share,
     /// When checkpoints are due, where the job makes any.
-    pub due: Option<Due>,
+    pub due: Option<CheckpointSteps>,
     /// The chunks of the leased sampler.
     pub leased: Option<ChunkPlan>,
     /// Epochs that were done when the job began.

@@ -6,7 +6,7 @@ use paraft_common::{
     local::{Diloco, Downpour, Easgd, LocalConfig},
 };
 use paraft_session::{Next, Pulled};
-use paraft_trainer::{Action, Due, Options, Steps, Trainer};
+use paraft_trainer::{Action, CheckpointSteps, Options, Steps, Trainer};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn layout() -> Layout {
 
 /// What a worker did, put together from the actions.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct ActionLog {
     minibatches: u64,
     /// The clocks of its local minibatches.
     clocks: Vec<u64>,
@@ -38,9 +38,9 @@ struct Told {
 type Answer<'a> = dyn FnMut(u64, &paraft_session::Pull) -> Pulled + 'a;
 
 /// Drives a trainer to its end; panics where it asks for what makes no sense.
-fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> Told {
+fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> ActionLog {
     let mut trainer = Trainer::new(options, Step(0));
-    let mut told = Told::default();
+    let mut told = ActionLog::default();
     let (mut pulls, mut finished, mut begun, mut trains) = (0, false, false, true);
     // Of the step that is under way: which buckets were pushed.
     let mut open = (Step(0), BTreeSet::new());
@@ -135,7 +135,7 @@ fn a_rule() -> impl Strategy<Value = LocalConfig> {
 fn options(rule: LocalConfig, an_epoch: u64, epochs: u64) -> Options {
     let a_step = rule.rule().minibatches();
     let steps = Steps::new(an_epoch, a_step, epochs, None).expect("some steps");
-    let due = Some(Due::new(Some(3), None, &steps, None));
+    let due = Some(CheckpointSteps::new(Some(3), None, &steps, None));
     Options { evaluates: true, due, ..Options::new(WorkerId(0), steps, rule, layout()) }
 }
 
@@ -241,7 +241,7 @@ proptest! {
         let trained = queue.iter().filter(|n| matches!(n, Next::Train { .. })).count();
         let chunks = ChunkPlan { per_epoch: 7, epochs: 3 };
         let base = options(LocalConfig::default(), 7, 3);
-        let due = Some(Due::new(None, Some(1), &base.steps, Some(chunks)));
+        let due = Some(CheckpointSteps::new(None, Some(1), &base.steps, Some(chunks)));
         let options = Options { leased: Some(chunks), due, ..base };
         let mut answer = |n: u64, pull: &paraft_session::Pull| {
             Pulled { rejoined: n == lost && !pull.last, ..in_order(n, pull) }

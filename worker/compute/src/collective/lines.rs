@@ -37,14 +37,14 @@ pub struct Lines {
 struct Line {
     /// Dropped first: ends the thread that writes, once all is written.
     out: Option<mpsc::Sender<(Tag, Vec<f32>)>>,
-    come: Mutex<Come>,
+    received: Mutex<Received>,
     writer: Option<thread::JoinHandle<()>>,
     reader: Option<thread::JoinHandle<()>>,
     socket: std::net::TcpStream,
 }
 
 #[derive(Debug)]
-struct Come {
+struct Received {
     next: mpsc::Receiver<io::Result<(Tag, Vec<f32>)>>,
     /// That came before it was waited for.
     early: HashMap<Tag, Vec<f32>>,
@@ -70,8 +70,8 @@ impl Lines {
             let writer = named("out").spawn(move || write_all(&write, &orders))?;
             let reader = named("in").spawn(move || read_all(read, longest, &say))?;
             let (writer, reader) = (Some(writer), Some(reader));
-            let come = Mutex::new(Come { next, early: HashMap::new() });
-            Ok((place, Line { out: Some(out), come, writer, reader, socket }))
+            let received = Mutex::new(Received { next, early: HashMap::new() });
+            Ok((place, Line { out: Some(out), received, writer, reader, socket }))
         };
         let lines = wires.into_iter().map(line).collect::<io::Result<_>>().map_err(cannot)?;
         Ok(Self { lines: Arc::new(lines), watch })
@@ -100,14 +100,14 @@ impl Lines {
     /// The group is broken.
     pub fn receive(&self, place: usize, tag: Tag) -> Result<Vec<f32>, GroupError> {
         let line = self.lines.get(&place).ok_or_else(|| none(place))?;
-        let mut come = line.come.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(values) = come.early.remove(&tag) {
+        let mut received = line.received.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(values) = received.early.remove(&tag) {
             return Ok(values);
         }
         loop {
-            match come.next.recv() {
+            match received.next.recv() {
                 Ok(Ok((of, values))) if of == tag => return Ok(values),
-                Ok(Ok((of, values))) => drop(come.early.insert(of, values)),
+                Ok(Ok((of, values))) => drop(received.early.insert(of, values)),
                 Ok(Err(e)) => {
                     let seen =
                         GroupError::Broken(format!("the line to its rank at place {place} has ended: {e}"));
@@ -159,9 +159,9 @@ fn write_all(to: &WriteHalf, orders: &mpsc::Receiver<(Tag, Vec<f32>)>) {
 
 fn read_all(mut from: ReadHalf, longest: usize, say: &mpsc::Sender<io::Result<(Tag, Vec<f32>)>>) {
     loop {
-        let come = read(&mut from, longest);
-        let ended = come.is_err();
-        if say.send(come).is_err() || ended {
+        let received = read(&mut from, longest);
+        let ended = received.is_err();
+        if say.send(received).is_err() || ended {
             return;
         }
     }

@@ -72,7 +72,7 @@ impl Listener {
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Use {
+enum ConnectionKind {
     Watch,
     Bulk,
     Small,
@@ -100,9 +100,9 @@ pub(super) struct Connected {
 const MAGIC: u64 = u64::from_le_bytes(*b"paraftgr");
 const HELLO_BYTES: usize = 8 * 3 + 5;
 /// Who dialled has said its line by then, or is a stranger.
-const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
-fn hello(rendezvous: &Rendezvous, to: Use) -> [u8; HELLO_BYTES] {
+fn hello(rendezvous: &Rendezvous, to: ConnectionKind) -> [u8; HELLO_BYTES] {
     let mut line = [0; HELLO_BYTES];
     line[..8].copy_from_slice(&MAGIC.to_le_bytes());
     line[8..16].copy_from_slice(&rendezvous.secret.to_le_bytes());
@@ -113,9 +113,11 @@ fn hello(rendezvous: &Rendezvous, to: Use) -> [u8; HELLO_BYTES] {
 }
 
 /// Place and use of who says this line; `None` for a stranger.
-fn understood(rendezvous: &Rendezvous, line: &[u8; HELLO_BYTES]) -> Option<(usize, Use)> {
+fn understood(rendezvous: &Rendezvous, line: &[u8; HELLO_BYTES]) -> Option<(usize, ConnectionKind)> {
     let place = u32::from_le_bytes([line[24], line[25], line[26], line[27]]) as usize;
-    let to = [Use::Watch, Use::Bulk, Use::Small, Use::Line].into_iter().find(|u| *u as u8 == line[28])?;
+    let to = [ConnectionKind::Watch, ConnectionKind::Bulk, ConnectionKind::Small, ConnectionKind::Line]
+        .into_iter()
+        .find(|u| *u as u8 == line[28])?;
     let told = Rendezvous { place, ..rendezvous.clone() };
     (place < rendezvous.ranks.len() && place != rendezvous.place && hello(&told, to) == *line)
         .then_some((place, to))
@@ -134,13 +136,15 @@ pub(super) fn connect(
     }
     let deadline = Instant::now() + within;
     let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
-    let with_each: &[Use] = if lines { &[Use::Watch, Use::Line] } else { &[Use::Watch] };
+    let with_each: &[ConnectionKind] =
+        if lines { &[ConnectionKind::Watch, ConnectionKind::Line] } else { &[ConnectionKind::Watch] };
     let to_all = |places: std::ops::Range<usize>| {
         places.flat_map(|place| with_each.iter().map(move |to| (place, *to)))
     };
-    let to_dial: Vec<(usize, Use)> = to_all(0..me).chain([(next, Use::Bulk), (next, Use::Small)]).collect();
-    let mut expected: Vec<(usize, Use)> = to_all(me + 1..n).collect();
-    expected.extend([(previous, Use::Bulk), (previous, Use::Small)]);
+    let to_dial: Vec<(usize, ConnectionKind)> =
+        to_all(0..me).chain([(next, ConnectionKind::Bulk), (next, ConnectionKind::Small)]).collect();
+    let mut expected: Vec<(usize, ConnectionKind)> = to_all(me + 1..n).collect();
+    expected.extend([(previous, ConnectionKind::Bulk), (previous, ConnectionKind::Small)]);
     // Each at the same time, beside those who dial here: under TLS who dials waits for an answer, and so may the other.
     let (mut dialled, accepted) = std::thread::scope(|scope| {
         let dials: Vec<_> = (to_dial.iter())
@@ -157,10 +161,10 @@ pub(super) fn connect(
     let mut pair = |to| {
         Some(Neighbours { next: dialled.remove(&(next, to))?, previous: accepted.remove(&(previous, to))? })
     };
-    let (bulk, small) = (pair(Use::Bulk), pair(Use::Small));
+    let (bulk, small) = (pair(ConnectionKind::Bulk), pair(ConnectionKind::Small));
     let (mut peers, mut lines) = (BTreeMap::new(), BTreeMap::new());
     for ((place, to), wire) in dialled.into_iter().chain(accepted) {
-        let of = if to == Use::Line { &mut lines } else { &mut peers };
+        let of = if to == ConnectionKind::Line { &mut lines } else { &mut peers };
         of.insert(place, wire);
     }
     Ok(Connected { peers, bulk, small, lines })
@@ -170,10 +174,10 @@ pub(super) fn connect(
 fn accept_all(
     rendezvous: &Rendezvous,
     listener: &mut Listener,
-    expected: &[(usize, Use)],
+    expected: &[(usize, ConnectionKind)],
     deadline: Instant,
     within: Duration,
-) -> Result<BTreeMap<(usize, Use), Wire>, GroupError> {
+) -> Result<BTreeMap<(usize, ConnectionKind), Wire>, GroupError> {
     let mut accepted = BTreeMap::new();
     while accepted.len() < expected.len() {
         match accept(rendezvous, listener) {
@@ -192,7 +196,12 @@ fn accept_all(
     Ok(accepted)
 }
 
-fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Result<Wire, GroupError> {
+fn dial(
+    rendezvous: &Rendezvous,
+    place: usize,
+    to: ConnectionKind,
+    deadline: Instant,
+) -> Result<Wire, GroupError> {
     let Peer { rank, address } = &rendezvous.ranks[place];
     let dial = || {
         let at = address
@@ -214,12 +223,12 @@ fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Re
 }
 
 /// The next that dialled, if it is of this group.
-fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, Use), Wire)> {
+fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, ConnectionKind), Wire)> {
     let (socket, from) = listener.socket.accept().ok()?;
     let hear = || {
         socket.set_nonblocking(false)?;
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(HELLO_PATIENCE))?;
+        socket.set_read_timeout(Some(HELLO_TIMEOUT))?;
         let mut wire = Wire::accept(socket, &Access::ours(), &Expected::worker_of(&rendezvous.job))?;
         let mut line = [0; HELLO_BYTES];
         wire.read_exact(&mut line)?;

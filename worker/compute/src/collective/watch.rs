@@ -19,13 +19,13 @@ use std::{
 };
 
 /// How often everyone says that it is there.
-const BEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// A rank from which nothing was heard for this long is as good as dead: its process is stopped, or its host is.
-const SILENCE: Duration = Duration::from_secs(10);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection's end is seen by whoever read from it, and by this thread a moment later.
-const REASON_PATIENCE: Duration = Duration::from_secs(2);
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
-const HERE: u8 = b'.';
+const ALIVE: u8 = b'.';
 /// It leaves in order: what it has said still counts.
 const LEAVING: u8 = b'L';
 /// It has seen the group break; the rank that is to blame follows.
@@ -128,7 +128,7 @@ impl Watch {
     /// Whether the group is broken, or is found to be within a moment.
     pub fn breaks(&self) -> bool {
         let state = self.shared.lock();
-        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, |s| s.broken.is_none());
+        let wait = self.shared.changed.wait_timeout_while(state, REASON_TIMEOUT, |s| s.broken.is_none());
         wait.is_ok_and(|(s, _)| s.broken.is_some())
     }
 
@@ -137,7 +137,7 @@ impl Watch {
     pub fn reason(&self, seen: GroupError) -> GroupError {
         let state = self.shared.lock();
         let unknown = |s: &mut State| s.broken.is_none() && s.left.is_none();
-        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, unknown);
+        let wait = self.shared.changed.wait_timeout_while(state, REASON_TIMEOUT, unknown);
         let (broken, left) = wait.map_or((None, None), |(s, _)| (s.broken.clone(), s.left));
         let lost = left.map(|rank| GroupError::Lost { rank, how: "it has left".into() });
         broken.unwrap_or_else(|| {
@@ -198,7 +198,7 @@ impl Watcher {
     fn run(mut self) {
         let mut said = Instant::now();
         loop {
-            let wait = BEAT.saturating_sub(said.elapsed()).as_millis() as u16;
+            let wait = HEARTBEAT_INTERVAL.saturating_sub(said.elapsed()).as_millis() as u16;
             let mut fds = vec![PollFd::new(self.woken.as_fd(), PollFlags::POLLIN)];
             let there = |o: &&Other| !o.leaving;
             let streams = self.others.iter().filter(there);
@@ -212,9 +212,9 @@ impl Watcher {
                 Ok(_) => return self.spread(),
                 Err(_) => {}
             }
-            if said.elapsed() >= BEAT {
+            if said.elapsed() >= HEARTBEAT_INTERVAL {
                 said = Instant::now();
-                self.say(&[HERE]);
+                self.say(&[ALIVE]);
             }
             if let Some(why) = self.others.iter_mut().filter(|o| !o.leaving).find_map(Other::listen) {
                 self.shared.end(why);
@@ -287,8 +287,8 @@ impl Other {
                 Err(e) => return lost(&format!("its connection has ended: {e}")),
             }
         }
-        if self.heard.elapsed() > SILENCE {
-            return lost(&format!("nothing was heard of it for {SILENCE:?}"));
+        if self.heard.elapsed() > SILENCE_TIMEOUT {
+            return lost(&format!("nothing was heard of it for {SILENCE_TIMEOUT:?}"));
         }
         None
     }

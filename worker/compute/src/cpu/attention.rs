@@ -3,7 +3,7 @@
 
 use crate::{
     cpu::{
-        matrix::{Matrix, Onto, product},
+        matrix::{Matrix, ProductStart, product},
         simd::Cpu,
         threads::Threads,
         vector::{exp, largest, load, places, store},
@@ -49,7 +49,7 @@ pub fn forward(threads: &Threads, s: AttentionShape, qkv: &[f32], out: &mut [f32
                     softmax(one.cpu(), rows.start, weights, s.scale(), lse);
                     let (p, v) = (Matrix::rows(weights, rows.end), Matrix::rows(head.v, 3 * w));
                     let out = &mut out[rows.start * w + h * s.head..];
-                    product(&one, [rows.len(), rows.end, s.head], p, v, (out, w), Onto::Zero);
+                    product(&one, [rows.len(), rows.end, s.head], p, v, (out, w), ProductStart::Zero);
                 }
             });
         }
@@ -81,14 +81,14 @@ pub fn backward(
                 // From the last block on, since its products reach all keys and values: the others are added to them.
                 for rows in blocks(t).rev() {
                     let (m, n) = (rows.len(), rows.end);
-                    let onto = if n == t { Onto::Zero } else { Onto::Sum };
+                    let onto = if n == t { ProductStart::Zero } else { ProductStart::Sum };
                     let dout = &dout[rows.start * w..];
                     head.scores(&rows, p);
                     weights(one.cpu(), rows.start, p, s.scale(), &lse[rows.clone()]);
                     let (pt, right) = (Matrix::columns(p, n), Matrix::rows(dout, w));
                     product(&one, [n, m, d], pt, right, (&mut dqkv[2 * w + h * d..], wide), onto);
                     let (left, v) = (Matrix::rows(dout, w), Matrix::columns(head.v, wide));
-                    product(&one, [m, d, n], left, v, (&mut *dp, n), Onto::Zero);
+                    product(&one, [m, d, n], left, v, (&mut *dp, n), ProductStart::Zero);
                     let outs = (&out[rows.start * w..], dout);
                     dscores(one.cpu(), [m, n, d, w], s.scale(), p, dp, outs);
                     let (left, k) = (Matrix::rows(dp, n), Matrix::rows(head.k, wide));
@@ -98,7 +98,7 @@ pub fn backward(
                         left,
                         k,
                         (&mut dqkv[rows.start * wide + h * d..], wide),
-                        Onto::Zero,
+                        ProductStart::Zero,
                     );
                     let (left, q) =
                         (Matrix::columns(dp, n), Matrix::rows(&head.q[rows.start * wide..], wide));
@@ -128,7 +128,14 @@ impl<'a> Head<'a> {
     fn scores(&self, rows: &Range<usize>, scores: &mut [f32]) {
         let wide = 3 * self.shape.width();
         let (q, k) = (Matrix::rows(&self.q[rows.start * wide..], wide), Matrix::columns(self.k, wide));
-        product(self.threads, [rows.len(), self.shape.head, rows.end], q, k, (scores, rows.end), Onto::Zero);
+        product(
+            self.threads,
+            [rows.len(), self.shape.head, rows.end],
+            q,
+            k,
+            (scores, rows.end),
+            ProductStart::Zero,
+        );
     }
 }
 

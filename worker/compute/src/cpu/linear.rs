@@ -6,7 +6,7 @@
 
 use crate::{
     cpu::{
-        matrix::{Matrix, Onto, product},
+        matrix::{Matrix, ProductStart, product},
         threads::Threads,
         vector::{load, places, store},
     },
@@ -29,9 +29,9 @@ pub fn forward(
     assert!(bias.is_empty() || bias.len() == outputs, "linear: bias");
     let relu = activation == Activation::Relu;
     let onto = match bias.is_empty() {
-        true => Onto::Zero,
-        false if relu => Onto::BiasRelu(bias),
-        false => Onto::Bias(bias),
+        true => ProductStart::Zero,
+        false if relu => ProductStart::BiasRelu(bias),
+        false => ProductStart::Bias(bias),
     };
     let (x, weight) = (Matrix::rows(x, inputs), Matrix::columns(weight, inputs));
     product(threads, [n, inputs, outputs], x, weight, (y, outputs), onto);
@@ -52,7 +52,7 @@ pub fn backward_weight(
     let LinearShape { n, inputs, outputs } = shape;
     assert!(dbias.is_empty() || dbias.len() == outputs, "linear: dbias");
     let (left, right) = (Matrix::columns(dy, outputs), Matrix::rows(x, inputs));
-    product(threads, [outputs, n, inputs], left, right, (dweight, inputs), Onto::Zero);
+    product(threads, [outputs, n, inputs], left, right, (dweight, inputs), ProductStart::Zero);
     if dbias.is_empty() {
         return;
     }
@@ -80,5 +80,5 @@ fn sums<S: Token>(s: S, dy: &[f32], outputs: usize, to: &mut [f32]) {
 pub fn backward_input(threads: &Threads, shape: LinearShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
     let LinearShape { n, inputs, outputs } = shape;
     let (dy, weight) = (Matrix::rows(dy, outputs), Matrix::rows(weight, inputs));
-    product(threads, [n, outputs, inputs], dy, weight, (dx, inputs), Onto::Zero);
+    product(threads, [n, outputs, inputs], dy, weight, (dx, inputs), ProductStart::Zero);
 }

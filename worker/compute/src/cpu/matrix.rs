@@ -64,7 +64,7 @@ impl<'a> Matrix<'a> {
 
 /// What a product starts from, and what is done with it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Onto<'a> {
+pub(crate) enum ProductStart<'a> {
     /// Nothing: `c` is not read.
     Zero,
     /// What is in `c`.
@@ -75,7 +75,7 @@ pub(crate) enum Onto<'a> {
     BiasRelu(&'a [f32]),
 }
 
-impl<'a> Onto<'a> {
+impl<'a> ProductStart<'a> {
     fn columns(self, from: usize) -> Self {
         match self {
             Self::Bias(b) => Self::Bias(&b[from..]),
@@ -103,7 +103,7 @@ pub(crate) fn product(
     a: Matrix,
     b: Matrix,
     (c, stride): (&mut [f32], usize),
-    onto: Onto,
+    onto: ProductStart,
 ) {
     if m == 0 || n == 0 {
         return;
@@ -131,7 +131,7 @@ fn rows(
     a: Matrix,
     b: Matrix,
     c: (&mut [f32], usize),
-    onto: Onto,
+    onto: ProductStart,
     room: &mut Room,
 ) {
     dispatch!(cpu.level(), s => blocks(s, dims, a, b, c, onto, room));
@@ -144,7 +144,7 @@ fn blocks<S: Token>(
     a: Matrix,
     b: Matrix,
     (c, stride): (&mut [f32], usize),
-    onto: Onto,
+    onto: ProductStart,
     room: &mut Room,
 ) {
     let len = S::f32s::LEN;

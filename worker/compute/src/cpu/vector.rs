@@ -66,12 +66,12 @@ pub(crate) fn largest<S: Token>(s: S, x: &[f32]) -> f32 {
 }
 
 /// Below this `exp` is 0, where exactly it would be less than the smallest normal number.
-const LEAST: f32 = -87.3;
+const EXP_MIN: f32 = -87.3;
 /// Above it `exp` is infinite, where exactly it would be more than two thirds of the largest number: 2^128 is none.
-const MOST: f32 = 88.3;
+const EXP_MAX: f32 = 88.3;
 
-/// `e` to the power of each value: to 2 units in the last place (the test is by its relative error); 0 below [`LEAST`] and
-/// infinity above [`MOST`].
+/// `e` to the power of each value: to 2 units in the last place (the test is by its relative error); 0 below [`EXP_MIN`] and
+/// infinity above [`EXP_MAX`].
 ///
 /// `x = n ln 2 + r` with a whole `n`; `e^r` is a polynomial, whose coefficients are those of Cephes' `expf`, and `2^n` is made of
 /// `n`'s bits.
@@ -82,7 +82,7 @@ pub(crate) fn exp<S: Token>(s: S, x: S::f32s) -> S::f32s {
     /// `ln 2` in two parts, of which the first has few bits: its products with whole numbers are exact.
     const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     const SERIES: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-    let (least, most) = (S::f32s::splat(s, LEAST), S::f32s::splat(s, MOST));
+    let (least, most) = (S::f32s::splat(s, EXP_MIN), S::f32s::splat(s, EXP_MAX));
     let within = x.max(least).min(most);
     let shifted = within.mul_add(S::f32s::splat(s, LOG2_E), S::f32s::splat(s, ROUND));
     let n = shifted - S::f32s::splat(s, ROUND);

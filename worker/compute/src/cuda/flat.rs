@@ -430,7 +430,7 @@ impl Outbox {
     }
 
     /// Begins to bring a part of the gradient to the host, behind the last mark and whatever was begun here before.
-    pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<Parcel> {
+    pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<GradientPart> {
         let n = part.len();
         let (name, geometry) = match wire {
             Wire::F32 => return self.send_values(&from.values, part),
@@ -456,15 +456,15 @@ impl Outbox {
         // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
         unsafe { self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values) }?;
         encoded.download(&self.stream, at..at + bytes, &mut to)?;
-        Ok(Parcel(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
+        Ok(GradientPart(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
     }
 
     /// The same of values that lie anywhere, as they are.
-    pub(super) fn send_values(&mut self, from: &Buffer<f32>, part: Range<usize>) -> Result<Parcel> {
+    pub(super) fn send_values(&mut self, from: &Buffer<f32>, part: Range<usize>) -> Result<GradientPart> {
         let bytes = Wire::F32.bytes(part.len());
         let mut to = self.pool.take(bytes)?;
         from.download(&self.stream, part, &mut to)?;
-        Ok(Parcel(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
+        Ok(GradientPart(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
     }
 }
 
@@ -476,9 +476,9 @@ impl Drop for Outbox {
 
 /// A part of the gradient that may still be on its way.
 #[derive(Debug)]
-pub struct Parcel(PinnedBytes);
+pub struct GradientPart(PinnedBytes);
 
-impl Parcel {
+impl GradientPart {
     /// Waits until it is there.
     pub fn wait(self) -> Result<PinnedBytes> {
         self.0.memory.as_ref().map_or(Ok(()), Pinned::wait)?;

@@ -40,7 +40,7 @@ impl Recording {
 
     /// What was written down; none if that was nothing.
     pub fn end(mut self) -> Result<Option<Graph>> {
-        let Some(written) = Written::of(&mut self)? else { return Ok(None) };
+        let Some(written) = CapturedGraph::of(&mut self)? else { return Ok(None) };
         let context = self.stream.context();
         let mut nodes = 0;
         // SAFETY: the graph is alive; without room for them the nodes are only counted.
@@ -61,14 +61,14 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         // What was written down until an error is given back.
-        let _ = Written::of(self);
+        let _ = CapturedGraph::of(self);
     }
 }
 
 /// A graph that cannot be begun yet.
-struct Written(sys::CUgraph);
+struct CapturedGraph(sys::CUgraph);
 
-impl Written {
+impl CapturedGraph {
     /// Ends a recording, if it has not ended.
     fn of(recording: &mut Recording) -> Result<Option<Self>> {
         if !std::mem::take(&mut recording.open) {
@@ -93,7 +93,7 @@ impl Written {
     }
 }
 
-impl Drop for Written {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         // SAFETY: made once, given back once.
         unsafe { sys::cuGraphDestroy(self.0) };

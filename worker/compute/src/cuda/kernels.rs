@@ -110,11 +110,11 @@ impl Kernels {
         // SAFETY: the module is loaded and the name ends with zero; writes one handle.
         let code = unsafe { sys::cuModuleGetFunction(&mut raw, module, text.as_ptr()) };
         self.context.check(code, || format!("cuModuleGetFunction of {name}"))?;
-        const WITHOUT_ASKING: u32 = 48 << 10;
-        if shared > WITHOUT_ASKING {
-            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
+        const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+        if shared > DEFAULT_SHARED_BYTES {
+            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_SHARED_BYTES;
             // SAFETY: the function was just found.
-            let code = unsafe { sys::cuFuncSetAttribute(raw, MOST, shared as i32) };
+            let code = unsafe { sys::cuFuncSetAttribute(raw, MAX_SHARED_BYTES, shared as i32) };
             self.context
                 .check(code, || format!("cuFuncSetAttribute: {shared} bytes of shared memory for {name}"))?;
         }

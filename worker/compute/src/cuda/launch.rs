@@ -129,8 +129,8 @@ impl Launcher {
             return Ok(()); // nothing to do
         }
         let function = self.kernels.function(unit, name, geometry.shared)?;
-        let mut places: [*mut c_void; MOST_ARGS] = [std::ptr::null_mut(); MOST_ARGS];
-        assert!(args.len() <= MOST_ARGS, "{name}: {} arguments", args.len());
+        let mut places: [*mut c_void; MAX_ARGS] = [std::ptr::null_mut(); MAX_ARGS];
+        assert!(args.len() <= MAX_ARGS, "{name}: {} arguments", args.len());
         for (place, (_, arg)) in places.iter_mut().zip(args) {
             *place = arg.place();
         }
@@ -156,7 +156,7 @@ impl Launcher {
 }
 
 /// Most arguments that a kernel has.
-const MOST_ARGS: usize = 20;
+const MAX_ARGS: usize = 20;
 
 fn describe(name: &str, g: Geometry, args: &[(&str, Arg)]) -> String {
     let [x, y, z] = g.grid;

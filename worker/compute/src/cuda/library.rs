@@ -171,22 +171,22 @@ impl Part {
 
 /// A library that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundLibrary {
     /// Under this name.
     pub file: String,
 }
 
 /// Looks for a library and for the functions that we call; the error says what is missing and what to do. Asked once for each
 /// library and process.
-pub fn find(part: Part) -> Result<&'static Found, &'static str> {
-    static FOUND: [OnceLock<Result<Found, String>>; Part::ALL.len()] =
+pub fn find(part: Part) -> Result<&'static FoundLibrary, &'static str> {
+    static LIBRARIES: [OnceLock<Result<FoundLibrary, String>>; Part::ALL.len()] =
         [const { OnceLock::new() }; Part::ALL.len()];
     let look = || {
         static PRELOADED: OnceLock<()> = OnceLock::new();
         PRELOADED.get_or_init(preload);
         search(part)
     };
-    FOUND[part as usize].get_or_init(look).as_ref().map_err(String::as_str)
+    LIBRARIES[part as usize].get_or_init(look).as_ref().map_err(String::as_str)
 }
 
 /// Whether the driver has the functions of CUDA graphs; without them all work is begun piece by piece.
@@ -211,7 +211,7 @@ pub fn has_graphs() -> bool {
     })
 }
 
-fn search(part: Part) -> Result<Found, String> {
+fn search(part: Part) -> Result<FoundLibrary, String> {
     for file in part.files() {
         // SAFETY: opening one of CUDA's libraries runs its initialisers, which is what it is opened for.
         let Ok(library) = (unsafe { Library::new(*file) }) else { continue };
@@ -227,7 +227,7 @@ fn search(part: Part) -> Result<Found, String> {
         }
         // What was opened stays open: whoever calls it (cudarc, most of the time) opens it again, by the same name.
         std::mem::forget(library);
-        return Ok(Found { file: (*file).to_string() });
+        return Ok(FoundLibrary { file: (*file).to_string() });
     }
     Err(format!("{} is not found ({}); {}", part.name(), part.files().join(", "), part.remedy()))
 }

@@ -355,12 +355,12 @@ impl<T: Plain> Staging<T> {
 }
 
 /// Bytes from which on a copy takes longer than to begin a thread.
-const COPIED_TOGETHER: usize = 2 << 20;
+const PARALLEL_COPY_BYTES: usize = 2 << 20;
 
 /// One core of a host copies a large batch more slowly than the device computes it.
 pub(crate) fn copy<T: Plain>(from: &[T], to: &mut [T]) {
     let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(4);
-    let threads = (size_of_val(from) / COPIED_TOGETHER).clamp(1, most);
+    let threads = (size_of_val(from) / PARALLEL_COPY_BYTES).clamp(1, most);
     if threads == 1 {
         return to.copy_from_slice(from);
     }
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_copy_by_several_threads_is_a_copy() {
-        for len in [0, 1, 1000, COPIED_TOGETHER, 3 * COPIED_TOGETHER + 7] {
+        for len in [0, 1, 1000, PARALLEL_COPY_BYTES, 3 * PARALLEL_COPY_BYTES + 7] {
             let from: Vec<u32> = (0..len as u32).collect();
             let mut to = vec![0; len];
             copy(&from, &mut to);

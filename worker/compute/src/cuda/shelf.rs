@@ -12,7 +12,7 @@ use crate::{
     cuda::{
         device::CudaDevice,
         driver::{Context, Event, Stream},
-        flat::{Gradient, Outbox, Params, Parcel, PinnedBytes, Run, Runs},
+        flat::{Gradient, GradientPart, Outbox, Params, PinnedBytes, Run, Runs},
         kernels::Unit,
         launch::{Arg, Geometry, Launcher, long},
         memory::{Buffer, Staging, copy},
@@ -64,7 +64,7 @@ pub struct Shelf {
     free_gradients: Vec<Cell>,
     gradient: Gradient,
     outbox: Outbox,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentPart>,
 }
 
 /// Memory for a part of the flat vector.
@@ -98,19 +98,19 @@ fn room(part: &Range<usize>) -> usize {
 
 /// A part of the gradient on its way to the host.
 #[derive(Debug)]
-struct Sent {
+struct SentPart {
     cell: Cell,
-    parcel: Parcel,
+    parcel: GradientPart,
 }
 
 /// A part of the gradient that has come.
 #[derive(Debug)]
-pub struct Come {
+pub struct ReceivedPart {
     cell: Cell,
     bytes: PinnedBytes,
 }
 
-impl Come {
+impl ReceivedPart {
     /// Writes its values where they are in the flat vector.
     pub fn write(&self, gradient: &mut [f32]) {
         copy(self.bytes.values(), &mut gradient[self.cell.range.clone()]);
@@ -343,25 +343,25 @@ impl Shelf {
         for cell in complete {
             let part = cell.begin()..cell.begin() + cell.range.len();
             let parcel = self.outbox.send_values(&cell.values, part)?;
-            self.sent.push_back(Sent { cell, parcel });
+            self.sent.push_back(SentPart { cell, parcel });
         }
         Ok(sent)
     }
 
     /// The next part of the gradient; waits for it. `None`: there is none, or, unless `all` are wanted, the device has the next layer's
     /// to compute first.
-    pub fn come(&mut self, all: bool) -> Result<Option<Come>> {
+    pub fn come(&mut self, all: bool) -> Result<Option<ReceivedPart>> {
         let least = if all { 0 } else { PARCELS };
         if self.sent.len() <= least {
             return Ok(None);
         }
-        let Some(Sent { cell, parcel }) = self.sent.pop_front() else { return Ok(None) };
+        let Some(SentPart { cell, parcel }) = self.sent.pop_front() else { return Ok(None) };
         let bytes = parcel.wait()?;
-        Ok(Some(Come { cell, bytes }))
+        Ok(Some(ReceivedPart { cell, bytes }))
     }
 
     /// It was written where it belongs.
-    pub fn took(&mut self, come: Come) {
+    pub fn took(&mut self, come: ReceivedPart) {
         self.free_gradients.push(come.cell);
     }
 

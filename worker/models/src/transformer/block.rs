@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     net::{Flat, NetResult},
-    slice::Among,
+    slice::SliceMember,
 };
 use paraft_compute::{
     Device,
@@ -14,7 +14,7 @@ use paraft_compute::{
 };
 
 /// What a block keeps for its backward pass.
-pub(super) struct Room<D: Device> {
+pub(super) struct BlockActivations<D: Device> {
     pub(super) normed1: D::Values,
     pub(super) stats1: D::Floats,
     pub(super) qkv: D::Values,
@@ -29,7 +29,7 @@ pub(super) struct Room<D: Device> {
     pub(super) out: D::Values,
 }
 
-impl<D: Device> Default for Room<D> {
+impl<D: Device> Default for BlockActivations<D> {
     fn default() -> Self {
         Self {
             normed1: Default::default(),
@@ -49,7 +49,7 @@ impl<D: Device> Default for Room<D> {
 }
 
 /// Gradients on their way back.
-pub(super) struct Back<D: Device> {
+pub(super) struct BackwardBuffers<D: Device> {
     pub(super) next: D::Values,
     pub(super) hidden: D::Values,
     pub(super) normed: D::Values,
@@ -65,7 +65,7 @@ pub(super) struct Block<'a> {
     pub(super) sizes: Sizes,
     pub(super) at: BlockAt,
     pub(super) n: usize,
-    pub(super) among: Option<&'a Among>,
+    pub(super) among: Option<&'a SliceMember>,
 }
 
 impl Block<'_> {
@@ -110,7 +110,7 @@ pub(super) fn block_forward<D: Device>(
     b: Block,
     params: &D::Params,
     x: &D::Values,
-    room: &mut Room<D>,
+    room: &mut BlockActivations<D>,
 ) -> NetResult {
     let (at, none) = (b.at, Activation::None);
     d.norm(b.norm(), x, None, params, at.norm1, &mut room.normed1, &mut room.stats1)?;
@@ -132,8 +132,8 @@ pub(super) fn block_backward<D: Device>(
     b: Block,
     (flat, layer): (&mut dyn Flat<D>, usize),
     x: &D::Values,
-    room: &Room<D>,
-    back: &mut Back<D>,
+    room: &BlockActivations<D>,
+    back: &mut BackwardBuffers<D>,
 ) -> NetResult {
     let (at, norm) = (b.at, b.norm());
     let (params, grads) = flat.layer(layer)?;

@@ -1,7 +1,7 @@
 //! Where a transformer's tensors are in the flat vector: the model's, or a slice's.
 
 use super::{NormKind, TransformerShape, block::Block};
-use crate::slice::{Among, Run, Runs, Slice};
+use crate::slice::{Run, Runs, Slice, SliceMember};
 use paraft_compute::shape::{EmbeddingAt, EmbeddingShape, LinearAt, LinearShape, NormAt};
 use std::ops::Range;
 
@@ -116,7 +116,7 @@ impl Places {
         shape: TransformerShape,
         block: usize,
         n: usize,
-        among: Option<&'a Among>,
+        among: Option<&'a SliceMember>,
     ) -> Block<'a> {
         Block { shape, sizes: self.sizes, at: self.blocks[block], n, among }
     }

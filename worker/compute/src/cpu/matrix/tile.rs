@@ -3,7 +3,7 @@
 //! Everything here is inlined into one function for each level and number of rows. No accumulator may have its address taken
 //! (a slice of it, a closure over it), or the compiler keeps them all in memory.
 
-use super::{Matrix, Onto};
+use super::{Matrix, ProductStart};
 use crate::cpu::simd::LANES;
 use fearless_simd::{Simd as Token, prelude::*};
 
@@ -25,7 +25,7 @@ pub(super) struct Tile<'a> {
     pub(super) cols: usize,
     /// Between rows of `c`.
     pub(super) stride: usize,
-    pub(super) start: Onto<'a>,
+    pub(super) start: ProductStart<'a>,
     pub(super) relu: bool,
 }
 
@@ -78,7 +78,7 @@ impl Tile<'_> {
         let len = S::f32s::LEN;
         let width = V * len;
         let mut acc = [[S::f32s::splat(s, 0.0); V]; R];
-        if let Onto::Bias(bias) = self.start {
+        if let ProductStart::Bias(bias) = self.start {
             let mut padded = [0.0; 2 * LANES];
             padded[..self.cols].copy_from_slice(&bias[..self.cols]);
             for v in 0..V {
@@ -88,7 +88,7 @@ impl Tile<'_> {
                 }
             }
         }
-        let onto = matches!(self.start, Onto::Sum);
+        let onto = matches!(self.start, ProductStart::Sum);
         if a.col == 1 {
             let rows: [&[f32]; R] = std::array::from_fn(|r| &a.values[r * a.row..][..self.kc]);
             match panel {

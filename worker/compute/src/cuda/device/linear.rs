@@ -18,7 +18,7 @@ use std::ops::Range;
 /// Columns of a language model's logits, and more than any layer's between. Where a row of so many doesn't end at 16 bytes there is a gap
 /// behind it, and the last few have products of their own: cuBLAS has its fast kernels for sizes and rows of whole vectors only. (On an H100,
 /// of 8192 rows of 50,257 in bf16, the three products took 15 of a step's 30 ms.)
-const ALIGNED_ABOVE: usize = 1024;
+const MAX_UNALIGNED_COLUMNS: usize = 1024;
 
 impl CudaDevice {
     /// `out[col] = Σ x[row, col]`, or added to what is there.
@@ -70,7 +70,7 @@ impl CudaDevice {
     /// Outputs of a layer that one product has: all, or of very many those that fill vectors, and the few behind them apart.
     fn runs(&self, outputs: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let vector = 16 / self.element_bytes();
-        let whole = if outputs > ALIGNED_ABOVE { outputs / vector * vector } else { outputs };
+        let whole = if outputs > MAX_UNALIGNED_COLUMNS { outputs / vector * vector } else { outputs };
         [0..whole, whole..outputs].into_iter().filter(|run| !run.is_empty())
     }
 
@@ -182,7 +182,7 @@ impl Linears for CudaDevice {
         before: Option<&mut Values>,
     ) -> Result {
         let len = shape.n * shape.outputs;
-        if at.bias.is_none() && activation == Activation::None && shape.outputs > ALIGNED_ABOVE {
+        if at.bias.is_none() && activation == Activation::None && shape.outputs > MAX_UNALIGNED_COLUMNS {
             self.sized_apart(y, shape.n, shape.outputs, "logits")?;
             let to = self.operand(y.begin(), y.pitch(shape.outputs));
             return self.product_linear(shape, x.address(), params, at, to);

@@ -1,6 +1,6 @@
 //! The thread that writes checkpoints, one after the other as they were ordered, and says what came of each.
 
-use super::{author::Author, save::Save, tell::Teller};
+use super::{author::Author, control_notifier::ControlNotifier, save::SaveTask};
 use crate::recorder::wall;
 use paraft_checkpoint::{Folder, Manifest, State};
 use paraft_client::checkpoints::FolderContents;
@@ -28,7 +28,7 @@ pub(super) enum Order {
     /// With the rates of its step.
     Write(Step, Vec<f64>),
     /// The state of now, which is the worker's after this step.
-    Save(Step, Save),
+    SaveTask(Step, SaveTask),
     /// This state, of a job whose ranks keep it themselves; and what names the job.
     Own(Step, Box<State>, u64),
     /// Only some shards keep an image of this step.
@@ -37,22 +37,22 @@ pub(super) enum Order {
 }
 
 /// What the thread has.
-pub(super) struct Desk {
+pub(super) struct CheckpointThread {
     pub author: Author,
     pub folder: Option<Folder>,
-    pub teller: Teller,
+    pub teller: ControlNotifier,
 }
 
 /// What this worker has written.
 #[derive(Default)]
-struct Written {
+struct WrittenCheckpoints {
     /// What names the job to the control group.
     job: u64,
     /// By step; the held-out loss where it is known.
     losses: BTreeMap<u64, Option<f64>>,
 }
 
-impl Desk {
+impl CheckpointThread {
     /// Until nobody can order any more. `waiting`: how many are to be written.
     pub fn work(
         self,
@@ -60,7 +60,7 @@ impl Desk {
         tell: &mpsc::Sender<event::Checkpoint>,
         waiting: &AtomicU64,
     ) {
-        let mut written = Written::default();
+        let mut written = WrittenCheckpoints::default();
         let mut epochs = None;
         while let Ok(order) = orders.recv() {
             match order {
@@ -68,7 +68,7 @@ impl Desk {
                     let _ = who.send(());
                 }
                 Order::Epochs(step, done) => epochs = Some((step, done)),
-                Order::Write(..) | Order::Own(..) | Order::Save(..) => {
+                Order::Write(..) | Order::Own(..) | Order::SaveTask(..) => {
                     let began = Instant::now();
                     let mut asker = None;
                     let (step, result) = match (order, &self.folder) {
@@ -80,11 +80,14 @@ impl Desk {
                             let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
                             (step, self.author.write(folder, step, done, rates))
                         }
-                        (Order::Save(step, Save { folder: None, rates, asker: who }), Some(folder)) => {
+                        (
+                            Order::SaveTask(step, SaveTask { folder: None, rates, asker: who }),
+                            Some(folder),
+                        ) => {
                             asker = Some(who);
                             (step, self.author.save(folder, step, &rates))
                         }
-                        (Order::Save(step, Save { folder: Some(folder), rates, asker }), _) => {
+                        (Order::SaveTask(step, SaveTask { folder: Some(folder), rates, asker }), _) => {
                             let saved = self.author.save(&folder, step, &rates);
                             let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
                             waiting.fetch_sub(1, SeqCst);
@@ -140,7 +143,7 @@ impl Desk {
     }
 
     /// Tells the control group what the folder holds now. Returns at once.
-    fn tell(&self, written: &Written) {
+    fn tell(&self, written: &WrittenCheckpoints) {
         let absolute = |p: &Path| std::path::absolute(p).unwrap_or_else(|_| p.to_path_buf());
         let Some(own) = &self.folder else { return };
         let best = own.best();

@@ -14,15 +14,15 @@ use std::{
 /// The control group is without a leader for a second or two at most; who waits for the end of the last try waits
 /// no longer than this.
 const TIMEOUT: Duration = Duration::from_secs(5);
-const TRY_AGAIN: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A worker's side of it. Dropped, it waits for the last try.
-pub(super) struct Teller {
+pub(super) struct ControlNotifier {
     news: Option<mpsc::Sender<FolderContents>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Teller {
+impl ControlNotifier {
     /// Starts the thread.
     pub fn start(servers: Vec<String>, transport: Transport) -> std::io::Result<Self> {
         let (news, received) = mpsc::channel();
@@ -39,7 +39,7 @@ impl Teller {
     }
 }
 
-impl Drop for Teller {
+impl Drop for ControlNotifier {
     fn drop(&mut self) {
         self.news = None;
         if let Some(t) = self.thread.take() {
@@ -81,13 +81,13 @@ fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<FolderCo
                 }
                 Err(why) => tracing::debug!(%why, "the control group is told again"),
             }
-            match news.recv_timeout(TRY_AGAIN) {
+            match news.recv_timeout(RETRY_DELAY) {
                 Ok(newer) => {
                     latest = newer;
                     deadline = Instant::now() + TIMEOUT;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(TRY_AGAIN), // the last one gets its time all the same
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(RETRY_DELAY), // the last one gets its time all the same
             }
         }
     }
