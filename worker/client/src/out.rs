@@ -1,4 +1,4 @@
-//! What goes out on a shard's stream, which may not be there yet.
+//! Messages to a shard's stream, which may not be open yet.
 
 use crate::initial::Messages;
 use paraft_lanes::Sender;
@@ -6,7 +6,7 @@ use paraft_proto::{ToShard, WithBulk, to_shard::Kind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
-/// What waits to go out. Initial states are made when their turn comes: those of a large model would fill the memory.
+/// Queued messages. An initial state is made only when it is sent: that of a large model would fill the memory.
 pub(crate) enum OutgoingMessage {
     One(Option<ToShard>),
     Initial(Messages),
@@ -30,23 +30,23 @@ impl From<ToShard> for OutgoingMessage {
     }
 }
 
-/// The way out.
+/// The sending side of a stream.
 pub(crate) struct Outgoing(Mutex<OutgoingState>);
 
 enum OutgoingState {
-    /// It is dialled; so much waits.
+    /// The stream is connecting; these messages wait.
     None(Vec<OutgoingMessage>),
     Lane(Arc<Sender<OutgoingMessage>>),
     Http(mpsc::UnboundedSender<OutgoingMessage>),
 }
 
 impl Outgoing {
-    /// Nothing is dialled yet.
+    /// No connection exists yet.
     pub fn new(first: OutgoingMessage) -> Arc<Self> {
         Arc::new(Self(Mutex::new(OutgoingState::None(vec![first]))))
     }
 
-    /// Sends it, as soon as there is a way.
+    /// Sends a message, as soon as the stream is open.
     pub fn send(&self, what: OutgoingMessage) {
         match &mut *self.lock() {
             OutgoingState::None(waits) => waits.push(what),
@@ -55,14 +55,14 @@ impl Outgoing {
         }
     }
 
-    /// Weights that came were taken.
+    /// The training thread took received weights.
     pub fn give_back(&self) {
         if let OutgoingState::Lane(lane) = &*self.lock() {
             lane.give_back();
         }
     }
 
-    /// There is a lane.
+    /// A lane is open.
     pub fn lane(&self, lane: Arc<Sender<OutgoingMessage>>) {
         let mut way = self.lock();
         if let OutgoingState::None(waits) = &mut *way {
@@ -71,7 +71,7 @@ impl Outgoing {
         *way = OutgoingState::Lane(lane);
     }
 
-    /// There is a stream over HTTP/2, which takes what comes there.
+    /// An HTTP/2 stream is open; it sends what the returned receiver yields.
     pub fn http(&self) -> mpsc::UnboundedReceiver<OutgoingMessage> {
         let (tx, rx) = mpsc::unbounded_channel();
         let mut way = self.lock();

@@ -1,13 +1,13 @@
-//! Buffers for payloads, used again: fresh memory would cost a page fault for each 4 KiB and cold caches.
+//! Reused payload buffers: fresh memory would cost a page fault per 4 KiB and cold caches.
 
 use bytes::Bytes;
 use std::sync::{Arc, Mutex};
 
-/// Buffers that no push uses at present, the one that was used last first: it is the one that the caches still hold.
+/// Free buffers. The last one used is taken first, because the caches still hold it.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Mutex<Vec<Vec<u8>>>,
-    /// Buffers that are kept.
+    /// The maximum number of buffers kept.
     most: usize,
 }
 
@@ -17,7 +17,8 @@ impl Pool {
         Arc::new(Self { free: Mutex::default(), most })
     }
 
-    /// What `fill` writes into an empty buffer. The buffer comes back when the last of the bytes is let go.
+    /// The bytes that `fill` writes into an empty buffer. The buffer returns to the pool when the last reference is
+    /// dropped.
     pub fn bytes(self: &Arc<Self>, capacity: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Bytes {
         let mut buffer = self.free.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_default();
         buffer.clear();

@@ -28,7 +28,7 @@ pub(super) enum Order {
     /// With the rates of its step.
     Write(Step, Vec<f64>),
     /// The state of now, which is the worker's after this step.
-    SaveTask(Step, SaveTask),
+    Save(Step, SaveTask),
     /// This state, of a job whose ranks keep it themselves; and what names the job.
     Own(Step, Box<State>, u64),
     /// Only some shards keep an image of this step.
@@ -68,7 +68,7 @@ impl CheckpointThread {
                     let _ = who.send(());
                 }
                 Order::Epochs(step, done) => epochs = Some((step, done)),
-                Order::Write(..) | Order::Own(..) | Order::SaveTask(..) => {
+                Order::Write(..) | Order::Own(..) | Order::Save(..) => {
                     let began = Instant::now();
                     let mut asker = None;
                     let (step, result) = match (order, &self.folder) {
@@ -80,14 +80,11 @@ impl CheckpointThread {
                             let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
                             (step, self.author.write(folder, step, done, rates))
                         }
-                        (
-                            Order::SaveTask(step, SaveTask { folder: None, rates, asker: who }),
-                            Some(folder),
-                        ) => {
+                        (Order::Save(step, SaveTask { folder: None, rates, asker: who }), Some(folder)) => {
                             asker = Some(who);
                             (step, self.author.save(folder, step, &rates))
                         }
-                        (Order::SaveTask(step, SaveTask { folder: Some(folder), rates, asker }), _) => {
+                        (Order::Save(step, SaveTask { folder: Some(folder), rates, asker }), _) => {
                             let saved = self.author.save(&folder, step, &rates);
                             let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
                             waiting.fetch_sub(1, SeqCst);

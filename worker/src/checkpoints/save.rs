@@ -58,7 +58,7 @@ impl Checkpoints {
         let (asker, told) = mpsc::channel();
         let folder = folder.map(Folder::new);
         self.waiting.fetch_add(1, SeqCst);
-        self.send(Order::SaveTask(step, SaveTask { folder, rates: rates.to_vec(), asker }));
+        self.send(Order::Save(step, SaveTask { folder, rates: rates.to_vec(), asker }));
         loop {
             match told.recv_timeout(POLL_INTERVAL) {
                 Ok(saved) => return saved,

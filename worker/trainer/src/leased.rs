@@ -5,54 +5,54 @@
 //!           └─────┴─[epoch over: Pull, Checkpoint, Evaluate]◀──────────────────────┘
 //! ```
 //!
-//! A chunk counts as done when its last push is acknowledged by every shard. A worker that dies before, or that loses its
-//! session, leaves the whole chunk to another.
+//! A chunk counts as done when every shard has acknowledged its last push. If a worker dies or loses its session
+//! before, another worker gets the whole chunk.
 
 use crate::trainer::{Action, State, Stepped, Trainer, mean};
 use paraft_common::{Step, config::ChunkPlan};
 use paraft_session::{Next, Pull, Pulled};
 use std::time::Duration;
 
-/// The last checkpoint waits so often for what is in its way on a server: an image that is being fetched, say.
+/// How often the last checkpoint waits for an obstacle on a server, such as an image that is being fetched.
 const MAX_TRIES: u32 = 100;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Where a worker is.
+/// A worker's state.
 pub(crate) struct Leased {
     chunks: ChunkPlan,
-    /// Epochs that are over, as far as it knows.
+    /// Epochs that are over, as far as the worker knows.
     epochs: u64,
-    /// The chunk that it has trained and not yet given account of.
+    /// The trained chunk that the worker has not reported yet.
     trained: Option<u64>,
     at: At,
 }
 
 enum At {
-    /// To ask for a chunk.
+    /// Ready to ask for a chunk.
     Ask,
     Asked,
-    /// A pull after a pause, then this chunk.
+    /// Pull after a pause, then train this chunk.
     Resumed(u64),
-    /// The chunk's minibatches are prepared.
+    /// The loop prepares the chunk's minibatches.
     Preparing(u64),
-    /// So many minibatches are left of this chunk.
+    /// This many minibatches of the chunk are left.
     Chunk {
         chunk: u64,
         left: u64,
     },
-    /// A minibatch of it is computed.
+    /// The loop computes one of its minibatches.
     Gradient {
         chunk: u64,
         left: u64,
         step: Step,
     },
-    /// It is pushed: the pull behind it.
+    /// Its gradient is pushed; the pull follows.
     Behind {
         chunk: u64,
         left: u64,
         loss: f32,
     },
-    /// The pull between epochs: how many are over, and how often it is tried yet where a checkpoint is due.
+    /// The pull between epochs: how many are over, and how many attempts a due checkpoint has had.
     Over {
         epochs: u64,
         due: bool,
@@ -109,7 +109,7 @@ impl Trainer {
                 }
             }
             Next::Over { epochs, write, step } => {
-                // A job that goes on from a checkpoint comes by here first, and has the checkpoint already.
+                // A job that resumes from a checkpoint passes here first, and already has that checkpoint.
                 let due = write && epochs > self.o.begun && self.o.due.is_some_and(|d| d.after(epochs));
                 let last = epochs == l.chunks.epochs;
                 if due {
@@ -178,13 +178,13 @@ impl Trainer {
                 if self.o.evaluates || last {
                     self.evaluate(epochs);
                 }
-                // Every push is acknowledged, and nobody has anything to push any more.
+                // All pushes are acknowledged, and no worker has anything left to push.
                 self.evaluated = last.then_some(epochs);
                 if due {
                     self.queue.push_back(Action::Checkpoint(pulled));
                 }
             }
-            // It asks again, and comes by here again.
+            // The worker asks again, and passes here again.
             _ => {}
         }
         self.state = State::Leased(l);
