@@ -1,4 +1,4 @@
-//! A step, and an evaluation.
+//! A training step and an evaluation.
 
 use super::{Engine, Memory, StepError, alone_only, gone};
 use crate::{
@@ -12,17 +12,17 @@ use paraft_client::Client;
 use paraft_common::{Share, Step};
 use paraft_models::{Batch, DeviceError, Evaluation, Model, ModelError, Part};
 
-/// A step that was made.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StepLoss {
     /// Mean over the group's ranks.
     pub loss: f32,
-    /// Of all ranks.
+    /// Samples of all ranks.
     pub samples: u64,
 }
 
 impl Engine<'_> {
-    /// One step of a model that is streamed, its gradient pushed bucket by bucket.
+    /// One step of a streamed model. It pushes the gradient bucket by bucket.
     pub fn step_streamed(
         &mut self,
         client: &mut Client,
@@ -39,7 +39,7 @@ impl Engine<'_> {
         Ok(StepLoss { loss, samples: batch.n as u64 })
     }
 
-    /// One step, its gradient pushed bucket by bucket. Behind its minibatch comes that of the next, where there is one.
+    /// One step. It pushes the gradient bucket by bucket. The next step's minibatch follows, if there is one.
     pub fn step(
         &mut self,
         client: &mut Client,
@@ -51,13 +51,13 @@ impl Engine<'_> {
         loop {
             match self.lead_step(step, batches, &mut push) {
                 Ok(stepped) => return Ok(stepped),
-                // What was pushed is the mean over those who were there; the rest is that over those who are.
+                // Pushed buckets are the mean over the former ranks; the rest is the mean over the present ones.
                 Err(e) => self.recover(e)?,
             }
         }
     }
 
-    /// One step, applied on every rank. Done again where the group breaks: what the leader has is what counts.
+    /// One step, applied on every rank. It repeats if the group breaks: the leader's state is authoritative.
     pub fn step_alone(&mut self, step: Step, batch: &Batch) -> Result<StepLoss, WorkerError> {
         loop {
             match self.announce(step).and_then(|()| self.make_step(step, (batch, None), None)) {
@@ -83,7 +83,7 @@ impl Engine<'_> {
             ranks.begins(step);
         }
         if matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {
-            return Ok(()); // all are in it
+            return Ok(()); // the ring's sum has all ranks
         }
         self.is_between_steps()?;
         if self.ranks.as_ref().is_some_and(|r| r.newcomers()) {
@@ -98,7 +98,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// After [`ControlMessage::Step`], on every rank; only the leader pushes, unless each applies the gradient itself.
+    /// Computes a step after [`ControlMessage::Step`], on every rank. Only the leader pushes, unless each rank
+    /// applies the gradient.
     pub(super) fn make_step(
         &mut self,
         step: Step,
@@ -146,7 +147,7 @@ impl Engine<'_> {
         if let Some(ranks) = &self.ranks {
             ranks.sum(&mut sums)?;
         }
-        // Everyone has the mean now.
+        // Every rank has the mean now.
         if let Some(local) = &mut self.local {
             match &mut self.memory {
                 Memory::Host { weights, .. } => local.apply(step, weights)?,
@@ -161,8 +162,8 @@ impl Engine<'_> {
         Ok(StepLoss { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
     }
 
-    /// The gradient of a minibatch at weights that are not the pulled ones, and its loss; nothing is pushed. For a worker that
-    /// is alone and has its model in the host's memory.
+    /// The loss and gradient of a minibatch at weights other than the pulled ones; pushes nothing. For a single
+    /// worker with its model in host memory.
     pub fn gradient_at(&mut self, weights: &[f32], batch: &Batch) -> Result<(f32, &[f32]), ModelError> {
         match &mut self.memory {
             Memory::Host { gradients, .. } => {
@@ -174,13 +175,13 @@ impl Engine<'_> {
         }
     }
 
-    /// Loss and accuracy of this rank alone.
+    /// Loss and accuracy on this rank alone.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ModelError> {
         match &mut self.memory {
             Memory::Host { weights, .. } => self.model.evaluate(weights, batch),
             Memory::Streamed(streamed) => self.model.evaluate(streamed.whole(), batch),
             Memory::Stage(stage) => {
-                // Once the others have gone, it has their weights in a file.
+                // After the other ranks have ended, their weights are in a file here.
                 let Some(ranks) = &mut self.ranks else {
                     return self.model.evaluate(stage.whole(), batch);
                 };
@@ -195,7 +196,7 @@ impl Engine<'_> {
         }
     }
 
-    /// The worker's share of an evaluation, by all its ranks: `own` evaluates this rank's part of it.
+    /// The worker's share of an evaluation, by all its ranks: `own` evaluates this rank's part.
     pub fn evaluate_share(
         &mut self,
         epoch: u64,
@@ -214,7 +215,7 @@ impl Engine<'_> {
         }
     }
 
-    /// After [`ControlMessage::Evaluate`], on every rank.
+    /// Sums the evaluation after [`ControlMessage::Evaluate`], on every rank.
     pub(super) fn sum_evaluation(
         &mut self,
         share: Share,
@@ -228,10 +229,10 @@ impl Engine<'_> {
         Ok(Evaluation { loss_sum: sums[0], correct: sums[1] as u64, count: sums[2] as u64 })
     }
 
-    /// Of the ranks that share its worker's samples, this one's place, and how many they are.
+    /// This rank's index among the ranks that share the worker's samples, and their number.
     fn sharers(&self) -> (usize, usize) {
         match &self.memory {
-            // Those that share the model have the same samples.
+            // Ranks that share the model have the same samples.
             Memory::Stage(stage) => stage.meshes(),
             _ => self.ranks.as_ref().map_or((0, 1), |r| r.place()),
         }

@@ -1,19 +1,19 @@
-//! Why a rank's part of a step was not done.
+//! Failures of a rank's part of a step.
 
 use crate::{group::Ranks, worker::WorkerError};
 use paraft_client::ClientError;
 use paraft_compute::collective::GroupError;
 use paraft_models::ModelError;
 
-/// Why a rank's part of a step or an evaluation was not done.
+/// Why a rank's part of a step or an evaluation failed.
 pub(crate) enum StepError {
-    /// The group is formed anew, and it begins again.
+    /// The group broke. It is formed again and the step restarts.
     Group(GroupError),
     Other(WorkerError),
 }
 
 impl StepError {
-    /// Where the group is what broke, this rank is to be in another.
+    /// Converts the error. If the group broke, this rank must join another one.
     pub fn or_regrouped(self) -> WorkerError {
         match self {
             Self::Group(_) => WorkerError::Regrouped,
@@ -49,7 +49,7 @@ impl From<WorkerError> for StepError {
     }
 }
 
-/// Whether the group is to blame, as far as can be told; else the error that is this rank's own.
+/// The group's error if the group caused the failure, as far as can be determined; otherwise this rank's own error.
 pub(super) fn blame(ranks: &Ranks, why: StepError) -> Result<GroupError, WorkerError> {
     match why {
         StepError::Group(e) => Ok(ranks.reason(e)),

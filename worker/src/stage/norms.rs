@@ -1,19 +1,23 @@
-//! The norm of the whole gradient, for jobs that clip by it: each rank that speaks with servers knows its stages' part.
+//! The norm of the whole gradient, for jobs that clip by it. Each rank that speaks with servers knows its stages'
+//! part.
 //!
 //! ```text
 //!  asynchronous   window ─ own squares ─▶ exchange ─▶ the pushes, which have waited, go out with the sum
 //!  bsp            pull ─ parts of the round's mean, from the shards ─▶ exchange ─▶ the shards, which wait, are told the sum
 //! ```
 //!
-//! Both exchanges are made whatever the mode: ranks may hear of a switch at different steps. Parts are by shard and are added up in
-//! the order of the shards, so all ranks of all workers come to the same bits.
+//! Both exchanges happen in every mode, because ranks may learn of a switch at different steps. Parts are summed in
+//! the order of the shards, so all ranks of all workers obtain the same bits.
 //!
-//! Nothing waits for ever. In a pull every rank says its parts, or that its pull was answered without; if one dies, the group breaks and
-//! the pull is made again, with the parts that each session has kept. Who was answered without has shards that need nothing of this
-//! step any more: they apply pushes one by one (the mode is being switched), and what was pushed counts; another worker has told them,
-//! which tells the others' shards too; or a worker that died had, or a new rank has left the step out. Shards whose leader still
-//! waits then get what is known of the norm, if nobody else has told them all of it meanwhile (see the client). It may be less than the whole
-//! norm, but no stage's update is longer than the bound.
+//! No exchange waits forever. In a pull every rank sends its parts, or that its pull was answered without them. If
+//! a rank dies, the group breaks and the ranks repeat the pull, with the parts that each session has kept.
+//!
+//! A pull that is answered without parts means that its shards need no norm of this step any more. There are three
+//! cases. The shards apply pushes one by one, because the mode is being switched, and what was pushed counts. Or
+//! another worker has supplied the norm, also to the other ranks' shards. Or the worker that knew it died, or a new
+//! rank has skipped the step. Shards whose leader still waits then receive the known part of the norm, unless
+//! another worker supplies all of it meanwhile (see the client). That part may be less than the whole norm, but no
+//! stage's update exceeds the bound.
 
 use super::{NORM, Stage, place::Place};
 use crate::{engine::StepError, group::GroupResult};
@@ -21,17 +25,17 @@ use paraft_client::{Client, ClientError, Norm, Pull, Pulled, sum_of_parts};
 use paraft_common::{ShardId, Step};
 use paraft_compute::collective::{GroupError, Lines, Tag};
 
-/// Of a shard, its sum of squares.
+/// A shard and its sum of squares.
 type Part = (ShardId, f64);
 
-/// One of the group's exchanges, which its ranks make in the same order.
+/// One exchange between the group's ranks, which make all exchanges in the same order.
 pub(super) struct Exchange {
     here: Place,
     tag: Tag,
 }
 
 impl Exchange {
-    /// What all know together.
+    /// Makes the exchange; returns what all ranks know together.
     fn make(&self, lines: &Lines, own: &[Part], whole: bool) -> GroupResult<Norm> {
         let here = self.here.beside(self.here.at);
         let others = || self.here.speakers().filter(|place| *place != here);
@@ -49,7 +53,7 @@ impl Exchange {
 }
 
 impl Stage<'_> {
-    /// The next exchange, where there are several ranks to make it.
+    /// The next exchange, if there are several ranks.
     fn exchange(&mut self) -> Option<Exchange> {
         if !self.clips || !self.here.speaks() || self.here.of == 1 {
             return None;
@@ -59,7 +63,7 @@ impl Stage<'_> {
         Some(Exchange { here: self.here.clone(), tag })
     }
 
-    /// This rank's part of a step is pushed.
+    /// Shares the squares after this rank has pushed its part of a step.
     pub(super) fn share_squares(
         &mut self,
         lines: &Lines,
@@ -91,7 +95,7 @@ impl Stage<'_> {
         };
         let pulled = self.pull_with(client, pull, Some(&mut share));
         if client.counters().rejoins != before {
-            // What was pushed in the session before is not known to be in.
+            // Pushes of the former session may be lost.
             (self.pushed, self.lost) = (None, true);
         }
         let Some(e) = broke else { return pulled };
@@ -99,7 +103,7 @@ impl Stage<'_> {
         Err(e.into())
     }
 
-    /// A pull that the other ranks make: of a step that nobody waits for any more.
+    /// Takes part in the other ranks' pull of a step that no rank here waits for.
     pub fn shares_nothing(&mut self, lines: &Lines) -> Result<(), StepError> {
         if let Some(exchange) = self.exchange() {
             exchange.make(lines, &[], false)?;
@@ -108,7 +112,7 @@ impl Stage<'_> {
     }
 }
 
-/// 16 bits to a value: an f32 holds no more of them exactly, whatever they are.
+/// 16 bits per value, which an f32 holds exactly.
 fn write(parts: &[Part], whole: bool) -> Vec<f32> {
     let words = |bits: u64, n: u32| (0..n).map(move |i| f32::from((bits >> (16 * i)) as u16));
     let part = |(shard, squares): &Part| words(u64::from(shard.0), 2).chain(words(squares.to_bits(), 4));

@@ -1,13 +1,14 @@
-//! The ranks that have the same stages: slices of them (`parallel.tensor`), which compute each layer together, and those of other meshes, each with samples
-//! of its own (`train.group_size`).
+//! Ranks with the same stages: slices (`parallel.tensor`), which compute each layer together, and ranks of other
+//! meshes, each with its own samples (`train.group_size`).
 //!
 //! ```text
 //!  servers ──pull──▶ first slice of the first mesh ──deal──▶ the others      each has its part of the weights, and computes
 //!  servers ◀──push── first slice of the first mesh ◀──join── the others      its part of the gradient, over its samples
 //! ```
 //!
-//! For the servers there is neither: one rank speaks with the shards of its stages, for all who have them. Nobody has a stage whole that is cut in slices: a
-//! bucket that has come is dealt at once, and one of the gradient is put together when it is pushed.
+//! The servers see neither slices nor meshes: one rank speaks with the shards of its stages for all ranks that have
+//! them. No rank holds a sliced stage completely. A pulled bucket is distributed at once, and a gradient bucket is
+//! assembled when it is pushed.
 
 use super::{DISTRIBUTE, DISTRIBUTED, JOIN, MAX_UNREAD, RECEIVED, SLICES, place::Place};
 use crate::{engine::StepError, worker::WorkerError};
@@ -25,19 +26,19 @@ use std::{
     },
 };
 
-/// Who has the stages of a rank, and what of them.
+/// The ranks with the same stages, and each one's part of them.
 pub(super) struct StageReplicas {
-    /// Computes the slice, where they are cut in several.
+    /// Computes this rank's slice, if there are several slices.
     pub model: Option<Box<dyn Model>>,
-    /// Values of the flat vector that it computes with.
+    /// Length of the flat vector that it computes with.
     pub len: usize,
-    /// In that.
+    /// The stages, as places in that vector.
     pub stages: Stages,
-    /// Of each slice, what it has of each of the model's buckets.
+    /// For each slice, its part of each of the model's buckets.
     runs: Vec<Vec<Vec<Run>>>,
-    /// Pulls that were dealt, or had.
+    /// Number of distributed pulls.
     deals: u64,
-    /// Those after which nobody pulled again.
+    /// Value of `deals` at the last accepted pull.
     landed: u64,
     here: Place,
     lines: Lines,
@@ -48,7 +49,7 @@ pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
 }
 
 impl StageReplicas {
-    /// Of a model with these buckets that is cut in these stages.
+    /// For a model with these buckets and stages.
     pub fn new(
         model: &dyn Model,
         (stages, buckets): (&Stages, &[Range<usize>]),
@@ -82,13 +83,13 @@ impl StageReplicas {
         Ok(Self { model: Some(model), len, stages: cut, runs, deals: 0, landed: 0, here, lines })
     }
 
-    /// What was pulled last is what counts: who doesn't speak with the servers has it then. `own`: the buckets of this rank's stages.
+    /// Accepts the last pull on ranks that do not speak with the servers. `own`: the buckets of this rank's stages.
     pub fn landed(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), StepError> {
         self.landed += 1;
         let tag = Tag { kind: DISTRIBUTED, number: self.landed };
         if self.here.speaks() {
             for (place, ..) in self.here.alike().skip(1) {
-                // In halves: an f32 counts to 2^24.
+                // In halves: an f32 counts exactly only to 2^24.
                 let halves = [self.deals >> 16, self.deals & 0xffff];
                 self.lines.send(place, tag, halves.map(|half| half as f32).to_vec())?;
             }
@@ -102,7 +103,7 @@ impl StageReplicas {
         Ok(())
     }
 
-    /// What is dealt next, where another rank speaks with the servers.
+    /// Receives the next distributed pull from the rank that speaks with the servers.
     pub fn have(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), StepError> {
         self.deals += 1;
         for bucket in own {

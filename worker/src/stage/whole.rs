@@ -1,4 +1,4 @@
-//! What needs the whole model: an evaluation by all ranks, and the final weights.
+//! Work on the whole model: an evaluation by all ranks, and the final weights.
 
 use super::{
     ACTIVATION, FINAL, MAX_UNREAD, RECEIVED, Stage,
@@ -9,18 +9,19 @@ use crate::{engine::StepError, streamed::scratch};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, Evaluation, Forward, Model, ModelError, Pass, Run};
 
-/// Rounds of evaluations, beside those of steps.
+/// Numbers evaluations apart from steps.
 const EVALUATION: u64 = 1 << 40;
 
 impl Stage<'_> {
-    /// This rank's part of the evaluation of some samples, which all ranks of its mesh are given: the last one has the sums.
+    /// This rank's part of an evaluation of some samples, which all ranks of its mesh receive. The last stage has
+    /// the sums.
     pub fn evaluate(
         &mut self,
         model: &mut dyn Model,
         lines: &mut Lines,
         batch: &Batch,
     ) -> Result<Evaluation, StepError> {
-        // Of a mesh's samples there may be other parts than of another's: steps count by themselves.
+        // A mesh may have other sample parts than another, so evaluations have their own count.
         self.evaluations += 1;
         let round = EVALUATION | self.evaluations;
         if self.here.stages.is_empty() {
@@ -55,7 +56,7 @@ impl Stage<'_> {
                 input.as_deref(),
             )? {
                 Forward::Edge(values) => {
-                    // Nothing else keeps a stage from being far ahead of the next one here.
+                    // Only this limits how far a stage gets ahead of the next one.
                     if let Some(before) = m.checked_sub(MAX_UNREAD) {
                         lines.receive(beside(at + 1), tag(RECEIVED, before))?;
                     }
@@ -74,15 +75,15 @@ impl Stage<'_> {
                 lines.receive(beside(at + 1), Tag { kind: RECEIVED, number: round << 20 | m as u64 })?;
             }
         }
-        // All ranks' are added up.
+        // The results of all ranks are summed.
         Ok(if here.slice.is_first() { sum } else { Evaluation::default() })
     }
 
-    /// The final weights of all stages come to the leader, into a file.
+    /// Collects the final weights of all stages in a file on the leader.
     pub fn gather(&mut self, lines: &mut Lines) -> Result<(), StepError> {
         let here = &self.here;
         let tag = |kind: u32, bucket: usize| Tag { kind, number: bucket as u64 };
-        // Of a bucket, what a slice has of it that no other one sends.
+        // A slice's part of a bucket that no other slice sends.
         let runs = |slice: usize, bucket: usize| match &self.alike {
             Some(alike) => alike.sent(slice, bucket),
             None => vec![Run::whole(self.buckets[bucket].clone())],
@@ -92,7 +93,7 @@ impl Stage<'_> {
         }
         let (own, slice) = (self.own_buckets(), here.slice.at);
         if here.beside(here.at) > 0 {
-            // The leader takes one rank's after the other: what it hasn't taken is in its memory.
+            // The leader reads one rank after another. Unread messages wait in its memory.
             let mut sent = Vec::new();
             for bucket in own {
                 let runs = runs(slice, bucket);
