@@ -1,4 +1,4 @@
-//! A training loop of your own: a worker of a job whose model, data and loop are not ours.
+//! A worker with a user's own training loop, model and data.
 
 use super::{
     LoopAction, Minibatch, Minibatches, Plan, Setup, WorkerError, WorkerOptions, WorkerReport,
@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-/// What the loop was last told to do.
+/// The loop's last action.
 enum LastAction {
     Nothing,
     Gradient { step: Step, samples: u64 },
@@ -27,7 +27,7 @@ enum LastAction {
     Over,
 }
 
-/// A worker's part in a job, for a training loop of your own.
+/// A worker of a job, for a user's own training loop.
 ///
 /// ```no_run
 /// use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, LoopAction, WorkerError, WorkerOptions};
@@ -56,18 +56,18 @@ enum LastAction {
 /// # Ok(()) }
 /// ```
 ///
-/// Mode, sampler, local steps, checkpoints, resume and the record are the job's, as for our own workers. One process is one
-/// worker: groups of ranks are our own loop's.
+/// Mode, sampler, local steps, checkpoints, resume and the record come from the job, as for the built-in workers.
+/// One process is one worker: only the built-in loop supports groups of ranks.
 pub struct Run {
     driver: Driver,
     weights: Vec<f32>,
-    /// Tensors by name.
+    /// Tensor indices by name.
     names: BTreeMap<String, usize>,
     pushes: Pushes,
     minibatches: Minibatches,
-    /// The step that the static sampler's minibatches come behind.
+    /// The step before the static sampler's minibatches.
     after: Step,
-    /// Leased sampler: the epoch's order, and the minibatches of the chunk.
+    /// Leased sampler: the epoch's sample order, and the chunk's minibatches.
     order: (u64, Vec<u32>),
     chunk: Option<VecDeque<Vec<u32>>>,
     job: Job,
@@ -81,9 +81,8 @@ pub struct Run {
 impl Run {
     /// Joins the job on its servers; waits for them up to `cluster.timeout_ms`.
     ///
-    /// # Errors
-    /// A job that doesn't fit the setup or the fleet, a checkpoint that can't be used, servers that aren't reached or refuse.
-    /// [`WorkerError::kind`] says what can be done about it.
+    /// # Errors The job does not fit the setup or the fleet, a checkpoint is unusable, or the servers are not
+    /// reached or refuse. [`WorkerError::kind`] says what can be done about it.
     pub fn join(job: &Job, options: &WorkerOptions, setup: Setup) -> Result<Self, WorkerError> {
         let (held_out, tensors) = (setup.held_out, &setup.tensors);
         setup.check(job, options)?;
@@ -112,14 +111,14 @@ impl Run {
         })
     }
 
-    /// The model's tensors, with where each lies in [`Self::weights`].
+    /// The model's tensors, with each one's place in [`Self::weights`].
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Range<usize>)> {
         let layout = &self.driver.layout;
         layout.tensors().iter().enumerate().map(|(i, t)| (t, layout.tensor_range(i)))
     }
 
-    /// All weights, flat: those to compute the next gradient or evaluation at. With local steps they are the worker's own while
-    /// it trains.
+    /// All weights, flat, for the next gradient or evaluation. With local steps they are the worker's own while it
+    /// trains.
     pub fn weights(&self) -> &[f32] {
         match (&self.asked, &self.driver.local) {
             (LastAction::Local { .. }, Some(local)) => local.weights(),
@@ -133,11 +132,11 @@ impl Run {
         self.weights().get(self.driver.layout.tensor_range(i))
     }
 
-    /// What to do next. Waits where the job's mode makes this worker wait; pulls weights, writes checkpoints and the record.
+    /// The loop's next action. Waits as the job's mode requires, pulls weights, writes checkpoints and the record.
     ///
-    /// # Errors
-    /// The servers can't be reached or refuse, files can't be written, a signal came, or what was asked for before is not done.
-    #[allow(clippy::should_implement_trait)] // it fails, and it lends itself
+    /// # Errors The servers cannot be reached or refuse, files cannot be written, a signal came, or the last action
+    /// is unfinished.
+    #[allow(clippy::should_implement_trait)] // fallible, and it borrows from self
     pub fn next(&mut self) -> Result<LoopAction, WorkerError> {
         match std::mem::replace(&mut self.asked, LastAction::Nothing) {
             LastAction::Nothing => {}
@@ -220,11 +219,12 @@ impl Run {
         Ok(LoopAction::Over)
     }
 
-    /// The gradient of a tensor is computed, row-major, as the mean over the minibatch; of a buffer: what the servers are to
-    /// subtract from it. In any order; the last layer first lets pushes go out while the first is computed.
+    /// Hands over the gradient of a tensor, row-major, as the mean over the minibatch; for a buffer, the value that
+    /// the servers subtract from it. The order is free; with the last layer first, pushes go out while the first
+    /// layer is computed.
     ///
-    /// # Errors
-    /// No minibatch is in training, there is no such tensor, it was handed over before, or has another length.
+    /// # Errors No minibatch is in training, there is no such tensor, or its gradient was handed over before or has
+    /// another length.
     pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
         if !matches!(self.asked, LastAction::Gradient { .. } | LastAction::Local { .. }) {
             return Err(misuse(format!(
@@ -238,10 +238,9 @@ impl Run {
         self.pushes.take(&mut self.driver, step, tensor, gradient)
     }
 
-    /// The minibatch is trained; `loss`: the mean over its samples.
+    /// Ends a minibatch; `loss`: the mean over its samples.
     ///
-    /// # Errors
-    /// No minibatch is in training, a tensor's gradient is missing, or the loss is no number.
+    /// # Errors No minibatch is in training, a tensor's gradient is missing, or the loss is not finite.
     pub fn trained(&mut self, loss: f32) -> Result<(), WorkerError> {
         let (step, samples) = match self.asked {
             LastAction::Gradient { step, samples } | LastAction::Local { step, samples, .. } => {
@@ -261,10 +260,9 @@ impl Run {
         Ok(())
     }
 
-    /// The share that was asked for is evaluated: the sum of its losses, correct predictions, and how many samples.
+    /// Reports the requested evaluation: the sum of its losses, correct predictions, and the number of samples.
     ///
-    /// # Errors
-    /// Nothing was asked for.
+    /// # Errors No evaluation was requested.
     pub fn evaluated(&mut self, evaluation: Evaluation) -> Result<(), WorkerError> {
         match self.asked {
             LastAction::Evaluate(epoch) => {
@@ -279,10 +277,9 @@ impl Run {
         }
     }
 
-    /// The end of a job that is [`LoopAction::Over`]: what this worker did, and the final weights.
+    /// Ends a job after [`LoopAction::Over`]; returns this worker's report with the final weights.
     ///
-    /// # Errors
-    /// It is not over: there are minibatches left.
+    /// # Errors The job is not over.
     pub fn finish(self) -> Result<WorkerReport, WorkerError> {
         match self.asked {
             LastAction::Over => Ok(WorkerReport {
@@ -296,12 +293,12 @@ impl Run {
         }
     }
 
-    /// Ends this worker's part before its time. Others train on at once, instead of when its lease has ended.
+    /// Ends this worker early. The other workers continue at once, instead of after its lease.
     pub fn leave(mut self) {
         self.driver.leave();
     }
 
-    /// The samples of the next minibatch; `None`: the chunk has no more, and the trainer knows.
+    /// The samples of the next minibatch. `None`: the chunk has no more, and the trainer was notified.
     fn minibatch(&mut self) -> Option<Vec<u32>> {
         match &mut self.chunk {
             None => Some(self.minibatches.next()),
