@@ -1,4 +1,5 @@
-//! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer perceptron.
+//! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer
+//! perceptron.
 
 use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
 use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
@@ -9,12 +10,12 @@ use paraft_common::layout::TensorSpec;
 use paraft_compute::{Device, shape::Activation};
 use std::sync::Arc;
 
-/// How PyTorch names a stack's layers.
+/// PyTorch's names of a stack's layers.
 #[derive(Clone, Copy, Debug)]
 enum Names {
     /// A single `nn.Linear`.
     Module,
-    /// `nn.Sequential`: the ReLUs between take the odd numbers.
+    /// `nn.Sequential`: the ReLUs take the odd indices.
     Sequential,
 }
 
@@ -30,9 +31,9 @@ pub struct Classifier<D: Device> {
     takes: InputSpec,
     classes: usize,
     names: Names,
-    /// Of the input, of each layer, and of the output.
+    /// Widths of the input, each layer and the output.
     widths: Vec<usize>,
-    /// Of each slot.
+    /// Inputs and labels of each slot.
     loaded: Vec<(D::Values, D::Ids)>,
 }
 
@@ -58,7 +59,7 @@ impl<D: Device> Classifier<D> {
         Self::new(&[inputs, classes], Names::Module)
     }
 
-    /// `inputs` values a sample, hidden layers of these widths (none is fine), `classes` outputs.
+    /// `inputs` values per sample, hidden layers of these widths (possibly none), `classes` outputs.
     pub fn mlp(inputs: usize, hidden: &[usize], classes: usize) -> Result<Self, ModelError> {
         Self::new(&[&[inputs], hidden, &[classes]].concat(), Names::Sequential)
     }
@@ -155,7 +156,7 @@ impl<D: Device> Classifier<D> {
         self.loaded.extend(more);
     }
 
-    /// Forward through a pass, up to the loss where that is behind it.
+    /// The forward pass, including the loss if the pass contains the last layer.
     fn through<W: Weights<D> + ?Sized>(&mut self, device: &mut D, weights: &mut W, pass: &Pass) -> NetResult {
         let (inputs, labels) = &self.loaded[pass.slot];
         self.stack.forward(device, weights, inputs, pass)?;

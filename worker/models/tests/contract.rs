@@ -1,5 +1,5 @@
-//! What every model promises: `ready` covers the vector once, same inputs give the same bits, wrong inputs are
-//! errors, evaluation adds up, configurations say what is wrong.
+//! Every model's contract: `ready` covers the vector once, equal inputs give equal bits, wrong inputs are errors,
+//! evaluations add up, configurations report errors.
 
 mod support;
 
@@ -58,7 +58,7 @@ fn the_same_inputs_give_the_same_bits_whatever_came_before() {
         let first = step(model.as_mut(), &p, &small);
         step(model.as_mut(), &p, &large);
         model.evaluate(&p, &large).expect("a valid evaluation");
-        // Left-overs of the larger batch in the workspaces must not show.
+        // Data of the larger batch left in the workspaces must not matter.
         assert_eq!(step(model.as_mut(), &p, &small), first, "{}", config.name());
         let mut fresh =
             config.build(DataShape { sample: Sample::Values(INPUTS), classes: Some(10) }).expect("valid");

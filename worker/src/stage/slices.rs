@@ -111,7 +111,7 @@ impl StageReplicas {
             if !runs.is_empty() {
                 let values =
                     self.lines.receive(self.here.speaker(), numbered(DISTRIBUTE, self.deals, bucket))?;
-                // None: they are as they were.
+                // An empty message: these values are unchanged.
                 if !values.is_empty() {
                     scatter(runs, &values, weights, |run| run.1, <[f32]>::copy_from_slice)?;
                 }
@@ -120,13 +120,15 @@ impl StageReplicas {
         Ok(())
     }
 
-    /// What a slice sends of a bucket's gradient, and of its final weights: what all slices have the first one does.
+    /// A slice's part of a bucket's gradient, or of its final weights. The first slice sends the parts that all
+    /// slices share.
     pub fn sent(&self, slice: usize, bucket: usize) -> Vec<Run> {
         let counts = |run: &&Run| slice == 0 || !run.shared;
         self.runs[slice][bucket].iter().filter(counts).copied().collect()
     }
 
-    /// The parts of the gradient in these buckets go to the rank that speaks for them: they leave in the order in which it [puts them together](Self::join).
+    /// Sends the parts of the gradient in these buckets to the rank that speaks for them, in the order in which
+    /// that rank [assembles them](Self::join).
     pub fn send(&self, own: Range<usize>, (sum, round): (&[f32], u64)) -> Result<(), StepError> {
         let mut sent = Vec::new();
         for bucket in own.rev() {
@@ -134,7 +136,7 @@ impl StageReplicas {
             if runs.is_empty() {
                 continue;
             }
-            // What isn't taken waits in the other's memory.
+            // Unread messages wait in the receiver's memory.
             if let Some(before) = sent.len().checked_sub(MAX_UNREAD) {
                 self.lines.receive(self.here.speaker(), numbered(RECEIVED, round, sent[before]))?;
             }
@@ -148,7 +150,7 @@ impl StageReplicas {
         Ok(())
     }
 
-    /// A bucket of the gradient, put together.
+    /// Assembles a bucket of the gradient.
     pub fn join(
         &self,
         (bucket, range): (usize, &Range<usize>),
@@ -174,12 +176,12 @@ impl StageReplicas {
     }
 }
 
-/// A pull of who speaks with the servers: each bucket goes to all who have some of it, where there are others.
+/// A pull of the rank that speaks with the servers: it sends each bucket to all ranks with a part of it.
 pub(super) struct SharedPull<'a> {
     alike: Option<&'a StageReplicas>,
     buckets: &'a [Range<usize>],
     weights: &'a mut [f32],
-    /// One that has come, of a model that is cut in slices.
+    /// A received bucket, if the model has slices.
     bucket: Vec<f32>,
     dealt: BTreeSet<usize>,
     pub broken: Option<GroupError>,
@@ -216,7 +218,8 @@ impl Places for SharedPull<'_> {
             return;
         };
         if !self.dealt.insert(i) {
-            // From another leader, or in another session: the others may have had it already, as it was.
+            // The bucket came again from another leader or in another session. The other ranks may have the former
+            // version.
             let why = "a shard's weights have come twice in a pull";
             self.broken = Some(alike.lines.break_up(why));
             return;
@@ -239,7 +242,7 @@ impl Places for SharedPull<'_> {
     }
 }
 
-/// What runs have in a bucket.
+/// The runs' part of a bucket.
 fn in_bucket(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
     let mut parts: Vec<Run> = Vec::new();
     for run in runs {
@@ -265,7 +268,7 @@ fn in_bucket(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
     parts
 }
 
-/// A range of the model's vector, in that of a bucket.
+/// Converts a range of the model's vector to one of a bucket.
 fn from(bucket: &Range<usize>, whole: Range<usize>) -> Range<usize> {
     whole.start - bucket.start..whole.end - bucket.start
 }
@@ -278,7 +281,7 @@ fn plus(sum: &mut [f32], values: &[f32]) {
     sum.iter_mut().zip(values).for_each(|(s, v)| *s += v);
 }
 
-/// The values of runs in a slice's vector, one after the other.
+/// The values of runs in a slice's vector, concatenated.
 pub(super) fn values_of(runs: &[Run], from: &[f32]) -> Vec<f32> {
     gather(runs, from, |run| run.1)
 }
@@ -295,7 +298,7 @@ fn gather(
     values
 }
 
-/// Values as another rank has sent them, one run after the other.
+/// Writes another rank's values, run by run.
 pub(super) fn scatter(
     runs: &[Run],
     values: &[f32],
@@ -320,7 +323,7 @@ pub(super) fn scatter(
 #[derive(Debug)]
 struct ReplicaRanks {
     lines: Lines,
-    /// Of each slice.
+    /// The rank of each slice.
     places: Vec<usize>,
     at: usize,
     gathered: AtomicU64,
@@ -345,7 +348,7 @@ impl SliceRanks for ReplicaRanks {
 mod tests {
     use super::*;
 
-    /// Of ranges that cover the vector each value is in one, where it was.
+    /// If ranges cover the vector, each value is in one of them, at its place.
     #[test]
     fn runs_are_cut_at_buckets() {
         for (rows, len, gap, at, cut) in (0..2 * 3 * 4 * 3 * 5 * 4)

@@ -1,4 +1,4 @@
-//! One block: what it keeps, and its passes forward and back.
+//! One block: its activations, forward pass and backward pass.
 
 use super::{
     TransformerShape,
@@ -13,7 +13,7 @@ use paraft_compute::{
     shape::{Activation, AttentionShape, LinearShape, NormShape},
 };
 
-/// What a block keeps for its backward pass.
+/// A block's activations, kept for its backward pass.
 pub(super) struct BlockActivations<D: Device> {
     pub(super) normed1: D::Values,
     pub(super) stats1: D::Floats,
@@ -48,7 +48,7 @@ impl<D: Device> Default for BlockActivations<D> {
     }
 }
 
-/// Gradients on their way back.
+/// Gradients in the backward pass.
 pub(super) struct BackwardBuffers<D: Device> {
     pub(super) next: D::Values,
     pub(super) hidden: D::Values,
@@ -58,7 +58,7 @@ pub(super) struct BackwardBuffers<D: Device> {
     pub(super) qkv: D::Values,
 }
 
-/// What a block is, for so many samples.
+/// A block's description, for this many samples.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a> {
     pub(super) shape: TransformerShape,
@@ -98,7 +98,7 @@ impl Block<'_> {
         NormShape { rows: self.n * self.shape.time, cols: self.shape.width }
     }
 
-    /// Of partial sums, which each slice has.
+    /// Sums the slices' partial sums.
     pub(super) fn sum<D: Device>(&self, d: &mut D, values: &mut D::Values) -> NetResult {
         self.among.map_or(Ok(()), |among| among.sum(d, values))
     }
@@ -126,7 +126,7 @@ pub(super) fn block_forward<D: Device>(
     b.sum(d, &mut room.out)
 }
 
-/// Turns `back.next`, the gradient of the block's result, into that of its input.
+/// Turns `back.next`, the gradient of the block's output, into that of its input.
 pub(super) fn block_backward<D: Device>(
     d: &mut D,
     b: Block,
