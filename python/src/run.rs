@@ -53,10 +53,11 @@ type StepState = (u64, bool, bool);
 impl Run {
     /// Joins a job, and waits for its first weights.
     ///
-    /// `job`: a job file, or None; `set`: assignments over it, as of `--set`. `tensors`: name, shape and whether it is trained, in
-    /// the order in which they lie in the `values` float32 at `address`, which `owner` keeps. `groups`: values, rate and decay of each. `brings`: these are the weights that a
-    /// new job begins with; `state`: the addresses of the optimizer's state vectors, each as long as what is trained, after so many
-    /// `updates`. `note`: what checkpoints are to say of the script. `samples`: of the training data, for leased chunks.
+    /// `job`: a job file, or None; `set`: assignments over it, as for `--set`. `tensors`: name, shape and whether
+    /// it is trained, in the order of the `values` float32 at `address`, which `owner` keeps alive. `groups`:
+    /// values, rate and decay of each. `brings`: these are a new job's initial weights; `state`: the addresses of
+    /// the optimizer's state vectors, each as long as the trained part, after this many `updates`. `note`: the
+    /// script's description in checkpoints. `samples`: number of training samples, for leased chunks.
     #[new]
     #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
     #[allow(clippy::too_many_arguments)]

@@ -1,5 +1,5 @@
-//! Causal self-attention, one head of one sequence at a time, a block of its rows after another: the weights of a block are a
-//! matrix in memory, of the columns that are not later than its last row.
+//! Causal self-attention, one head of one sequence at a time, in blocks of rows. A block's attention weights are a
+//! matrix in memory, with the columns up to its last row.
 
 use crate::{
     cpu::{
@@ -13,10 +13,10 @@ use crate::{
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 use std::{cell::RefCell, ops::Range};
 
-/// Rows of a block. More compute more that is later than a row, and thrown away; fewer pack keys and values more often.
+/// Rows per block. Larger blocks compute more masked values; smaller ones pack keys and values more often.
 const ROWS: usize = 64;
 
-/// Room for a block's weights and for their gradient, `[ROWS, time]` each, of this thread.
+/// This thread's memory for a block's weights and their gradient, `[ROWS, time]` each.
 fn with_room<R>(s: AttentionShape, work: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
     thread_local!(static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
     ROOM.with_borrow_mut(|room| {
@@ -56,7 +56,7 @@ pub fn forward(threads: &Threads, s: AttentionShape, qkv: &[f32], out: &mut [f32
     });
 }
 
-/// The gradient of `qkv`, over what is there.
+/// Overwrites the gradient of `qkv`.
 pub fn backward(
     threads: &Threads,
     s: AttentionShape,
@@ -78,7 +78,8 @@ pub fn backward(
             let head = Head::of(s, &one, qkv, h);
             let (out, dout) = (&out[h * d..], &dout[h * d..]);
             with_room(s, |p, dp| {
-                // From the last block on, since its products reach all keys and values: the others are added to them.
+                // Starts with the last block, because its products cover all keys and values; the other blocks add
+                // to them.
                 for rows in blocks(t).rev() {
                     let (m, n) = (rows.len(), rows.end);
                     let onto = if n == t { ProductStart::Zero } else { ProductStart::Sum };
@@ -109,7 +110,7 @@ pub fn backward(
     });
 }
 
-/// A head's queries, keys and values, whose rows are three widths apart.
+/// A head's queries, keys and values, with rows three widths apart.
 struct Head<'a> {
     shape: AttentionShape,
     threads: &'a Threads,
@@ -124,7 +125,7 @@ impl<'a> Head<'a> {
         Self { shape, threads, q: &qkv[at..], k: &qkv[w + at..], v: &qkv[2 * w + at..] }
     }
 
-    /// `q · kᵀ` for some rows and the places that are not later than the last of them.
+    /// `q · kᵀ` for some rows and the places up to the last of them.
     fn scores(&self, rows: &Range<usize>, scores: &mut [f32]) {
         let wide = 3 * self.shape.width();
         let (q, k) = (Matrix::rows(&self.q[rows.start * wide..], wide), Matrix::columns(self.k, wide));
@@ -139,7 +140,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Turns each row's scores into weights; what is later than the row becomes 0. Row `i` is place `first + i`.
+/// Turns each row's scores into weights; later places become 0. Row `i` is place `first + i`.
 fn softmax(cpu: Cpu, first: usize, scores: &mut [f32], scale: f32, lse: &mut [f32]) {
     dispatch!(cpu.level(), s => softmax_in(s, first, scores, scale, lse));
 }
@@ -175,7 +176,7 @@ fn softmax_in<S: Token>(s: S, first: usize, scores: &mut [f32], scale: f32, lse:
     }
 }
 
-/// The same weights again, from the logarithms of the sums.
+/// Recomputes the weights from the logarithms of the sums.
 fn weights(cpu: Cpu, first: usize, scores: &mut [f32], scale: f32, lse: &[f32]) {
     dispatch!(cpu.level(), s => weights_in(s, first, scores, scale, lse));
 }
@@ -225,7 +226,7 @@ fn dscores_in<S: Token>(
             n,
             #[inline(always)]
             |at| {
-                // Zero where the place is later, since `p` is.
+                // Zero at later places, because `p` is.
                 let d = load(s, p, at, 0.0) * (load(s, dp, at, 0.0) - delta) * scales;
                 store(s, d, dp, at);
             },

@@ -1,8 +1,7 @@
 //! Linear layers over row-major slices.
 //!
-//! Shapes follow PyTorch: `x` is `[n, inputs]`, `weight` is `[outputs, inputs]`, `bias` is `[outputs]`, `y` is
-//! `[n, outputs]`. Every matrix is handed to the product as it lies in memory, with strides; nothing is
-//! transposed by copying.
+//! Shapes follow PyTorch: `x` is `[n, inputs]`, `weight` is `[outputs, inputs]`, `bias` is `[outputs]`, `y` is `[n,
+//! outputs]`. The product reads every matrix in place, by strides; nothing is transposed by copying.
 
 use crate::{
     cpu::{
@@ -14,8 +13,8 @@ use crate::{
 };
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 
-/// `y = x · weightᵀ + bias`, with a ReLU before it is stored; `bias` may be empty. (A GELU needs its argument kept: see
-/// [`gelu`](crate::cpu::activation::gelu).)
+/// `y = x · weightᵀ + bias`, followed by an optional ReLU; `bias` may be empty. (A GELU needs its argument kept:
+/// see [`gelu`](crate::cpu::activation::gelu).)
 pub fn forward(
     threads: &Threads,
     shape: LinearShape,
@@ -59,7 +58,7 @@ pub fn backward_weight(
     dispatch!(threads.cpu().level(), s => sums(s, dy, outputs, dbias));
 }
 
-/// The sum of each column, its rows in their order.
+/// The sum of each column, in row order.
 #[inline(always)]
 fn sums<S: Token>(s: S, dy: &[f32], outputs: usize, to: &mut [f32]) {
     places(
