@@ -16,7 +16,7 @@ fn all() -> impl Iterator<Item = Threads> {
 
 #[test]
 fn a_linear_layer_and_its_gradients_are_the_plain_ones() {
-    // One row or term more and less than tiles and blocks have, and with the last one parts of both that other threads take.
+    // One row or term more and less than tiles and blocks, up to sizes whose parts go to several threads.
     let cases =
         [(1, 1, 1), (7, 33, 5), (64, 100, 10), (3, 5, 130), (13, 1030, 33), (6, 2050, 17), (150, 1040, 15)];
     for (on, (n, inputs, outputs)) in all().flat_map(|on| cases.map(|c| (on.clone(), c))) {
@@ -132,7 +132,7 @@ fn mse_is_the_mean_over_all_values() {
         let value = loss::mse(&on, &y, &t, &mut d, &mut Vec::new());
         let gaps: Vec<f64> = wide(&y).iter().zip(wide(&t)).map(|(a, b)| a - b).collect();
         close("mse", &[value], &[gaps.iter().map(|g| g * g).sum::<f64>() / len as f64]);
-        // The derivative of a mean of squares, exactly; the finite difference of a parabola is the same.
+        // The exact derivative of a mean of squares; a parabola's finite difference equals it.
         close("gradient", &d, &gaps.iter().map(|g| 2.0 * g / len as f64).collect::<Vec<_>>());
     }
 }
