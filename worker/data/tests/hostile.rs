@@ -1,4 +1,4 @@
-//! Files as they come from outside: each is either read right or refused with a message that helps.
+//! Files from outside: each is either read correctly or refused with a helpful message.
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -129,8 +129,8 @@ fn broken_idx_is_refused_with_its_place() {
     }
 }
 
-/// The header claims 4.7 GB behind which a few bytes of gzip lie. If memory followed the header, this would be
-/// seen; the peak of the process is what Linux counts.
+/// The header claims 4.7 GB, but a few bytes of gzip follow. If memory followed the header, this would show it;
+/// Linux counts the process's peak.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_header_that_lies_costs_no_memory() {

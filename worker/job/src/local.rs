@@ -1,4 +1,4 @@
-//! `[local]` in a job: with what it goes together, and who applies which part of the job.
+//! `[local]`: its compatibility, and which side applies which part of the job.
 
 use crate::{
     Exchange, Job, SamplerKind,
@@ -11,12 +11,12 @@ use paraft_common::{
 };
 
 impl Job {
-    /// How a gradient moves weights in this job.
+    /// How a gradient changes weights in this job.
     pub fn descent(&self) -> Descent {
         Descent { optimizer: self.optimizer.clone(), schedule: self.schedule.clone(), clip: self.clip }
     }
 
-    /// What of it the servers do with a push. Checkpoints hold the state of this optimizer.
+    /// The servers' part, for a push. Checkpoints hold this optimizer's state.
     pub fn on_servers(&self) -> Descent {
         self.local.rule().on_servers(&self.descent())
     }

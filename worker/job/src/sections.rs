@@ -1,4 +1,4 @@
-//! Sections whose types are somebody else's: what each goes together with in a job.
+//! Sections with types of other crates: their compatibility within a job.
 
 use crate::{
     DeviceConfig, Exchange, Job, SamplerKind,
@@ -49,7 +49,7 @@ pub(crate) fn round(job: &Job) -> Check {
     Ok(())
 }
 
-/// `[algorithm]`, and which optimizers it goes with.
+/// `[algorithm]`, and its compatible optimizers.
 pub(crate) fn algorithm(job: &Job) -> Check {
     job.algorithm.algorithm().validate(&job.optimizer).or_else(|e| match e {
         AlgorithmError::Option(e) => bad("algorithm.kind", e.to_string(), SEE),
