@@ -213,7 +213,7 @@ def test_what_is_not_whole_is_refused(fleet: Any, tmp_path: Path, caplog: Any) -
         paraft.torch.load_checkpoint(tmp_path / "none")
 
 
-def test_a_run_resumes_and_another_model_is_refused_with_the_difference(start_fleet: Any, tmp_path: Path) -> None:
+def test_run_resumes_and_other_model_is_refused_with_difference(start_fleet: Any, tmp_path: Path) -> None:
     saved(start_fleet(1), tmp_path)
     wrong = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 11))
     with pytest.raises(paraft.DataError, match=r"`0.bias` .* is not in|`2.weight` \[11, 16\] is not in it"):
@@ -280,7 +280,7 @@ def test_rates_are_those_of_the_script(fleet: Any, tmp_path: Path) -> None:
     run.finish()
 
 
-def test_a_checkpoint_of_other_workers_has_the_order_of_its_tensors(fleet: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_other_workers_has_its_tensor_order(fleet: Any, tmp_path: Path) -> None:
     _, o = saved(fleet, tmp_path)
     path = tmp_path / f"step-{K:010}" / "checkpoint.json"
     told = paraft.torch.load_checkpoint(tmp_path)["optimizer"]

@@ -227,7 +227,7 @@ def test_every_push_counts_once_while_each_server_is_killed(mode: str, start_fle
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
-def test_every_push_counts_once_when_a_worker_and_a_server_are_killed(mode: str, start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
+def test_every_push_counts_once_when_worker_and_server_die(mode: str, start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
     fleet = start_fleet(3)
     workers = start_workers(fleet, counted, 2, str(tmp_path), mode, 0)
     for w in workers:

@@ -126,7 +126,7 @@ def local_steps(out: str, servers: list[str], how: str, size: int, every: int, f
 
 
 @pytest.mark.parametrize(("how", "fragments"), [("ddp", 1), ("ddp", 2), ("fsdp", 1)])
-def test_local_steps_of_a_group_are_those_of_a_worker_with_all_its_data(
+def test_local_steps_of_group_equal_one_worker_with_all_data(
     start_fleet: Callable[..., paraft.Fleet], run_workers: Callable[..., Any], tmp_path: Path, how: str, fragments: int
 ) -> None:
     for size in (1, 2):

@@ -258,7 +258,7 @@ def test_a_task_that_is_killed_comes_back_to_the_others(tmp_path: Path) -> None:
     assert all("finished" in out for _, out, _ in ended)
 
 
-def test_tasks_that_cannot_be_one_fleet_are_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_impossible_fleet_of_tasks_is_refused_with_numbers(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('trains')\n")
     by = conftest._free_port()

@@ -428,7 +428,7 @@ def test_sparse_gradients_are_refused(fleet: Any) -> None:
     run.close()
 
 
-def test_a_gradient_that_is_not_finite_is_said_and_the_run_goes_on(fleet: Any) -> None:
+def test_non_finite_gradient_is_reported_and_run_continues(fleet: Any) -> None:
     run, m, o = new(fleet)
     one_step(m, o)
     before = [p.detach().clone() for p in m.parameters()]
@@ -452,7 +452,7 @@ def test_log_lines_come_through_logging(start_fleet: Any, caplog: Any) -> None:
     assert any("connected" in r.getMessage() for r in caplog.records)
 
 
-def test_another_job_on_the_same_servers_is_refused_with_the_difference(fleet: Any) -> None:
+def test_other_job_on_same_servers_is_refused_with_difference(fleet: Any) -> None:
     run, m, o = new(fleet)
     one_step(m, o)
     other = paraft.init(fleet)

@@ -92,7 +92,7 @@ def test_a_job_that_has_begun_is_gone_on_with_and_says_so(fleet: paraft.Fleet, c
     run.finish()
 
 
-def test_a_second_thread_that_trains_is_told_and_the_first_goes_on(fleet: paraft.Fleet) -> None:
+def test_second_training_thread_is_refused_and_first_continues(fleet: paraft.Fleet) -> None:
     run, m, o = prepared(fleet)
     steps(m, o)
     errors: list[BaseException] = []

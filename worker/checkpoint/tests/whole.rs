@@ -352,7 +352,7 @@ fn a_step_is_mapped_by_whole_epochs() {
 
 /// A manifest may come from anywhere: no memory is allocated for values that its files do not hold.
 #[test]
-fn a_model_that_is_larger_than_its_files_is_refused_before_it_is_made() -> Result {
+fn model_larger_than_its_files_is_refused_before_allocation() -> Result {
     let dir = tempfile::tempdir()?;
     let folder = Folder::new(dir.path());
     let of = |bucket_len, tensors: Vec<TensorSpec>, slots: usize| -> Result<PathBuf> {

@@ -141,7 +141,7 @@ fn evaluations(client: &mut Client, enough: impl Fn(&[u64]) -> bool) -> Vec<u64>
 }
 
 #[test]
-fn a_session_that_is_lost_between_two_pulls_is_noticed_by_the_next_one() {
+fn session_lost_between_pulls_is_noticed_by_next_pull() {
     let script = |stream: u32, kind: Kind| match (stream, kind) {
         (1, Kind::Open(_)) => (vec![opened(1, 0)], false),
         (1, Kind::Pull(p)) => (vec![weights(p.done, 1.0), reported(7), over()], true),
@@ -197,7 +197,7 @@ fn finds_the_leader(servers: Vec<String>) {
 
 /// Two servers that left the shard long ago name each other; no server names the leader.
 #[test]
-fn servers_that_name_each_other_do_not_keep_a_link_from_the_leader() {
+fn servers_naming_each_other_do_not_hide_the_leader() {
     for first in 0..3 {
         let others: [Arc<OnceLock<String>>; 2] = Default::default();
         let astray = |of: &Arc<OnceLock<String>>| {
@@ -216,7 +216,7 @@ fn servers_that_name_each_other_do_not_keep_a_link_from_the_leader() {
 
 /// One server names a leader that has died; the third server leads. The link reaches it from any start.
 #[test]
-fn a_leader_that_is_gone_and_a_server_that_still_names_it_do_not_keep_a_link_from_the_new_leader() {
+fn stale_leader_name_does_not_hide_the_new_leader() {
     for first in 0..3 {
         let unused = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let gone = unused.local_addr().expect("an address").to_string();
@@ -231,7 +231,7 @@ fn a_leader_that_is_gone_and_a_server_that_still_names_it_do_not_keep_a_link_fro
 }
 
 #[test]
-fn a_share_is_sent_again_until_its_evaluation_is_complete_and_counted_once() {
+fn share_is_resent_until_evaluation_completes_and_counts_once() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
     let script = move |stream: u32, kind: Kind| match (stream, kind) {
@@ -260,7 +260,7 @@ fn a_share_is_sent_again_until_its_evaluation_is_complete_and_counted_once() {
 }
 
 #[test]
-fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not() {
+fn only_unacknowledged_pushes_are_resent_unchanged() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
     let script = move |stream: u32, kind: Kind| match (stream, kind) {
@@ -295,7 +295,7 @@ fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not(
 
 /// Each push carries one of four values. The worker keeps the others until its session ends.
 #[test]
-fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next_one() {
+fn residual_goes_with_later_push_of_session_not_of_next() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
     let script = move |stream: u32, kind: Kind| match (stream, kind) {

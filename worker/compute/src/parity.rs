@@ -611,7 +611,7 @@ mod tests {
     use crate::{Cpu, Threads};
 
     #[test]
-    fn the_cpu_meets_every_case_with_every_instruction_set_on_one_thread_and_on_three() {
+    fn cpu_meets_all_cases_with_each_isa_on_one_and_three_threads() {
         for cpu in Cpu::every() {
             for (seed, count) in [(1, 1), (2, 3)] {
                 let mut device = CpuDevice::with(Threads::new(cpu, count).expect("starts"));

@@ -85,7 +85,7 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
 }
 
 #[test]
-fn norm_relu_and_pool_are_the_plain_ones_and_the_first_of_equals_wins() {
+fn norm_relu_pool_matches_plain_and_first_of_equals_wins() {
     for (n, coarse) in [(1, false), (7, false), (16, false), (33, false), (21, true)] {
         let (channels, height, width) = (5, 6, 8);
         let sizes = Images { n, channels, height, width };

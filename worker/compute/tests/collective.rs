@@ -183,7 +183,7 @@ fn who_leaves_in_order_is_not_missed_until_it_is_waited_for() {
 }
 
 #[test]
-fn whoever_is_told_to_end_something_does_so_once_when_the_group_breaks() {
+fn when_broken_callbacks_run_once_when_group_breaks() {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     let ends = Arc::new(AtomicUsize::new(0));
     let (counted, together) = (ends.clone(), Arc::new(Barrier::new(2)));
@@ -251,7 +251,7 @@ fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
 }
 
 #[test]
-fn a_line_carries_what_is_sent_whichever_is_waited_for_first_and_ends_with_its_rank() {
+fn line_delivers_by_tag_in_any_order_and_ends_with_its_rank() {
     let mut listeners: Vec<Listener> = (0..3).map(|_| listener()).collect();
     let tag = |kind, number| Tag { kind, number };
     let start = |rendezvous: Rendezvous, mut l: Listener| {

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_for_files_or_with_little_data_it_is_in_memory_and_an_error_is_the_readers() {
+    fn without_cache_or_with_little_data_it_stays_in_memory() {
         let [made, ..] = splits();
         let dir = tempfile::tempdir().expect("temp dir");
         let source = source(dir.path());
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_removed_or_made_again_under_a_reader_is_read_on() {
+    fn removed_or_replaced_cache_file_stays_readable() {
         let [made, other, _] = splits();
         let dir = tempfile::tempdir().expect("temp dir");
         let (source, folder) = (source(dir.path()), dir.path().join("cache"));

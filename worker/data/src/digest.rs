@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_or_label_makes_another_digest_and_the_same_data_the_same() {
+    fn digest_changes_with_any_value_or_label() {
         let one = Split { train: table(&[1.0, 2.0, 3.0, 4.0], &[0, 2]), test: table(&[5.0, 6.0], &[1]) };
         assert_eq!(digest(&one), digest(&one.clone()));
         let mut seen = vec![digest(&one)];

@@ -68,7 +68,7 @@ fn idx_is_read_plain_and_packed_whatever_the_name_says() {
 }
 
 #[test]
-fn a_large_file_of_the_users_that_is_cut_short_under_a_reader_is_an_error_of_the_read() {
+fn user_file_truncated_while_open_is_a_read_error() {
     let f = Folder::new();
     let d = f.pair(&idx(2051, &[1100, 32, 32], &vec![9; 1100 << 10]), &idx(2049, &[1100], &[3; 1100]));
     let d = d.expect("reads");
@@ -82,7 +82,7 @@ fn a_large_file_of_the_users_that_is_cut_short_under_a_reader_is_an_error_of_the
 }
 
 #[test]
-fn a_folder_is_read_by_its_usual_names_and_a_missing_file_is_named() {
+fn folder_is_read_by_usual_names_and_missing_file_named() {
     let f = Folder::new();
     f.put("train-images-idx3-ubyte.gz", &gzip(&images()));
     f.put("train-labels.idx1-ubyte", &labels());

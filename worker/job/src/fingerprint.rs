@@ -144,7 +144,7 @@ weight_decay = 0.125
 
     /// A config volume during an update may give a worker the first half of its file.
     #[test]
-    fn a_job_file_that_is_cut_off_anywhere_is_no_job_file_or_another_job() {
+    fn truncated_job_file_is_invalid_or_another_job() {
         let whole = servers(JOB).expect("a job");
         let (mut read, mut alike) = (0, Vec::new());
         for end in 0..JOB.trim_end().len() {
@@ -172,7 +172,7 @@ weight_decay = 0.125
     }
 
     #[test]
-    fn workers_of_different_models_have_different_fingerprints_that_say_which_tensor_it_is() {
+    fn other_models_have_other_fingerprints_naming_the_tensor() {
         use paraft_common::config::facts_missing;
         let job = Job::parse(JOB, Path::new("job.toml"), &[]).expect("a job");
         let of = |tensors: &[TensorSpec]| job.server_job(tensors).fingerprint;

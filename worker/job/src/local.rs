@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_get_their_part_and_two_workers_must_agree_about_the_rest() {
+    fn servers_get_their_part_and_workers_must_agree_on_rest() {
         let tensors = [paraft_common::TensorSpec::param("w", &[8])];
         let servers = |set: &[&str]| parse(set).expect("a job").server_job(&tensors);
         let plain = servers(&["optimizer.lr=0.2", "clip.norm=1.0"]);

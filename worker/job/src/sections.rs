@@ -96,7 +96,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn what_gpus_have_no_kernel_of_is_refused_where_ranks_apply_their_gradients() {
+    fn all_reduce_refuses_what_gpus_have_no_kernel_for() {
         let parse = |optimizer: &str, set: &[&str]| {
             let text = format!(
                 "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[optimizer]\nkind = \"{optimizer}\"\n"

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_are_none_or_absurdly_many_are_refused_with_key_and_remedy() {
+    fn zero_or_absurd_threads_are_refused_with_key_and_remedy() {
         for threads in [0, 257, 1_000_000] {
             let said = job(threads).expect_err("refused");
             for part in ["train.threads", &format!("{threads} threads"), "use 1 to 256", "3"] {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_are_more_than_the_processors_are_said_and_one_each_never() {
+    fn more_threads_than_processors_warns_but_one_each_never() {
         let oversubscribes = |threads, processors| job(threads).expect("a job").oversubscribes(processors);
         assert_eq!(oversubscribes(1, 2), None, "the default");
         assert_eq!(oversubscribes(2, 6), None);

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_do_not_say_whose_parameters_are_whose_are_refused() {
+    fn layers_without_clear_parameter_owners_are_refused() {
         let gap = [Layer::of(0..4, 1.0, 1), Layer::of(5..9, 1.0, 1)];
         assert!(Stages::even(&gap, 2).expect_err("a gap").contains("layer 1"));
         let overlaps = [Layer::of(0..4, 1.0, 1), Layer::of(2..9, 1.0, 1)];

@@ -143,7 +143,7 @@ fn the_convnet_has_the_plain_gradient_at_every_batch_size() {
 }
 
 #[test]
-fn the_convnet_has_the_plain_gradient_with_every_instruction_set() {
+fn convnet_gradient_matches_plain_with_every_instruction_set() {
     for cpu in Cpu::every() {
         convnet_case(cpu, 8, 21);
         convnet_case(cpu, 12, 5);
@@ -151,7 +151,7 @@ fn the_convnet_has_the_plain_gradient_with_every_instruction_set() {
 }
 
 #[test]
-fn a_step_against_the_gradient_lowers_the_loss_as_much_as_it_says() {
+fn step_against_gradient_lowers_loss_as_predicted() {
     let mut models: Vec<(&str, Box<dyn Model>)> = vec![
         ("linear", Box::new(OnCpu::new(Classifier::linear(64, 10).expect("valid")))),
         ("mlp", Box::new(OnCpu::new(Classifier::mlp(64, &[32], 10).expect("valid")))),

@@ -181,7 +181,7 @@ fn stages_make_the_evaluation_of_the_whole_model() {
 }
 
 #[test]
-fn what_comes_from_another_process_and_is_not_as_long_as_it_must_be_is_refused() {
+fn foreign_edges_of_wrong_length_are_refused() {
     let (text, shape) = MODELS[0];
     let mut model = build(text, shape);
     let weights = vec![0.1; model.tensors().iter().map(paraft_common::TensorSpec::len).sum()];

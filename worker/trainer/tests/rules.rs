@@ -193,7 +193,7 @@ proptest! {
     /// An evaluation is not final if the weights change after it or a worker trains on. No share is evaluated
     /// twice. Without evaluations between epochs there is only the final one.
     #[test]
-    fn an_evaluation_is_the_final_one_only_where_nothing_changed_behind_it(
+    fn evaluation_is_final_only_if_nothing_changed_after(
         rule in a_rule(), an_epoch in 1u64..8, epochs in 1u64..4, every_epoch in any::<bool>(),
         changed in any::<bool>(), back in 0u64..3,
     ) {

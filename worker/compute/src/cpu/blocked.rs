@@ -191,7 +191,7 @@ mod tests {
     use crate::cpu::simd::Cpu;
 
     #[test]
-    fn packing_and_unpacking_returns_the_samples_and_keeps_the_border_zero() {
+    fn packing_round_trips_and_keeps_zero_border() {
         let g = Geometry::new(2, 3, 4, 1);
         for n in [1, 15, 16, 17, 40] {
             let inputs: Vec<f32> = (0..n * g.sample_len()).map(|i| i as f32 + 1.0).collect();

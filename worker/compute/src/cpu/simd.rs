@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tile_in_parts_has_the_bits_of_a_whole_one_and_leaves_dead_parts_alone() {
+    fn tile_in_parts_equals_whole_and_skips_dead_parts() {
         let mut x: Vec<Lane> = (0..20).map(|i| noise(97 * i)).collect();
         x[7] = x[5];
         x[11].0[3] = f32::NAN;

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_and_the_logistic_function_are_right_to_a_few_units_in_the_last_place() {
+    fn exp_and_logistic_are_accurate_to_a_few_ulps() {
         let x: Vec<f32> = (-87_300..=88_300).map(|i| i as f32 * 1e-3).collect();
         each(&x, |isa, x, power, share| {
             let (p, l) = (f64::from(x).exp(), 1.0 / (1.0 + (-f64::from(x)).exp()));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_its_limits_there_are_zero_and_infinity_and_a_nan_stays() {
+    fn exp_beyond_limits_is_zero_or_infinity_and_keeps_nan() {
         each(&[-87.4, -1e30, f32::NEG_INFINITY], |_, x, power, share| {
             assert_eq!((power, share), (0.0, if x > -88.0 { share } else { 0.0 }), "{x}");
         });
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_of_a_slice_has_its_place_and_nothing_beyond_is_written() {
+    fn vectors_cover_slice_and_write_nothing_beyond() {
         for len in 0..40 {
             let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
             for cpu in Cpu::every() {
