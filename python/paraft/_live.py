@@ -200,9 +200,9 @@ class Page(Source):
             else:
                 why = f"{host} does not answer"
             # A single job's fleet ends with it; a standing fleet knows its jobs' record folders.
-            stands = any(j.get("run") for j in self._facts.get("jobs", []))
-            patience = _GONE_SECONDS if stands or not self._facts else _GONE_OWN_SECONDS
-            ended = time.monotonic() - last_heard > patience or (bool(refused) and not self._facts)
+            has_run_folders = any(j.get("run") for j in self._facts.get("jobs", []))
+            timeout = _GONE_SECONDS if has_run_folders or not self._facts else _GONE_OWN_SECONDS
+            ended = time.monotonic() - last_heard > timeout or (bool(refused) and not self._facts)
             if ended and not refused:
                 why = f"nobody answers at {host} any more: the fleet has ended, or watch it again when it is back"
             show(self._seen(why, lost=True, ended=ended))

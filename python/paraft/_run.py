@@ -230,7 +230,7 @@ class Run:
                     "Servers train one job: two models at once (as of a GAN) need two fleets, or are one nn.ModuleDict with one optimizer"
                 ) from None
             raise
-        self._stands()
+        self._query()
         if self._step:
             _LOG.log(
                 logging.INFO if self._resume else logging.WARNING,
@@ -277,11 +277,11 @@ class Run:
         """The loss and the samples of the current step, if known."""
         return self._loss, self._samples or self._seen
 
-    def _goes(self, gradients: list[tuple[int, int]]) -> None:
+    def _finish_step(self, gradients: list[tuple[int, int]]) -> None:
         """Waits for a step and pulls: gradients by tensor and address."""
         self._waited(lambda session: session.step(gradients, *self._trained_on()))
 
-    def _settle(self, *, aside: bool = False) -> None:
+    def _resume_wait(self, *, aside: bool = False) -> None:
         """Finishes a step's wait that Ctrl-C has interrupted. ``aside``: ignore another thread's call."""
         if self._waits and not (aside and self._waiting):
             self._waited(lambda session: session.go_on())
@@ -295,19 +295,19 @@ class Run:
         try:
             try:
                 with self._inside("optimizer.step()"):
-                    stands = wait(session)
+                    state = wait(session)
             finally:
                 self._waiting = False
         except DivergedError:
             self._waits = False
-            self._stands()  # the step is done, except for values that are not finite
+            self._query()  # the step is done, except for values that are not finite
             self._pulled()
             raise
         except ParaftError:
             self._waits = False
             raise
         self._waits = False
-        self._went(stands)
+        self._update(state)
         self._pulled()
 
     def _pulled(self) -> None:
@@ -315,8 +315,8 @@ class Run:
         if front is not None:
             front.pulled()
 
-    def _went(self, stands: tuple[int, bool, bool]) -> None:
-        self._step, moved, self._over = stands
+    def _update(self, state: tuple[int, bool, bool]) -> None:
+        self._step, moved, self._over = state
         self._moves += moved
         self._loss, self._samples, self._seen = math.nan, 0, 0
 
@@ -340,19 +340,19 @@ class Run:
     @property
     def mode(self) -> str:
         """The mode in force: ``bsp``, ``ssp:S`` or ``asp``. It may be switched while the job trains (``paraft mode``)."""
-        return str(self._stands()["mode"])
+        return str(self._query()["mode"])
 
     def stats(self) -> dict[str, Any]:
         """``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``,
         ``dropped``, ``skipped``, for a progress bar or your own logger."""
-        return self._stands()
+        return self._query()
 
-    def _stands(self) -> dict[str, Any]:
+    def _query(self) -> dict[str, Any]:
         if self._closed and self._last:
             return dict(self._last)
         if self._last and self._call is not None:  # a signal handler or another thread asks during a wait
             return {**self._last, "step": self._step, "over": self._over}
-        self._last = self._joined().stands()
+        self._last = self._joined().status()
         self._step, self._over = self._last["step"], self._last["over"]
         return dict(self._last)
 
@@ -404,7 +404,7 @@ class Run:
             raise MisuseError("the run is finished, and with it the servers' part: call run.save() before run.finish()")
         self._joined()
         self._not_inside("run.save()")
-        self._settle()
+        self._resume_wait()
         tell_rates = getattr(self._front(), "tell_rates", None)
         if tell_rates is not None:
             tell_rates()
@@ -427,7 +427,7 @@ class Run:
                 ends()
             with self._inside("run.finish()"):
                 self._joined().finish()
-            self._stands()
+            self._query()
             self._finished = self._over = True
             self._last["over"] = True
             if self._fleet is not None:

@@ -132,7 +132,7 @@ class Trainer:
             UnavailableError: the servers cannot be reached.
         """
         if self.run._waits:
-            self.run._settle()
+            self.run._resume_wait()
             if grads is self._waited_for:
                 return self._params  # the same step, called again
         leaves, _ = _flat(grads)
@@ -144,7 +144,7 @@ class Trainer:
         gradients = [(i, a.ctypes.data) for i, a in enumerate(arrays)]
         self._say_rate()
         self._waited_for = grads
-        self.run._goes(gradients)
+        self.run._finish_step(gradients)
         self._waited_for = None
         return self._params
 

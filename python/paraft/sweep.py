@@ -269,7 +269,7 @@ class _Watch:
     metric: str
     reported: set[int]
 
-    def hears(self, event: Mapping[str, Any]) -> bool:
+    def report(self, event: Mapping[str, Any]) -> bool:
         """Reports an evaluation; returns whether to prune the trial."""
         epoch, value = event.get("epoch"), event.get(self.metric)
         if not isinstance(epoch, int) or not isinstance(value, (int, float)) or epoch in self.reported:
@@ -434,7 +434,7 @@ class _Sweep:
                         diverged = str(event.get("reason"))
                     elif kind == "summary":
                         summary = event
-                    elif kind == "eval" and watch.hears(event):
+                    elif kind == "eval" and watch.report(event):
                         return _Ended(pruned=True)
                 if self.stop.is_set():
                     raise _Interrupted

@@ -264,7 +264,7 @@ impl Run {
     }
 
     /// Its last step and mode, whether nothing is left to train, bytes moved and time waited.
-    fn stands<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (done, mode, over, c) = self.on(py, |inner, _| {
             let run = inner.run()?;
             Ok((run.done().0, run.mode().1.to_string(), run.is_over(), run.counters()))

@@ -1,4 +1,4 @@
-"""What happens to a training process: signals, forks, lost servers and workers, misuse, its end."""
+"""A training process's life: signals, forks, lost servers and workers, misuse, its end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_ctrl_c_ends_the_wait_for_workers_that_do_not_come(start_fleet: Any) -> 
 
 
 def interrupted(out: str, again: bool) -> int:
-    """Worker 0 of two is interrupted while it waits for worker 1, and goes on."""
+    """Worker 0 of two is interrupted while it waits for worker 1, and continues."""
     run = paraft.init()
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
@@ -191,7 +191,7 @@ def test_a_loop_goes_on_when_a_server_is_killed(start_fleet: Any) -> None:
             its.zero_grad()
     assert run.step == 60
     run.finish()
-    # Exactly once: what was lost or applied twice would show.
+    # Exactly once: a lost or repeated push would show.
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(m.parameters(), plain.parameters()))
 
 
@@ -213,7 +213,7 @@ def test_a_fleet_without_its_majority_is_unavailable(start_fleet: Any) -> None:
 
 
 def comes_back(flag: str, mark: bool) -> int:
-    """Trains on from where the servers say that it is, until the mark is there; the second of worker 1's processes makes it."""
+    """Trains on from the servers' step until the mark exists; the second of worker 1's processes creates it."""
     run = paraft.init(mode="asp")
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
@@ -296,7 +296,7 @@ def test_misuse_is_said_with_its_remedy_and_training_goes_on(start_fleet: Any) -
 
 
 def misuses(out: str, there: list[str]) -> list[str]:
-    """Worker 1 of two does wrong what can be done wrong, one thing before each of its steps, and comes upon its errors; worker 0 trains."""
+    """Worker 1 of two makes one mistake before each of its steps, and receives the errors; worker 0 trains."""
     run = paraft.init()
     m = models.model("mlp")
     o = models.optimizer("sgd", m)

@@ -1,4 +1,4 @@
-"""What scripts do that cannot be as they mean it: an error or a word in the log, never another result in silence."""
+"""Invalid uses: an error or a log line, never a silently different result."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_scaler_that_skips_a_workers_own_step_shifts_no_round(
 ) -> None:
     ours, theirs = run_workers(fleet, scales, 2, fleet.servers, 1, timeout=60).values
     assert ours == theirs
-    # By hand: the mean of how far both went, one of them nowhere in one step.
+    # By hand: the mean of both workers' changes, one of which is zero in one step.
     m = models.model("mlp")
     batches = list(zip(models.batches("mlp", 0, 6), models.batches("mlp", 1, 6)))
     for i, of_both in enumerate(batches):

@@ -183,7 +183,7 @@ def test_a_killed_trial_is_tried_three_times(job: Path, standing: paraft.Fleet, 
         return False
 
     s = study(pruner=Pruner(kill))
-    # Of another try the first epochs are reported already: the pruner hears of later ones.
+    # Another attempt has reported the first epochs: the pruner receives only later ones.
     epochs = {"train.epochs": 400}
     paraft.sweep.optimize(s, job, lambda trial: epochs, n_trials=1, fleet=standing)
     (trial,) = s.trials
@@ -245,7 +245,7 @@ except KeyboardInterrupt:
         assert said.split() == ["FAIL"]
         assert jobs(standing) == []
     else:
-        assert jobs(standing) == ["digits-trial-0"]  # nobody was left to delete it
+        assert jobs(standing) == ["digits-trial-0"]  # no process was left to delete it
         subprocess.run([program(), "delete", "digits-trial-0", "--of", ",".join(standing.servers)], env=env, check=True)
 
 

@@ -95,7 +95,7 @@ class Flat:
                 )
         self._trained = [(names.of(p), p, p.requires_grad) for p in given if p in names]
         self._root = model
-        self._stand()
+        self._record_places()
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
         self.buffers: list[torch.Tensor] = []
@@ -130,7 +130,7 @@ class Flat:
             (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
         ]
 
-    def _stand(self) -> None:
+    def _record_places(self) -> None:
         """Records the places of the trained parameters in the model: wrapping changes the modules' places.
 
         Raises:
@@ -138,7 +138,7 @@ class Flat:
         """
         missing = set(map(id, self.params))
         holders: set[torch.nn.Module] = set()
-        self._stands: list[tuple[dict[str, Any], str, Any]] = []
+        self._expected_places: list[tuple[dict[str, Any], str, Any]] = []
         # From leaves to root: containers of trained parameters keep their places too.
         for module in reversed(list(self._root.modules())):
             its = {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad and not is_sharded(p)}
@@ -146,8 +146,8 @@ class Flat:
             missing.difference_update(map(id, (p for p in module._parameters.values() if p is not None)))
             if its or inner:
                 holders.add(module)
-            self._stands += [(module._parameters, key, p) for key, p in its.items()]
-            self._stands += [(module._modules, key, m) for key, m in inner.items()]
+            self._expected_places += [(module._parameters, key, p) for key, p in its.items()]
+            self._expected_places += [(module._modules, key, m) for key, m in inner.items()]
         for p in self.params:
             if id(p) in missing and not is_sharded(p):
                 raise MisuseError(
@@ -274,8 +274,8 @@ class Flat:
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
                     f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and go on with a new run and resume="
                 )
-        if any(place.get(key) is not it for place, key, it in self._stands):
-            self._stand()
+        if any(place.get(key) is not it for place, key, it in self._expected_places):
+            self._record_places()
         if self._with_buffers:
             self._follow_buffers()
         for i in self._copied:

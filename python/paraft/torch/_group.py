@@ -29,7 +29,7 @@ _TOLD_CHARACTERS = 512
 _SETTLE_SECONDS = 1.0
 
 #: A worker's state after a step, as in the extension.
-Stands = tuple[int, bool, bool]
+StepState = tuple[int, bool, bool]
 
 
 class Group:
@@ -161,13 +161,13 @@ class Member:
     def lead(self, join: Callable[[], Any]) -> None:
         """Joins, on the first rank."""
 
-        def joined() -> Stands:
+        def joined() -> StepState:
             self._session = join()
             return 0, False, False
 
         self._share(joined)
 
-    def _share(self, act: Callable[[], Stands]) -> Stands:
+    def _share(self, act: Callable[[], StepState]) -> StepState:
         self._of.meet()  # all gradients are handed over, and no rank reads the weights
         if self._of.leads:
             try:
@@ -175,14 +175,14 @@ class Member:
             except ParaftError as e:
                 self._of.tell({"error": type(e).__name__, "text": str(e)[:_TOLD_CHARACTERS]})
                 raise
-            told: Optional[dict[str, Any]] = {**self._session.stands(), "moved": moved, "ended": over}
+            told: Optional[dict[str, Any]] = {**self._session.status(), "moved": moved, "ended": over}
         else:
             told = None
         self._told = self._of.tell(told)
         moved, over = self._told.pop("moved"), self._told.pop("ended")
         return self._told["step"], moved, over
 
-    def step(self, gradients: list[tuple[int, int]], loss: float, samples: int) -> Stands:
+    def step(self, gradients: list[tuple[int, int]], loss: float, samples: int) -> StepState:
         """The first rank pushes, waits and pulls; then all ranks have the weights."""
         return self._share(lambda: self._session.step(gradients, loss, samples * len(self._of.ranks)))
 
@@ -196,7 +196,7 @@ class Member:
         if self._of.leads:
             self._session.prepared()
 
-    def go_on(self) -> Stands:
+    def go_on(self) -> StepState:
         """Continues a step's wait that was interrupted on this rank; the other ranks are still in it."""
         return self._share(lambda: self._session.go_on())
 
@@ -217,9 +217,9 @@ class Member:
     def finish(self) -> None:
         """Waits until the loops of all workers have ended."""
 
-        def finished() -> Stands:
+        def finished() -> StepState:
             self._session.finish()
-            return self._session.stands()["step"], False, True
+            return self._session.status()["step"], False, True
 
         self._share(finished)
         self._of.settle()
@@ -245,7 +245,7 @@ class Member:
         if self._of.leads:
             self._session.skip()
 
-    def stands(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """The state of the last step."""
         return dict(self._told)
 

@@ -57,7 +57,7 @@ class Seen:
         run = self._run()
         if run is None:
             return
-        run._settle(aside=True)
+        run._resume_wait(aside=True)
         if not module.training or not torch.is_grad_enabled():
             return
         for given in (*args, *kwargs.values()):
@@ -226,7 +226,7 @@ class OnServers:
     def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor]) -> None:
         """Pushes the remaining gradients, waits as the mode requires, and pulls."""
         if self.run._waits:
-            return self.run._settle()  # called again: its gradients are pushed
+            return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
         self.flat.check()
         self._own_writes()
@@ -256,7 +256,7 @@ class OnServers:
             self._looks_in *= 2
             self._hook_all()
             self._push = _Push.LOOK
-        self.run._goes(gradients)
+        self.run._finish_step(gradients)
 
     def tell_rates(self) -> None:
         """Passes on the rates that a scheduler has set since."""
@@ -330,7 +330,7 @@ class OnServers:
 
     def ends(self) -> None:
         """No step follows."""
-        self.run._settle()
+        self.run._resume_wait()
         self._own_writes()
         if self._undone:
             _LOG.error("what the script wrote to weights was undone by %d of %d steps, at least", self._undone, self.run.step)
@@ -423,7 +423,7 @@ class OnWorker:
 
         def steps(*_: Any) -> None:
             run._joined()
-            run._settle()
+            run._resume_wait()
 
         optimizer.register_step_pre_hook(steps)
         optimizer.register_step_post_hook(stepped)
@@ -435,11 +435,11 @@ class OnWorker:
         self._steps += 1
         self.flat.check()
         self.flat.gather()
-        self.run._goes([])
+        self.run._finish_step([])
 
     def ends(self) -> None:
         """No step follows. The script's later writes to weights go to the servers as one more step."""
-        self.run._settle()
+        self.run._resume_wait()
         self.flat.gather()
         if self._every and self._steps % self._every == 0 and not self.run._over and self._session.moved():
             self.step()

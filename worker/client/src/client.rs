@@ -456,7 +456,7 @@ impl Client {
     /// Waits until all pushes are acknowledged, for a worker that continues without a pull: a server refuses a push
     /// until it has the push of the previous step. If the session was lost meanwhile, the worker joins again;
     /// returns the step from which it continues after a pull.
-    pub fn settle(&mut self) -> Result<Option<Step>, ClientError> {
+    pub fn wait_for_acks(&mut self) -> Result<Option<Step>, ClientError> {
         let began = Instant::now();
         self.io.session().settle();
         let settled = loop {

@@ -516,7 +516,11 @@ impl Reader {
     async fn run(self, connection: Arc<OnceLock<connect::Connecting>>) {
         let cause = match self.io.channels.lane(&self.address).await {
             Ok((read, write, shared)) => {
-                self.goes(if shared.is_some() { "a Unix socket, bulk in shared memory" } else { "TCP" });
+                self.log_connected(if shared.is_some() {
+                    "a Unix socket, bulk in shared memory"
+                } else {
+                    "TCP"
+                });
                 if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
                     shared.offer(memory);
                 }
@@ -530,10 +534,12 @@ impl Reader {
                     Err(e) = sender.run() => e.to_string(),
                 }
             }
-            Err(LaneError::NoLanes) => match self.dial(&connection).await.inspect(|_| self.goes("HTTP/2")) {
-                Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
-                Err(cause) => cause,
-            },
+            Err(LaneError::NoLanes) => {
+                match self.dial(&connection).await.inspect(|_| self.log_connected("HTTP/2")) {
+                    Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
+                    Err(cause) => cause,
+                }
+            }
             // If this worker was admitted before, its certificate may be about to be renewed.
             Err(LaneError::Refused(why)) if !self.io.lock().said.contains_key(&self.shard) => {
                 let message = format!("{}: {why}", self.address);
@@ -546,13 +552,13 @@ impl Reader {
             Err(e) => e.to_string(),
         };
         if !self.beside {
-            self.is_down(&cause);
+            self.log_no_leader(&cause);
         }
         self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });
     }
 
     /// Logs that the shard has no stream, after a delay.
-    fn is_down(&self, cause: &str) {
+    fn log_no_leader(&self, cause: &str) {
         let now = Instant::now();
         let mut state = self.io.lock();
         let (since, said) = state.down.entry(self.shard).or_insert((now, None));
@@ -567,7 +573,7 @@ impl Reader {
     }
 
     /// Logs the connection kind of a shard; once, even if the client asks a server repeatedly whether it leads.
-    fn goes(&self, over: &str) {
+    fn log_connected(&self, over: &str) {
         if self.beside {
             return; // not known yet to work
         }

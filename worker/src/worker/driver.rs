@@ -124,7 +124,7 @@ pub(crate) struct Driver {
     pub local: Option<LocalWeights>,
     /// The user's weights, if the user's loop changes them: `local` copies them before a push, and receives pulled
     /// weights for them.
-    pub theirs: Option<Box<dyn Landing + Send>>,
+    pub user_weights: Option<Box<dyn Landing + Send>>,
     /// An action whose wait was interrupted; the next call repeats it.
     again: Option<Action>,
     /// The layout, with the model's tensor names.
@@ -195,7 +195,7 @@ impl Driver {
         Self {
             client,
             local,
-            theirs: None,
+            user_weights: None,
             again: None,
             layout,
             clock: Clock::default(),
@@ -275,8 +275,9 @@ impl Driver {
             let next = self.again.take();
             match next.unwrap_or_else(|| self.trainer.next_action()) {
                 Action::Pull(pull) => {
-                    let pulled =
-                        self.pull(pull.clone(), into).inspect_err(|e| self.goes_on(Action::Pull(pull), e))?;
+                    let pulled = self
+                        .pull(pull.clone(), into)
+                        .inspect_err(|e| self.repeat_later(Action::Pull(pull), e))?;
                     self.trainer.pulled(pulled);
                 }
                 Action::TakeChunk { epoch, done } => self.trainer.chunk(self.client.take_chunk(epoch, done)?),
@@ -284,7 +285,7 @@ impl Driver {
                     if let Some(local) = &mut self.local {
                         local.begin(into.weights());
                     }
-                    self.they_follow(0..self.layout.len())?;
+                    self.copy_to_user(0..self.layout.len())?;
                     if self.steps == 0 {
                         self.waited_at_start = self.client.counters().waited;
                     }
@@ -302,17 +303,17 @@ impl Driver {
                     return Ok(DriverAction::Local { step, clock });
                 }
                 Action::Push { step, samples, ask_ahead } => {
-                    self.follow_them(0..self.layout.len());
+                    self.copy_from_user(0..self.layout.len());
                     self.push(into.weights(), step, samples, ask_ahead)
                 }
                 Action::PushFragment { step, buckets, samples } => {
-                    self.follow_them(self.values(&buckets));
+                    self.copy_from_user(self.values(&buckets));
                     self.push_fragment(step, buckets, samples);
                 }
                 Action::TakeOver(buckets) => {
-                    self.follow_them(self.values(&buckets));
+                    self.copy_from_user(self.values(&buckets));
                     self.take_over(into.weights(), buckets.clone());
-                    self.they_follow(self.values(&buckets))?;
+                    self.copy_to_user(self.values(&buckets))?;
                 }
                 Action::Pushed { loss, samples, .. } => {
                     self.steps += 1;
@@ -414,7 +415,7 @@ impl Driver {
 
     /// Keeps an interrupted action for the next call, and an action after a refused push, whose step is then
     /// skipped.
-    fn goes_on(&mut self, action: Action, e: &WorkerError) {
+    fn repeat_later(&mut self, action: Action, e: &WorkerError) {
         if matches!(e, WorkerError::Client(ClientError::Interrupted)) || e.is_not_finite() {
             self.again = Some(action);
         }
@@ -427,16 +428,16 @@ impl Driver {
     }
 
     /// Copies the user's weights of this range to the worker's.
-    fn follow_them(&mut self, range: Range<usize>) {
-        if let (Some(theirs), Some(local)) = (&mut self.theirs, &mut self.local) {
-            local.moved(range.clone(), &theirs.weights()[range]);
+    fn copy_from_user(&mut self, range: Range<usize>) {
+        if let (Some(user_weights), Some(local)) = (&mut self.user_weights, &mut self.local) {
+            local.moved(range.clone(), &user_weights.weights()[range]);
         }
     }
 
     /// Copies the worker's weights of this range to the user's.
-    fn they_follow(&mut self, range: Range<usize>) -> Result<(), WorkerError> {
-        if let (Some(theirs), Some(local)) = (&mut self.theirs, &self.local) {
-            theirs.landing()?[range.clone()].copy_from_slice(&local.weights()[range]);
+    fn copy_to_user(&mut self, range: Range<usize>) -> Result<(), WorkerError> {
+        if let (Some(user_weights), Some(local)) = (&mut self.user_weights, &self.local) {
+            user_weights.landing()?[range.clone()].copy_from_slice(&local.weights()[range]);
         }
         Ok(())
     }
@@ -489,7 +490,7 @@ impl Driver {
         drop(waits);
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(into.weights());
-            self.they_follow(0..self.layout.len())?;
+            self.copy_to_user(0..self.layout.len())?;
         }
         self.note_mode(pulled.done)?;
         self.save |= pulled.save;

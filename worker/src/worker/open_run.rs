@@ -116,7 +116,7 @@ impl OpenRun {
             return Err(misuse(format!("{has} values for the weights of a model of {len}")));
         }
         if driver.local.is_some() {
-            driver.theirs = Some(weights);
+            driver.user_weights = Some(weights);
             weights = Box::new(vec![0.0; len]);
         }
         let mut run = Self {
@@ -410,7 +410,7 @@ impl OpenRun {
             }
             self.next()?;
         }
-        if let Some(theirs) = &mut self.driver.theirs {
+        if let Some(theirs) = &mut self.driver.user_weights {
             theirs.landing()?.copy_from_slice(self.into.weights());
         }
         Ok(())

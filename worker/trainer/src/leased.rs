@@ -77,7 +77,7 @@ impl Trainer {
             At::Ask => {
                 let (epoch, done) = (l.epochs, l.trained.take());
                 l.at = At::Asked;
-                self.does(Action::TakeChunk { epoch, done }, State::Leased(l));
+                self.queue_action(Action::TakeChunk { epoch, done }, State::Leased(l));
             }
             At::Chunk { chunk, left: 0 } => {
                 self.queue.push_back(Action::ChunkDone { epoch: l.epochs, chunk });
@@ -87,7 +87,10 @@ impl Trainer {
             At::Chunk { chunk, left } => {
                 let step = self.done.next();
                 l.at = At::Gradient { chunk, left, step };
-                self.does(Action::Gradient { step, ask_ahead: true, goes_on: false }, State::Leased(l));
+                self.queue_action(
+                    Action::Gradient { step, ask_ahead: true, goes_on: false },
+                    State::Leased(l),
+                );
             }
             _ => panic!("an answer was of another action"),
         }
@@ -100,11 +103,11 @@ impl Trainer {
                 match resumed {
                     None => {
                         l.at = At::Preparing(chunk);
-                        self.does(Action::Chunk { epoch, chunk }, State::Leased(l));
+                        self.queue_action(Action::Chunk { epoch, chunk }, State::Leased(l));
                     }
                     Some(step) => {
                         l.at = At::Resumed(chunk);
-                        self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+                        self.queue_action(Action::Pull(Pull::of(step)), State::Leased(l));
                     }
                 }
             }
@@ -116,11 +119,11 @@ impl Trainer {
                     self.queue.push_back(Action::WriteAfter { step, epochs, last });
                 }
                 l.at = At::Over { epochs, due, tries: if last { MAX_TRIES } else { 1 } };
-                self.does(Action::Pull(Pull { checkpoint: due, ..Pull::of(step) }), State::Leased(l));
+                self.queue_action(Action::Pull(Pull { checkpoint: due, ..Pull::of(step) }), State::Leased(l));
             }
             Next::Rejoined(step) => {
                 l.at = At::Rejoined;
-                self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+                self.queue_action(Action::Pull(Pull::of(step)), State::Leased(l));
             }
             Next::Ended => self.finish(),
         }
@@ -138,7 +141,7 @@ impl Trainer {
         let loss = mean(sum, samples);
         l.at = At::Behind { chunk, left, loss };
         self.queue.push_back(Action::Pushed { step, loss, samples });
-        self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+        self.queue_action(Action::Pull(Pull::of(step)), State::Leased(l));
     }
 
     pub(crate) fn pulled_leased(&mut self, mut l: Leased, pulled: Pulled) {
@@ -155,7 +158,7 @@ impl Trainer {
         match at {
             At::Resumed(chunk) if goes_on => {
                 l.at = At::Preparing(chunk);
-                return self.does(Action::Chunk { epoch: l.epochs, chunk }, State::Leased(l));
+                return self.queue_action(Action::Chunk { epoch: l.epochs, chunk }, State::Leased(l));
             }
             At::Behind { chunk, left, loss } => {
                 let (done, epoch) = (self.done, l.epochs + 1);
@@ -170,7 +173,7 @@ impl Trainer {
                     self.queue.push_back(Action::Wait(RETRY_DELAY));
                     l.at = At::Over { epochs, due, tries: tries - 1 };
                     let pull = Pull { checkpoint: true, ..Pull::of(self.done) };
-                    return self.does(Action::Pull(pull), State::Leased(l));
+                    return self.queue_action(Action::Pull(pull), State::Leased(l));
                 }
                 l.epochs = epochs;
                 self.queue.push_back(Action::EpochOver { epochs, done: self.done });

@@ -78,7 +78,7 @@ impl Trainer {
         match std::mem::replace(&mut local.at, At::Over) {
             At::Minibatch => {
                 let clock = before + i;
-                self.does(Action::Local { step, clock }, State::Local(local));
+                self.queue_action(Action::Local { step, clock }, State::Local(local));
             }
             At::Trained if !fragments.stream() => {
                 local.at = match (i < of, self.o.local.rule().pulls_first()) {
@@ -87,7 +87,7 @@ impl Trainer {
                     (false, true) => At::PullFirst,
                 };
                 if matches!(local.at, At::PullFirst) {
-                    return self.does(Action::Pull(Pull::of(Step(step.0 - 1))), State::Local(local));
+                    return self.queue_action(Action::Pull(Pull::of(Step(step.0 - 1))), State::Local(local));
                 }
                 self.state = State::Local(local);
             }
@@ -141,6 +141,6 @@ impl Trainer {
         }
         let pull = Pull { only: Fragments::ids(buckets.clone()), ..Pull::of(step) };
         local.at = At::Pulling(buckets);
-        self.does(Action::Pull(pull), State::Local(local));
+        self.queue_action(Action::Pull(pull), State::Local(local));
     }
 }

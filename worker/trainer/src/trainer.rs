@@ -293,7 +293,7 @@ impl Trainer {
         }
     }
 
-    pub(crate) fn does(&mut self, action: Action, state: State) {
+    pub(crate) fn queue_action(&mut self, action: Action, state: State) {
         self.queue.push_back(action);
         self.state = state;
     }
@@ -312,7 +312,7 @@ impl Trainer {
         let ask_ahead = !self.is_due(step);
         let evaluates = self.o.evaluates && self.o.steps.ends_epoch(step);
         let goes_on = ask_ahead && !evaluates && step.0 < self.o.steps.total;
-        self.does(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
+        self.queue_action(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
     }
 
     pub(crate) fn is_due(&self, step: Step) -> bool {
@@ -323,7 +323,7 @@ impl Trainer {
     /// workers reach the same step: then nothing changes the weights any more.
     fn finish_together(&mut self) {
         self.queue.push_back(Action::Trained);
-        self.does(Action::Pull(Pull { barrier: true, ..Pull::of(self.done) }), State::Barrier);
+        self.queue_action(Action::Pull(Pull { barrier: true, ..Pull::of(self.done) }), State::Barrier);
     }
 
     fn at_barrier(&mut self, pulled: Pulled) {
@@ -353,7 +353,7 @@ impl Trainer {
 
     fn say_finished(&mut self) {
         self.queue.push_back(Action::Finish(self.done));
-        self.does(Action::Pull(Pull { last: true, ..Pull::of(self.done) }), State::Final);
+        self.queue_action(Action::Pull(Pull { last: true, ..Pull::of(self.done) }), State::Final);
     }
 
     /// Reports the result of [`Action::Gradient`] or [`Action::Local`]: the sum of the samples' losses, and their
@@ -392,7 +392,7 @@ impl Trainer {
     /// A step is pushed completely.
     pub(crate) fn pushed(&mut self, step: Step, loss_sum: f64, samples: u64) {
         let loss = mean(loss_sum, samples);
-        self.does(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
+        self.queue_action(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
     }
 
     /// After a step's push comes a pull, unless the pull precedes the next push or came with the fragments.
@@ -403,7 +403,7 @@ impl Trainer {
             // The next pull belongs to this step too and waits for its push; or the last fragment's pull is done.
             return self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
         }
-        self.does(Action::Pull(Pull { checkpoint, ..Pull::of(step) }), State::Behind { step, loss });
+        self.queue_action(Action::Pull(Pull { checkpoint, ..Pull::of(step) }), State::Behind { step, loss });
     }
 
     /// Reports the result of [`Action::Pull`].
@@ -425,7 +425,7 @@ impl Trainer {
                 let first = pulled.finishers.first() == Some(&self.o.worker);
                 let same = pulled.changed.is_empty() && !pulled.rejoined;
                 let evaluated = self.evaluated.filter(|_| same);
-                self.does(Action::End { done: self.done, first, evaluated }, State::Ended);
+                self.queue_action(Action::End { done: self.done, first, evaluated }, State::Ended);
             }
             _ => panic!("nothing was to be pulled"),
         }

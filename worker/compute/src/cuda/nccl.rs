@@ -237,7 +237,7 @@ impl Nccl {
         }
         let state = Mutex::new(State::Alive(comm));
         let this = Self { functions, context, rank, size, turn: Mutex::default(), state };
-        this.settle(&call, code, give_up)?;
+        this.wait_ready(&call, code, give_up)?;
         Ok(Arc::new(this))
     }
 
@@ -323,7 +323,7 @@ impl Nccl {
             // SAFETY: the handle is alive.
             unsafe { (f.finalize)(comm) }
         })?;
-        self.settle("ncclCommFinalize", code, give_up)?;
+        self.wait_ready("ncclCommFinalize", code, give_up)?;
         let mut state = self.state();
         if let State::Alive(comm) = *state {
             // SAFETY: made in `form`, and given back once.
@@ -396,11 +396,11 @@ impl Nccl {
         if code == SUCCESS {
             return Ok(());
         }
-        self.settle(&format!("{call} of {n} values"), code, &|| false)
+        self.wait_ready(&format!("{call} of {n} values"), code, &|| false)
     }
 
     /// Waits until NCCL has completed a call that it reported as in progress.
-    fn settle(&self, call: &str, mut code: Code, give_up: &dyn Fn() -> bool) -> Result {
+    fn wait_ready(&self, call: &str, mut code: Code, give_up: &dyn Fn() -> bool) -> Result {
         let begun = Instant::now();
         loop {
             match code {
