@@ -11,8 +11,8 @@ pub struct Memory {
     _owner: Py<PyAny>,
 }
 
-// SAFETY: the memory belongs to `_owner`, which any thread may release. Whoever reads or writes the memory has
-// exclusive access to this `Memory`.
+// SAFETY: the memory belongs to `_owner`, which any thread may release. Only the owner of this `Memory` reads or
+// writes it.
 #[allow(unsafe_code)]
 unsafe impl Send for Memory {}
 

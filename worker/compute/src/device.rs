@@ -156,8 +156,8 @@ pub trait RowNorms: Buffers {
 
 /// Causal self-attention.
 pub trait Attentions: Buffers {
-    /// Causal attention. `qkv` is `[batch, time, 3, heads, head]`, `out` `[batch, time, heads, head]`; `stats` keeps the
-    /// logarithm of each row's sum of exponentials.
+    /// Causal attention. `qkv` is `[batch, time, 3, heads, head]`, `out` `[batch, time, heads, head]`; `stats`
+    /// keeps the logarithm of each row's sum of exponentials.
     fn attention(
         &mut self,
         shape: AttentionShape,

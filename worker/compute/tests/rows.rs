@@ -1,5 +1,5 @@
-//! The row-major operators against the plain ones and against finite differences, with every instruction set of this machine
-//! and with one thread and several.
+//! The row-major operators against the plain ones and against finite differences, with every instruction set of
+//! this machine and with one thread and several.
 
 mod common;
 

@@ -147,8 +147,8 @@ impl DataConfig {
         }
     }
 
-    /// Loads the data, with the user's [`Cache`]; `base_dir` is the job file's folder. Errors name the file, the place and
-    /// what to do.
+    /// Loads the data, with the user's [`Cache`]; `base_dir` is the job file's folder. Errors name the file, the
+    /// place and what to do.
     pub fn load(&self, base_dir: &Path) -> Result<Split, DataError> {
         self.load_with(base_dir, &Cache::of_user())
     }

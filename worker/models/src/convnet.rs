@@ -89,7 +89,8 @@ pub struct ConvNet<D: Device> {
 }
 
 impl<D: Device> ConvNet<D> {
-    /// For images of `input_len` values, the square of a side that is divisible by 4. `device` is where it will compute.
+    /// For images of `input_len` values, the square of a side that is divisible by 4. `device` is where it will
+    /// compute.
     pub fn new(device: &D, input_len: usize, classes: usize) -> Result<Self, ModelError> {
         let side = input_len.isqrt();
         if side * side != input_len || side == 0 || !side.is_multiple_of(4) {

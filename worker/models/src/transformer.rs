@@ -1,5 +1,5 @@
-//! A decoder-only transformer for text, as GPT-2 (Radford et al., 2019) and nanoGPT: pre-norm blocks, causal self-attention, a
-//! GELU between two linear layers, and a head that shares the token embedding's weight.
+//! A decoder-only transformer for text, as GPT-2 (Radford et al., 2019) and nanoGPT: pre-norm blocks, causal
+//! self-attention, a GELU between two linear layers, and a head that shares the token embedding's weight.
 //!
 //! ```text
 //!  tokens ─▶ wte + wpe ─▶ x₀

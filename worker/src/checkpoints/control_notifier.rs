@@ -74,8 +74,8 @@ fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<FolderCo
                     let step = latest.held.iter().map(|h| h.step).max().unwrap_or(0);
                     tracing::warn!(
                         folder = %latest.folder, step, %why,
-                        "the control group did not take which checkpoints there are, so `paraft status` may not show \
-                         them; they are whole, training goes on, and the next one says it again"
+                        "the control group did not accept the list of checkpoints, so `paraft status` may not show \
+                         them; they are complete, training continues, and the next report repeats them"
                     );
                     break;
                 }
@@ -87,7 +87,7 @@ fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<FolderCo
                     deadline = Instant::now() + TIMEOUT;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(RETRY_DELAY), // the last report still gets its full time
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(RETRY_DELAY), // the last report gets its full time
             }
         }
     }

@@ -43,7 +43,7 @@ enum LastAction {
 ///     match run.next()? {
 ///         LoopAction::Train(minibatch) => {
 ///             let (loss, w) = gradient(run.tensor("w").expect("its name"), &minibatch.samples);
-///             run.ready(0, &w)?; // on its way while the next tensor's gradient is computed
+///             run.ready(0, &w)?; // pushed while the next tensor's gradient is computed
 ///             run.trained(loss)?;
 ///         }
 ///         LoopAction::Evaluate { samples } => {

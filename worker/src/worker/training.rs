@@ -109,7 +109,7 @@ impl Training<'_> {
                     let minibatches = self.prepare(&order, chunk, &feed);
                     self.driver.prepared(minibatches);
                 }
-                DriverAction::DropChunk => feed = self.feed(self.driver.done())?, // the rest belongs to another worker now
+                DriverAction::DropChunk => feed = self.feed(self.driver.done())?, // the rest is another worker's
                 DriverAction::End(end) => {
                     if end.first || self.options.weights.is_some() {
                         self.engine.gather()?;

@@ -32,8 +32,8 @@ fn blocks(time: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     (0..time.div_ceil(ROWS)).map(move |i| i * ROWS..time.min((i + 1) * ROWS))
 }
 
-/// `softmax(q · kᵀ · scale) · v` over the places up to each one. `lse`, `[batch, heads, time]`, gets the logarithm of the sum
-/// of exponentials. See [`crate::device::Attentions::attention`] for the shapes.
+/// `softmax(q · kᵀ · scale) · v` over the places up to each one. `lse`, `[batch, heads, time]`, gets the logarithm
+/// of the sum of exponentials. See [`crate::device::Attentions::attention`] for the shapes.
 pub fn forward(threads: &Threads, s: AttentionShape, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
     let (t, w) = (s.time, s.width());
     let sequences =
@@ -197,7 +197,8 @@ fn weights_in<S: Token>(s: S, first: usize, scores: &mut [f32], scale: f32, lse:
     }
 }
 
-/// Turns the gradient of the weights `p` into that of the scores. `outs` are the rows' outputs and their gradients, `w` apart.
+/// Turns the gradient of the weights `p` into that of the scores. `outs` are the rows' outputs and their gradients,
+/// `w` apart.
 fn dscores(cpu: Cpu, dims: [usize; 4], scale: f32, p: &[f32], dp: &mut [f32], outs: (&[f32], &[f32])) {
     dispatch!(cpu.level(), s => dscores_in(s, dims, scale, p, dp, outs));
 }

@@ -14,8 +14,8 @@
 //! which a kernel chooses its tile), so a tile of whole [`Lane`]s would be spilled to the stack. It also skips
 //! parts without samples.
 //!
-//! Results differ between levels in the last bits (fused or separate rounding); on one level the same inputs give the same
-//! bits.
+//! Results differ between levels in the last bits (fused or separate rounding); on one level the same inputs give
+//! the same bits.
 
 use fearless_simd::{Level, Simd as Token, dispatch, f32x8, f32x16, prelude::*};
 pub use paraft_simd::Isa;

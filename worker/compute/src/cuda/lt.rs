@@ -113,8 +113,9 @@ impl Lt {
             .err();
         check(code.unwrap_or(cublasStatus_t::CUBLAS_STATUS_SUCCESS), &self.device, call)?;
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: the operands lie in buffers that the caller has checked to be long enough for these dimensions, and stay until
-        // the stream is done; the factors are read during the call; the workspace has as many bytes as the plan may use.
+        // SAFETY: the operands lie in buffers that the caller has checked to be long enough for these dimensions,
+        // and stay until the stream is done; the factors are read during the call; the workspace has as many bytes
+        // as the plan may use.
         let code = unsafe {
             sys::cublasLtMatmul(
                 self.handle,

@@ -84,8 +84,8 @@ impl<T: Plain> Buffer<T> {
     pub(crate) fn upload(&self, stream: &Stream, from: &Pinned<T>, part: Range<usize>, to: usize) -> Result {
         assert!(part.end <= from.len && to + part.len() <= self.len, "upload: {part:?} to {to}");
         from.copying(Copies::Out, stream, || {
-            // SAFETY: both ranges were just checked; the host's memory is neither changed nor given back before the copy is
-            // done, since it waits for its event.
+            // SAFETY: both ranges were just checked; the host's memory is neither changed nor given back before the
+            // copy is done, since it waits for its event.
             unsafe {
                 self.write(stream, from.at.as_ptr().add(part.start).cast(), part.len() * size_of::<T>(), to)
             }
@@ -125,8 +125,8 @@ impl<T: Plain> Buffer<T> {
             return Ok(());
         }
         to.copying(Copies::In, stream, || {
-            // SAFETY: both ranges were just checked; `to` is neither read, changed nor given back before the copy is done, since
-            // it waits for its event.
+            // SAFETY: both ranges were just checked; `to` is neither read, changed nor given back before the copy
+            // is done, since it waits for its event.
             let code = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(to.at.as_ptr().cast(), self.at(part.start), bytes, stream.raw())
             };
