@@ -11,7 +11,7 @@ use crate::{
     error::ClientError,
     initial::Initial,
     interrupt::Interrupt,
-    out::{Outgoing, OutgoingMessage},
+    outgoing::{Outgoing, OutgoingMessage},
 };
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};

@@ -32,7 +32,7 @@ mod initial;
 mod interrupt;
 mod io;
 mod orders;
-mod out;
+mod outgoing;
 mod pool;
 
 pub use acks::Acked;
